@@ -1,0 +1,173 @@
+"""Every `jax._src` import and JAX-version branch lives here.
+
+Supported: JAX 0.10.2 and newer. What moves between versions and why it is needed is said at
+each function.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax._src import effects as effects_lib
+from jax._src import source_info_util
+from jax._src.lib import xla_client
+from jax.extend import core as jex_core
+
+Jaxpr = jex_core.Jaxpr
+JaxprEqn = jex_core.JaxprEqn
+Literal = jex_core.Literal
+Var = jex_core.Var
+DropVar = jex_core.DropVar
+
+
+def open_jaxpr(jaxpr: Any) -> Any:
+    """The jaxpr without its constants (JAX < 0.11 has `ClosedJaxpr`, later ones do not)."""
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def jaxpr_consts(jaxpr: Any) -> Sequence[Any]:
+    """The constants a closed jaxpr carries."""
+    return getattr(jaxpr, "consts", ())
+
+
+def is_jaxpr(value: Any) -> bool:
+    """Whether an equation's parameter is a jaxpr, open or closed."""
+    return isinstance(value, (jex_core.Jaxpr, jex_core.ClosedJaxpr))
+
+
+def remat3_enabled() -> bool:
+    """Whether the experimental `jax_remat3` is on; its nested regions mean something else."""
+    return bool(getattr(jax.config, "jax_remat3", False))
+
+
+def bind_equation(eqn: Any, inputs: Sequence[Any]) -> list[Any]:
+    """Evaluate one equation, keeping its scope name, source line and context."""
+    params = eqn.primitive.get_bind_params(eqn.params)
+    name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with (
+        source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack),
+        eqn.ctx.manager,
+    ):
+        outputs = eqn.primitive.bind(*inputs, **params)
+    return list(outputs) if eqn.primitive.multiple_results else [outputs]
+
+
+def evaluate_inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    """Evaluate a jaxpr with every plain inner `jit` opened, so that tracing it gives a flat one.
+
+    An inner `jit` that carries shardings or layouts stays closed: opening it would drop them.
+    """
+    jaxpr = open_jaxpr(jaxpr)
+    env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    env.update(zip(jaxpr.invars, args, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        inputs = [read(v) for v in eqn.invars]
+        inner = inlinable_jaxpr(eqn)
+        if inner is None:
+            outputs = bind_equation(eqn, inputs)
+        else:
+            name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+            with (
+                source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack),
+                eqn.ctx.manager,
+            ):
+                outputs = evaluate_inlined(inner, jaxpr_consts(inner), inputs)
+        env.update(zip(eqn.outvars, outputs, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def inlinable_jaxpr(eqn: Any) -> Any | None:
+    """The body of a plain inner `jit` (or closed call), or None."""
+    name = eqn.primitive.name
+    if name in ("jit", "pjit"):
+        unspecified = all(
+            type(s).__name__ == "UnspecifiedValue"
+            for s in (*eqn.params["in_shardings"], *eqn.params["out_shardings"])
+        )
+        automatic = all(
+            layout is None for layout in (*eqn.params["in_layouts"], *eqn.params["out_layouts"])
+        )
+        return eqn.params["jaxpr"] if unspecified and automatic else None
+    if name in ("closed_call", "core_call"):
+        return eqn.params["call_jaxpr"]
+    return None
+
+
+def scope_name(eqn: Any) -> str:
+    """The `jax.named_scope` path the equation was traced under (Flax: the module path)."""
+    return str(eqn.source_info.name_stack)
+
+
+def source_line(eqn: Any) -> str:
+    """`file.py:12 (function)` of the user's code that made the equation."""
+    return source_info_util.summarize(eqn.source_info)
+
+
+def ordered_effects(jaxpr: Any) -> tuple[str, ...]:
+    """The effects that fix an order (ordered `io_callback`, ordered `debug.print`)."""
+    effects = open_jaxpr(jaxpr).effects
+    return tuple(sorted(str(e) for e in effects if effects_lib.ordered_effects.contains(e)))
+
+
+def has_effects(eqn: Any) -> bool:
+    """Whether running the equation twice would be seen from outside."""
+    return bool(eqn.effects)
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def describe_param(value: Any) -> str:
+    """A text for an equation's parameter that is the same in every process."""
+    if is_jaxpr(value):
+        return describe_jaxpr(value)
+    if isinstance(value, (tuple, list)):
+        return "(" + ",".join(describe_param(v) for v in value) + ")"
+    if isinstance(value, Mapping):
+        items = ",".join(f"{k}:{describe_param(v)}" for k, v in value.items())
+        return "{" + items + "}"
+    if callable(value) and not isinstance(value, type) and hasattr(value, "__name__"):
+        return f"<{getattr(value, '__module__', '')}.{value.__name__}>"
+    if type(value).__name__ in ("WrappedFun", "PartialVal") or callable(value):
+        return f"<{type(value).__name__}>"
+    return _ADDRESS.sub("", str(value))
+
+
+def describe_jaxpr(jaxpr: Any) -> str:
+    """A text for a nested jaxpr that does not depend on the names JAX gave its variables."""
+    jaxpr = open_jaxpr(jaxpr)
+    ids: dict[Any, int] = {}
+
+    def name(atom: Any) -> str:
+        if isinstance(atom, Literal):
+            return f"{atom.val}:{atom.aval.str_short()}"
+        return f"%{ids.setdefault(atom, len(ids))}:{atom.aval.str_short()}"
+
+    head = ",".join(name(v) for v in (*jaxpr.constvars, *jaxpr.invars))
+    body = ";".join(
+        f"{','.join(name(v) for v in eqn.outvars)}={eqn.primitive.name}"
+        f"[{describe_params(eqn.params)}]({','.join(name(v) for v in eqn.invars)})"
+        for eqn in jaxpr.eqns
+    )
+    return f"({head}){{{body}}}->({','.join(name(v) for v in jaxpr.outvars)})"
+
+
+def describe_params(params: Mapping[str, Any]) -> str:
+    """All of an equation's parameters as one stable text, in the order of their names."""
+    return ",".join(f"{k}={describe_param(params[k])}" for k in sorted(params))
+
+
+def attached_gpu_target_config() -> str:
+    """Returns XLA's target configuration of the attached GPUs, as a text proto.
+
+    Not checked: that the default backend is a GPU; it must be.
+    """
+    topology = xla_client.get_topology_for_devices(jax.local_devices())
+    return str(topology.target_config)

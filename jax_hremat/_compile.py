@@ -1,0 +1,224 @@
+"""Compiles a function for a target, attached or not, and reads what it will cost in memory."""
+
+import dataclasses
+import functools
+import importlib.metadata
+import platform
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from jax_hremat._errors import TargetUnavailableError, UnknownTargetError
+from jax_hremat._target import Target
+
+# What XLA says when the assembler or the device library of the CUDA toolkit is not there, or is
+# of a release that does not know the target. No error code tells these apart.
+_NO_TOOLKIT = ("PTX compilation provider", "libdevice not found", "ptxas too old")
+_INSTALL = 'Install it with: pip install "jax_hremat[gpu-aot]". No GPU and no driver is needed.'
+_PACKAGES = (
+    "jax",
+    "jaxlib",
+    "jax-cuda12-plugin",
+    "jax-cuda12-pjrt",
+    "nvidia-cuda-nvcc-cu12",
+    "jax-cuda13-plugin",
+    "jax-cuda13-pjrt",
+    "nvidia-cuda-nvcc",
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemoryStats:
+    """Device memory of one run of an executable, in bytes, as XLA assigned it.
+
+    Not counted: code, workspaces that cuBLAS and cuDNN choose at run time, fragmentation, and
+    arrays alive outside the executable.
+
+    Attributes:
+        argument_bytes: Arguments the function uses; unused ones are dropped, as ``jax.jit`` does.
+        output_bytes: Results, those in donated arguments included.
+        temp_bytes: Everything in between at its peak, after liveness and packing.
+        alias_bytes: Results that live in donated arguments, counted in both of the above.
+    """
+
+    argument_bytes: int
+    output_bytes: int
+    temp_bytes: int
+    alias_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Arguments, outputs and temporaries together, each byte once."""
+        return self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A function compiled for a target. It can be inspected, not run.
+
+    Attributes:
+        memory: Its memory.
+        lower_s: Time spent tracing and lowering it, in seconds. Python, one thread at a time.
+        compile_s: Time spent in XLA, in seconds.
+        target_name: The name of the target.
+    """
+
+    memory: MemoryStats
+    lower_s: float
+    compile_s: float
+    target_name: str
+    _executable: jax.stages.Compiled = dataclasses.field(repr=False, compare=False)
+
+    @functools.cached_property
+    def hlo_text(self) -> str:
+        """The optimised HLO module, scheduled; made on first use."""
+        return self._executable.as_text() or ""
+
+
+def compile_flat(
+    fun: Callable[..., Any],
+    avals: Sequence[Any],
+    target: Target,
+    *,
+    donate_argnums: int | Sequence[int] = (),
+    keep_unused: bool = False,
+) -> Compiled:
+    """Compiles ``jax.jit(fun)`` for one device of a target, without running it.
+
+    Safe to call from several threads, and while another function is being traced. JAX's
+    settings are read as they are in the calling thread.
+
+    Args:
+        fun: A function of as many positional arrays as there are ``avals``; any pytree of arrays
+            comes out.
+        avals: What stands for each argument: anything with ``shape`` and ``dtype``, typed PRNG
+            keys included. A ``weak_type`` is kept, a sharding is replaced by the target's.
+        target: The target; for "cuda" no GPU and no driver is needed.
+        donate_argnums: Arguments whose memory the results may take over.
+        keep_unused: Keep arguments the function does not use, so that parameter ``i`` of the
+            executable is argument ``i``.
+
+    Returns:
+        The memory, the HLO and the times.
+
+    Raises:
+        TargetUnavailableError: The target's compiler is not installed, or not completely: for
+            "cuda", JAX's plugin and the toolkit's ptxas and libdevice.
+        UnknownTargetError: XLA cannot read the target's configuration.
+        jax.errors.JaxRuntimeError: XLA cannot compile the function for the target.
+    """
+    sharding = _sharding(target.platform, target.config_text)
+    jitted = jax.jit(
+        fun,
+        # On the outputs too: a function without arguments has no other way to know its device.
+        in_shardings=sharding,
+        out_shardings=sharding,
+        donate_argnums=donate_argnums,
+        keep_unused=keep_unused,
+        compiler_options=dict(target.compiler_options),
+    )
+    started_s = time.perf_counter()
+    lowered = jitted.lower(*map(_abstract, avals))
+    lowered_s = time.perf_counter()
+    executable = _build(lowered, target)
+    compiled_s = time.perf_counter()
+    return Compiled(
+        memory=_memory_stats(executable, target),
+        lower_s=lowered_s - started_s,
+        compile_s=compiled_s - lowered_s,
+        target_name=target.name,
+        _executable=executable,
+    )
+
+
+def compiler_versions() -> dict[str, str]:
+    """Returns the versions that decide what is compiled: Python, jax, jaxlib, CUDA plugins.
+
+    Packages that are not installed are left out.
+    """
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+# Tied to the configuration's text, since two topologies of one text are not the same devices to
+# JAX, and every function would be lowered again for each.
+@functools.cache
+def _sharding(platform_name: str, config_text: str | None) -> Sharding:
+    if platform_name == "cpu":
+        return _cpu_sharding()
+    try:
+        topology = topologies.get_topology_desc(
+            platform="cuda", target_config=config_text, topology="1x1x1"
+        )
+    except NotImplementedError as error:
+        raise TargetUnavailableError(_why_no_plugin()) from error
+    except jax.errors.JaxRuntimeError as error:
+        if "GpuTargetConfigProto" not in str(error):
+            raise
+        raise UnknownTargetError(
+            "'config_text' of the target is not a GPU target configuration that this version "
+            f"of XLA reads: {error}"
+        ) from error
+    mesh = topologies.make_mesh(topology, (1,), ("device",))
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def _why_no_plugin() -> str:
+    if any(package.endswith("-plugin") for package in compiler_versions()):
+        return (
+            "JAX's CUDA plugin is installed and did not start, as it does not on a machine "
+            "without a GPU unless told that none is wanted. Set the environment variable "
+            'JAX_PLATFORMS=cpu, or call jax.config.update("jax_platforms", "cpu") before JAX is '
+            "first used."
+        )
+    return f"JAX's CUDA plugin is not installed, so nothing compiles for a GPU. {_INSTALL}"
+
+
+def _cpu_sharding() -> Sharding:
+    try:
+        return SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+    except RuntimeError as error:
+        raise TargetUnavailableError(
+            "JAX has no CPU backend in this process, so nothing can be compiled for the CPU. "
+            'Add "cpu" to JAX_PLATFORMS, or leave it unset.'
+        ) from error
+
+
+def _build(lowered: jax.stages.Lowered, target: Target) -> jax.stages.Compiled:
+    try:
+        return lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if target.platform != "cuda" or not any(sign in str(error) for sign in _NO_TOOLKIT):
+            raise
+        raise TargetUnavailableError(
+            f"the CUDA toolkit's ptxas or libdevice is missing, or does not know target "
+            f"{target.name!r}. {_INSTALL} XLA said: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _abstract(aval: Any) -> jax.ShapeDtypeStruct:
+    weak_type = getattr(aval, "weak_type", False)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak_type)
+
+
+def _memory_stats(executable: jax.stages.Compiled, target: Target) -> MemoryStats:
+    stats = executable.memory_analysis()
+    if stats is None:
+        raise TargetUnavailableError(
+            f"XLA gives no memory statistics for target {target.name!r} in this version of JAX"
+        )
+    return MemoryStats(
+        argument_bytes=stats.argument_size_in_bytes,
+        output_bytes=stats.output_size_in_bytes,
+        temp_bytes=stats.temp_size_in_bytes,
+        alias_bytes=stats.alias_size_in_bytes,
+    )

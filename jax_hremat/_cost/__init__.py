@@ -1,0 +1,1 @@
+"""What a compiled program costs: its text, its time and its memory."""

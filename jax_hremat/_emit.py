@@ -1,0 +1,143 @@
+"""`Program`, `Region` -> the same function with nested `jax.checkpoint` regions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
+from jax_hremat import _compat
+from jax_hremat._region import Region
+from jax_hremat._trace import Program
+
+FlatFunction = Callable[..., list[Any]]
+
+
+def emit_flat(program: Program, root: Region) -> FlatFunction:
+    """The program as a function of its flat inputs, with the regions of `root` in it."""
+    jaxpr = _compat.open_jaxpr(program.jaxpr)
+    consts = _compat.jaxpr_consts(program.jaxpr)
+    body = emit_range(program, root, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars)
+
+    def flat_function(*inputs: Any) -> list[Any]:
+        return body(*consts, *inputs)
+
+    return flat_function
+
+
+def emit_range(
+    program: Program, region: Region, inputs: Sequence[Any], outputs: Sequence[Any]
+) -> FlatFunction:
+    """Operations of one region as a function from `inputs` to `outputs`, both jaxpr atoms."""
+    emitter = _Emitter(program)
+    return emitter.function(region, tuple(inputs), tuple(outputs))
+
+
+def emit(program: Program, root: Region) -> Callable[..., Any]:
+    """The traced function, same arguments and results, with the regions of `root` in it.
+
+    It computes the same values and gradients; under `jax.grad` it keeps and recomputes what
+    the regions say. It takes the argument structure and shapes it was traced with only.
+    """
+    flat_function = emit_flat(program, root)
+
+    def emitted(*args: Any, **kwargs: Any) -> Any:
+        leaves, in_tree = jax.tree.flatten((args, kwargs))
+        assert in_tree == program.in_tree, "the caller keys emitted functions by structure"
+        return jax.tree.unflatten(program.out_tree, flat_function(*leaves))
+
+    return emitted
+
+
+class _Emitter:
+    """Turns regions into functions; each region's is built once and holds no state."""
+
+    def __init__(self, program: Program) -> None:
+        self._jaxpr = _compat.open_jaxpr(program.jaxpr)
+        last_use: dict[Any, int] = {}
+        for index, eqn in enumerate(self._jaxpr.eqns):
+            for var in eqn.invars:
+                if not isinstance(var, _compat.Literal):
+                    last_use[var] = index
+        for var in self._jaxpr.outvars:
+            if not isinstance(var, _compat.Literal):
+                last_use[var] = len(self._jaxpr.eqns)
+        self._last_use = last_use
+
+    def function(
+        self,
+        region: Region,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        saved: frozenset[tuple[int, int]] = frozenset(),
+    ) -> FlatFunction:
+        saved = saved | frozenset(region.saved)
+        steps = self._steps(region, saved)
+
+        def run(*values: Any) -> list[Any]:
+            env = dict(zip(inputs, values, strict=True))
+            for step in steps:
+                step(env)
+            return [v.val if isinstance(v, _compat.Literal) else env[v] for v in outputs]
+
+        return run
+
+    def _steps(
+        self, region: Region, saved: frozenset[tuple[int, int]]
+    ) -> list[Callable[[dict[Any, Any]], None]]:
+        steps = []
+        position = region.start
+        for child in region.children:
+            steps += [self._equation(i, saved) for i in range(position, child.start)]
+            steps += (
+                [self._checkpoint(child, saved)] if child.wrapped else self._steps(child, saved)
+            )
+            position = child.stop
+        steps += [self._equation(i, saved) for i in range(position, region.stop)]
+        return steps
+
+    def _equation(
+        self, index: int, saved: frozenset[tuple[int, int]]
+    ) -> Callable[[dict[Any, Any]], None]:
+        eqn = self._jaxpr.eqns[index]
+
+        def step(env: dict[Any, Any]) -> None:
+            inputs = [v.val if isinstance(v, _compat.Literal) else env[v] for v in eqn.invars]
+            for k, (var, value) in enumerate(
+                zip(eqn.outvars, _compat.bind_equation(eqn, inputs), strict=True)
+            ):
+                named = (index, k) in saved
+                env[var] = checkpoint_name(value, value_name(index, k)) if named else value
+
+        return step
+
+    def _checkpoint(
+        self, region: Region, saved: frozenset[tuple[int, int]]
+    ) -> Callable[[dict[Any, Any]], None]:
+        inputs, outputs = self._boundary(region)
+        names = [value_name(op, k) for op, k in region.saved]
+        policy = jax.checkpoint_policies.save_only_these_names(*names) if names else None
+        wrapped = jax.checkpoint(self.function(region, inputs, outputs, saved), policy=policy)
+
+        def step(env: dict[Any, Any]) -> None:
+            env.update(zip(outputs, wrapped(*(env[v] for v in inputs)), strict=True))
+
+        return step
+
+    def _boundary(self, region: Region) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        inputs: dict[Any, None] = {}
+        made: dict[Any, None] = {}
+        for eqn in self._jaxpr.eqns[region.start : region.stop]:
+            for var in eqn.invars:
+                if not isinstance(var, _compat.Literal) and var not in made:
+                    inputs[var] = None
+            made.update(dict.fromkeys(eqn.outvars))
+        outputs = tuple(v for v in made if self._last_use.get(v, -1) >= region.stop)
+        return tuple(inputs), outputs
+
+
+def value_name(operation: int, position: int) -> str:
+    """The `checkpoint_name` of an operation's output; unique in the program."""
+    return f"hremat/{operation}.{position}"

@@ -1,0 +1,99 @@
+"""The only call to the solver: HiGHS through cvxpy, every outcome named."""
+
+from __future__ import annotations
+
+import enum
+import time
+import warnings
+from dataclasses import dataclass
+
+import cvxpy as cp
+
+from jax_hremat._errors import SolverError
+
+
+class Status(enum.Enum):
+    """How a solve ended; anything else is a `SolverError`."""
+
+    OPTIMAL = "optimal within the gap asked for"
+    TIME_LIMIT = "best found within the time limit"
+    INFEASIBLE = "no solution exists"
+
+
+@dataclass(frozen=True, slots=True)
+class SolverConfig:
+    """What the solver is allowed.
+
+    Attributes:
+        time_limit_s: Seconds for one program; an incumbent at the limit is a result with its
+            gap. Where the limit strikes depends on the machine, so a plan is reproducible
+            byte for byte only when no solve ends in `Status.TIME_LIMIT`.
+        relative_gap: Relative distance between the solution and the bound at which to stop.
+    """
+
+    time_limit_s: float = 10.0
+    relative_gap: float = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a solve proved.
+
+    Attributes:
+        status: How it ended.
+        objective: Value of the solution, in the program's own unit; `inf` if infeasible.
+        gap: Relative distance between the objective and the solver's proven bound.
+        solve_s: Seconds it took, cvxpy's compilation included.
+    """
+
+    status: Status
+    objective: float
+    gap: float
+    solve_s: float
+
+
+def solve(problem: cp.Problem, config: SolverConfig) -> Outcome:
+    """Solve one minimisation with HiGHS, on one thread with a fixed seed.
+
+    The gap is relative to the objective as HiGHS sees it, so the objective should have no
+    constant term.
+
+    Raises:
+        SolverError: The solver failed, or the time limit passed without any solution.
+    """
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        # cvxpy warns that a solution at the time limit may be inaccurate; it is recorded.
+        warnings.filterwarnings("ignore", message="Solution may be inaccurate")
+        try:
+            problem.solve(
+                solver=cp.HIGHS,
+                time_limit=config.time_limit_s,
+                mip_rel_gap=config.relative_gap,
+                random_seed=0,
+                threads=1,
+            )
+        except cp.error.SolverError as error:
+            raise SolverError(
+                f"HiGHS failed on a program with {problem.size_metrics.num_scalar_variables} "
+                f"variables: {error}"
+            ) from error
+    solve_s = time.perf_counter() - start
+    if problem.status in (cp.INFEASIBLE, cp.INFEASIBLE_INACCURATE, "infeasible_or_unbounded"):
+        return Outcome(Status.INFEASIBLE, float("inf"), 0.0, solve_s)
+    if problem.status == cp.OPTIMAL:
+        return Outcome(Status.OPTIMAL, float(problem.value), _gap(problem), solve_s)
+    if problem.status in (cp.USER_LIMIT, cp.OPTIMAL_INACCURATE):
+        if problem.value is None or problem.variables()[0].value is None:
+            raise SolverError(
+                f"HiGHS found no solution within {config.time_limit_s:g} s. Raise "
+                f"`solver=SolverConfig(time_limit_s=…)`"
+            )
+        return Outcome(Status.TIME_LIMIT, float(problem.value), _gap(problem), solve_s)
+    raise SolverError(f"HiGHS ended with the status {problem.status!r}")
+
+
+def _gap(problem: cp.Problem) -> float:
+    if not problem.is_mixed_integer():
+        return 0.0
+    return float(problem.solver_stats.extra_stats.mip_gap)

@@ -1,0 +1,171 @@
+"""Budgets as people write them, and amounts as people read them."""
+
+import math
+import re
+from dataclasses import dataclass
+
+from jax_hremat._errors import BudgetFormatError
+
+_UNITS_BYTES = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "pb": 10**15,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+    "pib": 2**50,
+}
+_IEC_NAMES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_AMOUNT = re.compile(r"([0-9]*\.?[0-9]+|[0-9]+\.)(e\+?[0-9]{1,3})?\s*([a-z]*)", re.ASCII)
+_ACCEPTED = (
+    'an integer number of bytes (75161927680), a text with a unit ("70GiB", "70 GB", "512MiB"), '
+    "or a fraction of the target's memory as a float in (0, 1] (0.9)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A memory budget: exactly one of an absolute size and a fraction of the target's memory.
+
+    Attributes:
+        bytes: The size in bytes, positive; None when a fraction was given.
+        fraction: The share of the target's memory, in (0, 1]; None when a size was given.
+    """
+
+    bytes: int | None = None
+    fraction: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.bytes is None) == (self.fraction is None):
+            raise BudgetFormatError("a Budget takes exactly one of bytes and fraction")
+        if self.bytes is not None and self.bytes <= 0:
+            raise BudgetFormatError(f"a budget must be positive, not {self.bytes} bytes")
+        if self.fraction is not None and not 0.0 < self.fraction <= 1.0:
+            raise BudgetFormatError(f"a fraction must be in (0, 1], not {self.fraction!r}")
+
+    def resolve_bytes(self, memory_bytes: int) -> int:
+        """Returns the budget in bytes on a device with ``memory_bytes`` of memory.
+
+        A fraction is rounded down. A size above ``memory_bytes`` is returned as it is.
+        """
+        if self.bytes is not None:
+            return self.bytes
+        assert self.fraction is not None
+        return int(self.fraction * memory_bytes)
+
+
+def parse_budget(budget: int | float | str | Budget) -> Budget:
+    """Reads a memory budget.
+
+    Args:
+        budget: An integer number of bytes above 0; a text, which is a number of bytes or a
+            number with one of the units B, kB, MB, GB, TB, PB (powers of 1000) and KiB, MiB,
+            GiB, TiB, PiB (powers of 1024), case and spaces ignored, rounded down to whole
+            bytes; a float in (0, 1], a fraction of the target's memory; or a `Budget`, returned
+            as it is.
+            A unit without its B ("70G") is refused, since it is read both ways in the wild.
+
+    Returns:
+        The budget, in bytes or as a fraction.
+
+    Raises:
+        BudgetFormatError: The value is none of these, is not positive, or is not finite.
+    """
+    if isinstance(budget, Budget):
+        return budget
+    # A bool is an int to Python, and never a budget to its writer.
+    if isinstance(budget, bool) or not isinstance(budget, int | float | str):
+        raise _refuse(budget, f"it is {_type_words(budget)}")
+    if isinstance(budget, str):
+        return Budget(bytes=_text_bytes(budget))
+    if isinstance(budget, float):
+        return Budget(fraction=_fraction(budget))
+    if budget <= 0:
+        raise _refuse(budget, "it is not positive")
+    return Budget(bytes=budget)
+
+
+def format_bytes(count_bytes: int) -> str:
+    """Returns a size as a short text in IEC units: 1320702444 gives "1.23 GiB".
+
+    Sizes below 1024 bytes are exact, larger ones have two decimals; negative sizes (savings)
+    keep their sign. The text is itself a budget that `parse_budget` reads when positive.
+    """
+    size = float(abs(count_bytes))
+    sign = "-" if count_bytes < 0 else ""
+    if size < 1024:
+        return f"{sign}{abs(count_bytes)} B"
+    unit = 0
+    # 1023.995 would print as 1024.00, so the next unit begins a little early.
+    while size >= 1023.995 and unit + 1 < len(_IEC_NAMES):
+        size /= 1024
+        unit += 1
+    return f"{sign}{size:.2f} {_IEC_NAMES[unit]}"
+
+
+def format_seconds(duration_s: float) -> str:
+    """Returns a duration as a short text with three digits: 0.0123 gives "12.3 ms".
+
+    Units are s, ms, us and ns; durations of 1000 s and more are whole seconds.
+    """
+    if duration_s == 0:
+        return "0 s"
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        # The largest unit in which three rounded digits still read 1.00 or more.
+        if abs(duration_s) >= 0.9995 * scale:
+            return f"{_three_digits(duration_s / scale)} {unit}"
+    return f"{_three_digits(duration_s / 1e-9)} ns"
+
+
+def _text_bytes(text: str) -> int:
+    match = _AMOUNT.fullmatch(text.strip().lower())
+    if match is None:
+        raise _refuse(text, "it is not a positive number with an optional unit")
+    mantissa, exponent, unit = match.groups()
+    if unit and unit not in _UNITS_BYTES:
+        hint = f'; did you mean "{text.strip()}iB"?' if f"{unit}ib" in _UNITS_BYTES else ""
+        raise _refuse(
+            text, f"its unit is not one of B, kB, KiB, MB, MiB, GB, GiB, TB, TiB, PB, PiB{hint}"
+        )
+    if "." in mantissa and not unit and not exponent:
+        raise _refuse(text, "it has a decimal point and no unit")
+    count_bytes = _exact_bytes(mantissa, exponent, _UNITS_BYTES[unit or "b"])
+    if count_bytes < 1:
+        raise _refuse(text, "it is less than one byte")
+    return count_bytes
+
+
+def _exact_bytes(mantissa: str, exponent: str | None, unit_bytes: int) -> int:
+    # Integers throughout: a float would lose bytes above 2**53 and on decimals such as 0.1.
+    whole, _, decimals = mantissa.partition(".")
+    power = int(exponent[1:]) if exponent else 0
+    return int(whole + decimals) * unit_bytes * 10**power // 10 ** len(decimals)
+
+
+def _fraction(value: float) -> float:
+    if not math.isfinite(value):
+        raise _refuse(value, "it is not finite")
+    if value <= 0:
+        raise _refuse(value, "it is not positive")
+    if value > 1:
+        hint = f"; for bytes, write int({value!r})" if value.is_integer() else ""
+        raise _refuse(value, f"a float is a fraction of memory and must be at most 1{hint}")
+    return value
+
+
+def _refuse(budget: object, reason: str) -> BudgetFormatError:
+    return BudgetFormatError(f"budget={budget!r} cannot be read: {reason}. Give {_ACCEPTED}.")
+
+
+def _type_words(value: object) -> str:
+    return "None" if value is None else f"of type {type(value).__name__}"
+
+
+def _three_digits(value: float) -> str:
+    size = abs(value)
+    decimals = 2 if size < 9.995 else 1 if size < 99.95 else 0
+    return f"{value:.{decimals}f}"

@@ -1,0 +1,178 @@
+import dataclasses
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jax_hremat import _compile
+from jax_hremat._compile import Compiled, MemoryStats, compile_flat, compiler_versions
+from jax_hremat._errors import TargetUnavailableError, UnknownTargetError
+from jax_hremat._target import Target, get_target, list_targets
+
+# Without a GPU the CUDA plugin starts only if none is asked for; with one, this keeps
+# autotuning, and so the device, out of what is compared.
+jax.config.update("jax_platforms", "cpu")
+
+Shape = jax.ShapeDtypeStruct
+CPU = get_target("cpu")
+GPU_NAMES = [name for name in list_targets() if name != "cpu"]
+
+
+@pytest.fixture(scope="module")
+def h200() -> Target:
+    target = get_target("h200")
+    try:
+        compile_flat(jnp.tanh, [Shape((4,), jnp.float32)], target)
+    except TargetUnavailableError as error:
+        pytest.skip(f"nothing compiles for a GPU here: {error}")
+    return target
+
+
+@pytest.fixture(params=["cpu", "h200"])
+def target(request: pytest.FixtureRequest) -> Target:
+    return CPU if request.param == "cpu" else request.getfixturevalue("h200")
+
+
+def block(x: jax.Array, w_in: jax.Array, w_out: jax.Array) -> jax.Array:
+    return x + jnp.tanh(x @ w_in) @ w_out
+
+
+def mlp_loss(x: jax.Array, *weights: jax.Array, checkpoint: bool = False) -> jax.Array:
+    layer = jax.checkpoint(block) if checkpoint else block
+    for w_in, w_out in zip(weights[::2], weights[1::2], strict=True):
+        x = layer(x, w_in, w_out)
+    return (x.astype(jnp.float32) ** 2).sum()
+
+
+def mlp(rows: int, layers: int, checkpoint: bool = False) -> tuple[Callable[..., object], list]:
+    loss = partial(mlp_loss, checkpoint=checkpoint)
+    weights = [Shape((128, 512), jnp.bfloat16), Shape((512, 128), jnp.bfloat16)] * layers
+    fun = jax.grad(loss, argnums=tuple(range(1, 2 * layers + 1)))
+    return fun, [Shape((rows, 128), jnp.bfloat16), *weights]
+
+
+def test_memory_counts_each_byte_once(target: Target) -> None:
+    vector = Shape((1024,), jnp.float32)
+    plain = compile_flat(jnp.add, [vector, vector], target)
+    assert plain.memory == MemoryStats(8192, 4096, 0, 0)
+    assert plain.memory.peak_bytes == 12288
+    donated = compile_flat(jnp.add, [vector, vector], target, donate_argnums=0)
+    assert donated.memory.alias_bytes == 4096
+    assert donated.memory.peak_bytes == 8192
+
+
+def test_what_is_compiled_can_be_inspected(target: Target) -> None:
+    compiled = compile_flat(*mlp(64, 1), target)
+    assert compiled.target_name == target.name
+    assert compiled.lower_s > 0
+    assert compiled.compile_s > 0
+    assert "ENTRY" in compiled.hlo_text
+    assert compiled.hlo_text is compiled.hlo_text
+
+
+def test_checkpoint_is_kept_by_the_targets_options(h200: Target) -> None:
+    def dots(checkpoint: bool, target: Target) -> int:
+        text = compile_flat(*mlp(256, 2, checkpoint), target).hlo_text
+        return sum(
+            " dot(" in line or "__cublas$" in line or "gemm_fusion" in line
+            for line in text.splitlines()
+            if " = " in line
+        )
+
+    for target in (CPU, h200):
+        assert dots(True, target) > dots(False, target)
+
+
+def test_typed_keys_go_in_and_out(target: Target) -> None:
+    def fun(key: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.random.split(key), x * jax.random.bernoulli(key, 0.5, x.shape)
+
+    avals = [jax.eval_shape(lambda: jax.random.key(0)), Shape((256,), jnp.float32)]
+    memory = compile_flat(fun, avals, target).memory
+    assert memory.argument_bytes == 8 + 1024
+
+
+def test_odd_signatures(target: Target) -> None:
+    nothing = compile_flat(lambda: jnp.zeros(256), [], target)
+    assert nothing.memory.output_bytes == 1024
+    unused = compile_flat(lambda x, y: x * 2, [Shape((256,), jnp.float32)] * 2, target)
+    assert unused.memory.argument_bytes == 1024
+    weak = compile_flat(lambda x: x * jnp.ones(4, jnp.bfloat16), [jax.typeof(1.0)], target)
+    assert weak.memory.output_bytes == 8
+
+
+def test_it_compiles_while_another_function_is_traced(target: Target) -> None:
+    seen: list[Compiled] = []
+
+    def outer(x: jax.Array) -> jax.Array:
+        seen.append(compile_flat(lambda a: (a @ a).sum(), [jax.typeof(x)], target))
+        return x * 2
+
+    jax.grad(lambda x: jax.jit(outer)(x).sum())(jnp.ones((64, 64)))
+    assert seen[0].memory.argument_bytes == 64 * 64 * 4
+
+
+@pytest.mark.parametrize("name", GPU_NAMES)
+def test_every_gpu_target_compiles(name: str, h200: Target) -> None:
+    del h200  # For its skip.
+    compiled = compile_flat(*mlp(64, 1), get_target(name))
+    assert compiled.memory.argument_bytes == 2 * (64 * 128 + 128 * 512 + 512 * 128)
+    assert compiled.memory.temp_bytes > 0
+
+
+def test_the_same_program_takes_the_same_memory(target: Target) -> None:
+    # Fresh function objects, so that JAX's own cache does not answer.
+    first, second = (compile_flat(*mlp(96, 2), target) for _ in range(2))
+    assert first.memory == second.memory
+    assert first.hlo_text == second.hlo_text
+
+
+def test_two_threads_give_what_one_gives(target: Target) -> None:
+    rows = [32 * i for i in range(1, 5)]
+    one = [compile_flat(*mlp(n, 1), target).memory for n in rows]
+    with ThreadPoolExecutor(2) as pool:
+        two = list(pool.map(lambda n: compile_flat(*mlp(n, 1), target).memory, rows))
+    assert one == two
+
+
+def test_a_config_xla_cannot_read_is_named(h200: Target) -> None:
+    broken = dataclasses.replace(h200, name="broken", config_text="gpu_device_info {")
+    with pytest.raises(UnknownTargetError, match="config_text"):
+        compile_flat(jnp.tanh, [Shape((4,), jnp.float32)], broken)
+
+
+@pytest.mark.parametrize(
+    ("installed", "advice"),
+    [({}, r"jax_hremat\[gpu-aot\]"), ({"jax-cuda12-plugin": "0"}, "JAX_PLATFORMS=cpu")],
+)
+def test_a_plugin_that_is_not_there_or_not_started(
+    monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], advice: str
+) -> None:
+    def absent(*_: object, **__: object) -> None:
+        raise NotImplementedError("topology not implemented for cuda")
+
+    monkeypatch.setattr(_compile.topologies, "get_topology_desc", absent)
+    monkeypatch.setattr(_compile, "compiler_versions", lambda: installed)
+    target = dataclasses.replace(get_target("h200"), config_text="never compiled")
+    with pytest.raises(TargetUnavailableError, match=advice):
+        compile_flat(jnp.tanh, [Shape((4,), jnp.float32)], target)
+
+
+def test_a_missing_toolkit_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unassembled(*_: object, **__: object) -> None:
+        raise jax.errors.JaxRuntimeError("UNAVAILABLE: No PTX compilation provider is available.")
+
+    cpu = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+    monkeypatch.setattr(_compile, "_sharding", lambda *_: cpu)
+    monkeypatch.setattr(jax.stages.Lowered, "compile", unassembled)
+    with pytest.raises(TargetUnavailableError, match=r"ptxas.*jax_hremat\[gpu-aot\]"):
+        compile_flat(partial(jnp.add, 1.0), [Shape((4,), jnp.float32)], get_target("h200"))
+
+
+def test_versions_name_what_compiles() -> None:
+    versions = compiler_versions()
+    assert versions["jax"] == jax.__version__
+    assert {"python", "jaxlib"} <= versions.keys()

@@ -1,0 +1,331 @@
+"""Buffer lifetimes: on snippets drawn by hand, and against XLA's own assignment."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jax_hremat._compile import compile_flat
+from jax_hremat._cost.hlo import parse_hlo
+from jax_hremat._cost.liveness import buffer_timeline
+from jax_hremat._errors import TargetUnavailableError
+from jax_hremat._target import get_target
+
+KIB = 1024  # f32[256]
+
+
+def timeline(body, *, before="", aliases=""):
+    head = "HloModule m, is_scheduled=true" + (
+        f", input_output_alias={{ {aliases} }}" if aliases else ""
+    )
+    lines = "\n".join(f"  {line.strip()}" for line in body.strip().splitlines())
+    return buffer_timeline(
+        parse_hlo(f"{head}\n\n{before}\nENTRY %main (x: f32[256]) -> f32[256] {{\n{lines}\n}}\n")
+    )
+
+
+def lifetimes(timeline):
+    return {b.name: (b.start, b.end, b.kind) for b in timeline.buffers}
+
+
+def test_lifetimes_run_from_definition_to_last_use():
+    found = timeline(
+        """
+        %x = f32[256]{0} parameter(0)
+        %a = f32[256]{0} reverse(%x), dimensions={0}, metadata={op_name="first"}
+        %b = f32[256]{0} reverse(%a), dimensions={0}
+        %unused = f32[2560]{0} broadcast(%x), dimensions={0}
+        %c = f32[512]{0} concatenate(%a, %b), dimensions={0}
+        ROOT %d = f32[256]{0} slice(%c), slice={[0:256]}
+        """
+    )
+    assert lifetimes(found) == {
+        "x": (0, 5, "parameter"),
+        "a": (1, 4, "temp"),
+        "b": (2, 4, "temp"),
+        "unused": (3, 3, "temp"),
+        "c": (4, 5, "temp"),
+        "d": (5, 5, "output"),
+    }
+    first = next(b for b in found.buffers if b.name == "a")
+    assert (first.nbytes, first.op_name, first.opcode) == (KIB, "first", "reverse")
+    # The output is idle until position 5, and "a" fits it exactly.
+    assert {b.name: b.inside for b in found.buffers if b.inside} == {"a": "d"}
+    assert found.live_temp_bytes == (0, 0, KIB, 11 * KIB, 3 * KIB, 2 * KIB)
+    assert found.peak() == (3, 11 * KIB)
+    assert {b.name for b in found.live_at(2)} == {"x", "a", "b"}
+    assert found.position_of("c") == 4 and found.position_of("reverse") == 1
+    with pytest.raises(KeyError):
+        found.position_of("missing")
+    with pytest.raises(IndexError):
+        found.live_at(6)
+
+
+def test_parameters_are_numbered_flat():
+    found = timeline(
+        """
+        %p = f32[256]{0} parameter(1)
+        %x = (f32[256]{0}, s32[]) parameter(0)
+        %c = f32[] constant(0)
+        ROOT %r = f32[256]{0} pad(%p, %c), padding=0_0
+        """
+    )
+    assert {b.name: b.parameter_index for b in found.buffers} == {
+        "x{0}": 0,
+        "x{1}": 1,
+        "p": 2,
+        "c": None,
+        "r": None,
+    }
+    assert [b.kind for b in found.buffers if b.name == "c"] == ["constant"]
+
+
+def test_aliases_share_one_buffer():
+    found = timeline(
+        """
+        %x = f32[256]{0} parameter(0)
+        %a = (f32[256]{0}, f32[512]{0}) custom-call(%x), custom_call_target="two"
+        %one = f32[256]{0} get-tuple-element(%a), index=0
+        %two = f32[512]{0} get-tuple-element(%a), index=1
+        %view = f32[2,256]{1,0} bitcast(%two)
+        %t = (f32[2,256]{1,0}, f32[256]{0}) tuple(%view, %one)
+        %t2 = (f32[2,256]{1,0}, f32[256]{0}) opt-barrier(%t)
+        %back = f32[2,256]{1,0} get-tuple-element(%t2), index=0
+        %big = f32[4096]{0} broadcast(%back), dimensions={}
+        ROOT %r = f32[256]{0} slice(%big), slice={[0:256]}
+        """
+    )
+    temps = {k: v[:2] for k, v in lifetimes(found).items() if v[2] == "temp"}
+    assert temps == {"a{0}": (1, 6), "a{1}": (1, 8), "big": (8, 9)}
+
+
+FUSED = """\
+%elementwise (p0: f32[256], p1: f32[]) -> f32[256] {
+  %p0 = f32[256]{0} parameter(0)
+  %p1 = f32[] parameter(1)
+  %b = f32[256]{0} broadcast(%p1), dimensions={}
+  ROOT %m = f32[256]{0} multiply(%p0, %b)
+}
+
+%turned (q0: f32[256]) -> f32[256] {
+  %q0 = f32[256]{0} parameter(0)
+  %n = f32[256]{0} negate(%q0)
+  ROOT %v = f32[256]{0} reverse(%n), dimensions={0}
+}
+"""
+
+
+@pytest.mark.parametrize(("fused", "in_place"), [("elementwise", True), ("turned", False)])
+def test_elementwise_fusions_write_over_a_dying_operand(fused, in_place):
+    found = timeline(
+        f"""
+        %x = f32[256]{{0}} parameter(0)
+        %c = f32[] constant(2)
+        %a = f32[256]{{0}} reverse(%x), dimensions={{0}}
+        %f = f32[256]{{0}} fusion(%a{", %c" if in_place else ""}), kind=kLoop, calls=%{fused}
+        %big = f32[512]{{0}} concatenate(%f, %x), dimensions={{0}}
+        ROOT %r = f32[128]{{0}} slice(%big), slice={{[0:128]}}
+        """,
+        before=FUSED,
+    )
+    assert lifetimes(found)["a"][:2] == (2, 2 if in_place else 3)
+    assert found.live_temp_bytes[3] == (1 if in_place else 2) * KIB
+
+
+def test_an_operand_that_lives_on_is_not_written_over():
+    found = timeline(
+        """
+        %x = f32[256]{0} parameter(0)
+        %c = f32[] constant(2)
+        %a = f32[256]{0} reverse(%x), dimensions={0}
+        %f = f32[256]{0} fusion(%a, %c), kind=kLoop, calls=%elementwise
+        %big = f32[512]{0} concatenate(%f, %a), dimensions={0}
+        ROOT %r = f32[128]{0} slice(%big), slice={[0:128]}
+        """,
+        before=FUSED,
+    )
+    assert lifetimes(found)["a"][:2] == (2, 4)
+    assert found.live_temp_bytes[3] == 2 * KIB
+
+
+LOOP = """\
+%body (s: (s32[], f32[256])) -> (s32[], f32[256]) {
+  %s = (s32[], f32[256]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %v = f32[256]{0} get-tuple-element(%s), index=1
+  %wide = f32[1024]{0} broadcast(%i), dimensions={}
+  %w = f32[256]{0} slice(%wide), slice={[0:256]}
+  %u = f32[256]{0} dynamic-update-slice(%v, %w, %i)
+  ROOT %t = (s32[], f32[256]{0}) tuple(%i, %u)
+}
+
+%cond (s: (s32[], f32[256])) -> pred[] {
+  %s.1 = (s32[], f32[256]{0}) parameter(0)
+  ROOT %true = pred[] constant(true)
+}
+"""
+
+
+def test_loops_keep_their_state_and_add_their_peak():
+    found = timeline(
+        """
+        %x = f32[256]{0} parameter(0)
+        %z = s32[] constant(0)
+        %i = s32[] copy(%z)
+        %a = f32[256]{0} reverse(%x), dimensions={0}
+        %t = (s32[], f32[256]{0}) tuple(%i, %a)
+        %loop = (s32[], f32[256]{0}) while(%t), condition=%cond, body=%body
+        %v = f32[256]{0} get-tuple-element(%loop), index=1
+        ROOT %r = f32[128]{0} slice(%v), slice={[0:128]}
+        """,
+        before=LOOP,
+    )
+    assert lifetimes(found)["a"][:2] == (3, 7)
+    assert "loop{1}" not in lifetimes(found)
+    # Inside: the wide value and the slice cut from it; the update is in place. The counter
+    # fits into the output.
+    assert found.live_temp_bytes[5] == KIB + (4 * KIB + KIB)
+    assert found.peak()[0] == 5
+
+
+def test_async_copies_live_from_start_to_their_use():
+    found = timeline(
+        """
+        %x = f32[256]{0} parameter(0)
+        %s = (f32[256]{0}, f32[256]{0}, u32[]) copy-start(%x)
+        %a = f32[2560]{0} broadcast(%x), dimensions={0}
+        %d = f32[256]{0} copy-done(%s)
+        ROOT %r = f32[2816]{0} concatenate(%a, %d), dimensions={0}
+        """
+    )
+    assert lifetimes(found)["s{0}"][:2] == (1, 4)
+    assert "d" not in lifetimes(found) and "s{1}" not in lifetimes(found)
+
+
+def test_host_memory_is_left_out():
+    found = timeline(
+        """
+        %x = f32[256]{0} parameter(0)
+        %h = f32[256]{0:S(5)} copy(%x)
+        %b = f32[256]{0} copy(%h)
+        ROOT %r = f32[512]{0} concatenate(%b, %x), dimensions={0}
+        """
+    )
+    assert "h" not in lifetimes(found)
+
+
+def test_outputs_borrow_donated_parameters():
+    found = timeline(
+        """
+        %x = f32[256]{0} parameter(0)
+        %a = f32[256]{0} reverse(%x), dimensions={0}
+        %b = f32[256]{0} reverse(%a), dimensions={0}
+        %c = f32[256]{0} reverse(%b), dimensions={0}
+        ROOT %r = f32[256]{0} reverse(%c), dimensions={0}
+        """,
+        aliases="{}: (0, {}, may-alias)",
+    )
+    borrowed = {b.name: b.inside for b in found.buffers}
+    assert lifetimes(found)["x"] == (0, 1, "parameter")
+    assert borrowed["r"] == "x" and borrowed["x"] is None
+    # Between the parameter's last use and the output, one of two temporaries fits there too.
+    assert borrowed["b"] == "x"
+    assert found.live_temp_bytes == (0, KIB, KIB, KIB, KIB)
+
+
+def test_packing_pays_for_gaps():
+    """Two short buffers around a long one leave a gap that a later, larger one cannot use."""
+    found = timeline(
+        """
+        %x = f32[] parameter(0)
+        %a = f32[512]{0} broadcast(%x), dimensions={}
+        %b = f32[256]{0} slice(%a), slice={[0:256]}
+        %c = f32[768]{0} broadcast(%b), dimensions={0}
+        %d = f32[512]{0} concatenate(%b, %b), dimensions={0}
+        %e = f32[1]{0} slice(%c), slice={[0:1]}
+        ROOT %r = f32[1]{0} slice(%d), slice={[0:1]}
+        """
+    )
+    peak_bytes = found.peak()[1]
+    assert peak_bytes <= found.packed_temp_bytes() <= sum(b.nbytes for b in found.buffers)
+
+
+# --- against XLA ------------------------------------------------------------------------
+
+
+def aval(*dims, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(dims, dtype)
+
+
+def mlp(wrap, dtype):
+    layers = 4
+
+    def layer(x, a, b):
+        return x + jnp.tanh(x @ a) @ b
+
+    def loss(x, *ws):
+        for n in range(layers):
+            x = (jax.checkpoint(layer) if wrap else layer)(x, ws[2 * n], ws[2 * n + 1])
+        return (x.astype(jnp.float32) ** 2).sum()
+
+    weights = [aval(256, 1024, dtype=dtype), aval(1024, 256, dtype=dtype)] * layers
+    return jax.grad(loss, tuple(range(1, 2 * layers + 1))), [aval(1024, 256, dtype=dtype), *weights]
+
+
+def attention():
+    def layer(x, qkv, out):
+        q, k, v = jnp.split((x @ qkv).reshape(4, 256, 12, 64), 3, axis=2)
+        p = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) / 8.0)
+        return x + jnp.einsum("bhqk,bkhd->bqhd", p, v).reshape(4, 256, 256) @ out
+
+    def loss(x, qkv, out):
+        return (layer(layer(x, qkv, out), qkv, out) ** 2).sum()
+
+    return jax.grad(loss, (1, 2)), [aval(4, 256, 256), aval(256, 768), aval(256, 256)]
+
+
+def convolutions():
+    def loss(x, first, second):
+        for w in (first, second, second):
+            y = jax.lax.conv_general_dilated(
+                x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            x = jax.nn.relu(y)
+        return (x**2).mean()
+
+    return jax.grad(loss, (1, 2)), [aval(8, 32, 32, 8), aval(3, 3, 8, 32), aval(3, 3, 32, 32)]
+
+
+def scan():
+    def loss(x, ws):
+        return (jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0] ** 2).sum()
+
+    return jax.grad(loss, 1), [aval(512, 256), aval(6, 256, 256)]
+
+
+PROGRAMS = {
+    "mlp": functools.partial(mlp, False, jnp.float32),
+    "mlp bf16": functools.partial(mlp, False, jnp.bfloat16),
+    "mlp bf16 checkpoint": functools.partial(mlp, True, jnp.bfloat16),
+    "attention": attention,
+    "convolutions": convolutions,
+    "scan": scan,
+}
+
+
+@pytest.mark.parametrize("target", ["cpu", "h200"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_peak_agrees_with_buffer_assignment(program, target):
+    fun, avals = PROGRAMS[program]()
+    try:
+        compiled = compile_flat(fun, avals, get_target(target))
+    except TargetUnavailableError as error:
+        pytest.skip(str(error))
+    found = buffer_timeline(parse_hlo(compiled.hlo_text))
+    assert compiled.memory.temp_bytes > 1_000_000
+    assert found.peak()[1] == pytest.approx(compiled.memory.temp_bytes, rel=0.05)
+    assert found.packed_temp_bytes() == pytest.approx(compiled.memory.temp_bytes, rel=0.05)
+    # Every weight's gradient has a buffer, and no output is counted as a temporary.
+    output_bytes = sum(b.nbytes for b in found.buffers if b.kind == "output" and not b.inside)
+    assert output_bytes == pytest.approx(compiled.memory.output_bytes, abs=1024)
