@@ -1,0 +1,27 @@
+"""Automatic rematerialization for JAX and Flax under a byte budget, with a certificate."""
+
+from jax_hremat._api import apply_plan as apply_plan
+from jax_hremat._api import hremat as hremat
+from jax_hremat._api import plan_remat as plan_remat
+from jax_hremat._errors import BudgetFormatError as BudgetFormatError
+from jax_hremat._errors import CertificationError as CertificationError
+from jax_hremat._errors import HRematError as HRematError
+from jax_hremat._errors import InfeasibleBudgetError as InfeasibleBudgetError
+from jax_hremat._errors import PlanFormatError as PlanFormatError
+from jax_hremat._errors import SolverError as SolverError
+from jax_hremat._errors import StalePlanError as StalePlanError
+from jax_hremat._errors import TargetUnavailableError as TargetUnavailableError
+from jax_hremat._errors import UnknownTargetError as UnknownTargetError
+from jax_hremat._errors import UnsupportedConfigError as UnsupportedConfigError
+from jax_hremat._errors import UnsupportedProgramError as UnsupportedProgramError
+from jax_hremat._plan import Certificate as Certificate
+from jax_hremat._plan import RematPlan as RematPlan
+from jax_hremat._planner import PlannerConfig as PlannerConfig
+from jax_hremat._search import SearchConfig as SearchConfig
+from jax_hremat._solve.backend import SolverConfig as SolverConfig
+from jax_hremat._target import Target as Target
+from jax_hremat._target import compiler_options as compiler_options
+from jax_hremat._target import get_target as get_target
+from jax_hremat._target import list_targets as list_targets
+
+__version__ = "0.1.0.dev0"

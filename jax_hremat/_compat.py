@@ -15,6 +15,7 @@ from jax._src import effects as effects_lib
 from jax._src import source_info_util
 from jax._src.lib import xla_client
 from jax.extend import core as jex_core
+from jax.interpreters import partial_eval
 
 Jaxpr = jex_core.Jaxpr
 JaxprEqn = jex_core.JaxprEqn
@@ -171,3 +172,61 @@ def attached_gpu_target_config() -> str:
     """
     topology = xla_client.get_topology_for_devices(jax.local_devices())
     return str(topology.target_config)
+
+
+def with_scopes(jaxpr: Any, scopes: Sequence[str]) -> Any:
+    """The same jaxpr, with one more outermost scope name on each of its equations."""
+    inner = open_jaxpr(jaxpr)
+    eqns = []
+    for eqn, scope in zip(inner.eqns, scopes, strict=True):
+        name_stack = source_info_util.new_name_stack(scope) + eqn.source_info.name_stack
+        source_info = eqn.source_info.replace(name_stack=name_stack)
+        eqns.append(eqn.replace(source_info=source_info))
+    inner = inner.replace(eqns=eqns)
+    return inner if inner is jaxpr or not hasattr(jaxpr, "jaxpr") else _reclose(jaxpr, inner)
+
+
+def _reclose(jaxpr: Any, inner: Any) -> Any:
+    # JAX >= 0.11: `Jaxpr.jaxpr` is the jaxpr itself, constants included.
+    return inner if jaxpr.jaxpr is jaxpr else jaxpr.replace(jaxpr=inner)
+
+
+def without_dead_code(jaxpr: Any) -> Any:
+    """The jaxpr less what its outputs do not need, loop bodies included; all inputs stay."""
+    inner = open_jaxpr(jaxpr)
+    live, _ = partial_eval.dce_jaxpr(inner, [True] * len(inner.outvars), instantiate=True)
+    return live
+
+
+# Primitives that lowering replaces by their body. `eval_jaxpr` is what JAX 0.12 calls
+# `closed_call`; `remat2` is `jax.checkpoint`.
+_WRAPPERS = frozenset(
+    """jit pjit closed_call core_call eval_jaxpr remat2 checkpoint custom_jvp_call
+    custom_vjp_call custom_vjp_call_jaxpr""".split()
+)
+
+
+def wrapped_body(eqn: Any) -> Any | None:
+    """The body of an equation that lowering inlines, whatever its shardings, or None."""
+    if eqn.primitive.name not in _WRAPPERS:
+        return None
+    return eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
+
+
+def lowers_to_barrier(eqn: Any) -> bool:
+    """Whether lowering puts an optimization barrier over the equation's inputs."""
+    if eqn.primitive.name == "optimization_barrier":
+        return True
+    prevent_cse = eqn.params.get("prevent_cse", False)
+    some = any(prevent_cse) if isinstance(prevent_cse, tuple) else bool(prevent_cse)
+    return some and bool(eqn.params.get("differentiated", False))
+
+
+def is_transposed(scope: str) -> bool:
+    """Whether a scope path belongs to the transposed (backward) half of a `jax.vjp`."""
+    return "transpose(" in scope
+
+
+def is_rematted(scope: str) -> bool:
+    """Whether a scope path belongs to the forward that a differentiated region recomputes."""
+    return "rematted_computation" in scope

@@ -77,8 +77,8 @@ class BudgetFormatError(HRematError, ValueError):
         jax_hremat.hremat(loss_fn, budget=2.0)
         jax_hremat.hremat(loss_fn, budget=0)
 
-    Fix: an integer number of bytes, a text with a unit, or a fraction of the target's memory as
-    a float in (0, 1]::
+    Fix: an integer number of bytes, a text with a unit, or a float in (0, 1], a fraction of the
+    step's peak without rematerialization::
 
         jax_hremat.hremat(loss_fn, budget="70GiB")
         jax_hremat.hremat(loss_fn, budget=0.9)
@@ -125,12 +125,12 @@ class StalePlanError(HRematError, ValueError):
 
     Failing example: the plan was made before a layer was added to ``loss_fn``::
 
-        jax_hremat.apply_plan(plan, loss_fn)(params, batch)
+        jax_hremat.apply_plan(loss_fn, plan)(params, batch)
 
     Fix: make the plan again for the program as it is now; the message names the first
     difference::
 
-        plan = jax_hremat.plan(loss_fn, params, batch, budget="70GiB")
+        plan = jax_hremat.plan_remat(loss_fn, budget="70GiB")(params, batch)
     """
 
 

@@ -80,6 +80,7 @@ class Operation:
         flops: Floating-point operations of the forward, multiply and add counted apart.
         moved_bytes: Bytes read and written when nothing is fused.
         fusible: Whether XLA fuses it into its neighbours.
+        has_batch_dims: For a matrix product, whether it has batch dimensions.
         pinned: Whether it has an effect, so that it must run exactly once.
         signature: What it computes, literal values left out; equal signatures cost the same.
         literals: The literal values.
@@ -97,6 +98,7 @@ class Operation:
     flops: int
     moved_bytes: int
     fusible: bool
+    has_batch_dims: bool
     pinned: bool
     signature: str
     literals: str
@@ -181,6 +183,7 @@ def build_graph(program: Program) -> Graph:
                 flops=equation_flops(eqn),
                 moved_bytes=sum(sizes),
                 fusible=eqn.primitive.name in _FUSIBLE,
+                has_batch_dims=_has_batch_dims(eqn),
                 pinned=_compat.has_effects(eqn),
                 signature=signature,
                 literals=",".join(
@@ -355,6 +358,13 @@ def _callables(eqn: Any) -> tuple[int, ...]:
         for value in eqn.params.values()
         if callable(value) and not isinstance(value, type)
     )
+
+
+def _has_batch_dims(eqn: Any) -> bool:
+    if eqn.primitive.name != "dot_general":
+        return False
+    _, (lhs_batch, _) = eqn.params["dimension_numbers"]
+    return bool(lhs_batch)
 
 
 def equation_flops(eqn: Any) -> int:

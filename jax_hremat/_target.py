@@ -29,8 +29,7 @@ class Target:
         name: What `get_target` calls it, lower case.
         platform: The compiler: "cuda" (XLA:GPU, no GPU needed) or "cpu" (XLA:CPU).
         config_text: XLA's GPU target configuration as a text proto; None for "cpu".
-        memory_bytes: Memory of one device that a process can use, in bytes; budgets given as a
-            fraction are a fraction of it.
+        memory_bytes: Memory of one device that a process can use, in bytes.
         matrix_flops_per_s: Published dense peak of matrix products by HLO element type, in
             operations per second, a multiply-add counting two. "f32" is the TF32 rate where the
             device has one, since XLA's default precision uses it.

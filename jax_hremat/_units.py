@@ -23,17 +23,18 @@ _IEC_NAMES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _AMOUNT = re.compile(r"([0-9]*\.?[0-9]+|[0-9]+\.)(e\+?[0-9]{1,3})?\s*([a-z]*)", re.ASCII)
 _ACCEPTED = (
     'an integer number of bytes (75161927680), a text with a unit ("70GiB", "70 GB", "512MiB"), '
-    "or a fraction of the target's memory as a float in (0, 1] (0.9)"
+    "or a fraction of the step's peak without rematerialization as a float in (0, 1] (0.9)"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A memory budget: exactly one of an absolute size and a fraction of the target's memory.
+    """A memory budget: exactly one of a size and a fraction of the no-remat peak.
 
     Attributes:
         bytes: The size in bytes, positive; None when a fraction was given.
-        fraction: The share of the target's memory, in (0, 1]; None when a size was given.
+        fraction: The share of the compiled peak of the step without rematerialization, in
+            (0, 1]; None when a size was given.
     """
 
     bytes: int | None = None
@@ -47,15 +48,12 @@ class Budget:
         if self.fraction is not None and not 0.0 < self.fraction <= 1.0:
             raise BudgetFormatError(f"a fraction must be in (0, 1], not {self.fraction!r}")
 
-    def resolve_bytes(self, memory_bytes: int) -> int:
-        """Returns the budget in bytes on a device with ``memory_bytes`` of memory.
-
-        A fraction is rounded down. A size above ``memory_bytes`` is returned as it is.
-        """
+    def resolve_bytes(self, whole_bytes: int) -> int:
+        """Returns the budget in bytes, a fraction being one of ``whole_bytes``, rounded down."""
         if self.bytes is not None:
             return self.bytes
         assert self.fraction is not None
-        return int(self.fraction * memory_bytes)
+        return int(self.fraction * whole_bytes)
 
 
 def parse_budget(budget: int | float | str | Budget) -> Budget:
@@ -65,7 +63,7 @@ def parse_budget(budget: int | float | str | Budget) -> Budget:
         budget: An integer number of bytes above 0; a text, which is a number of bytes or a
             number with one of the units B, kB, MB, GB, TB, PB (powers of 1000) and KiB, MiB,
             GiB, TiB, PiB (powers of 1024), case and spaces ignored, rounded down to whole
-            bytes; a float in (0, 1], a fraction of the target's memory; or a `Budget`, returned
+            bytes; a float in (0, 1], a fraction of the step's peak without rematerialization; or a `Budget`, returned
             as it is.
             A unit without its B ("70G") is refused, since it is read both ways in the wild.
 

@@ -160,7 +160,9 @@ def _block_step(program: Program, graph: Graph, block: Block, mode: Region) -> _
     atoms = [*jaxpr.constvars, *jaxpr.invars, *(v for e in jaxpr.eqns for v in e.outvars)]
     inputs = [atoms[v] for v in block.inputs]
     outputs = [atoms[v] for v in block.outputs]
-    body = emit_range(program, mode, inputs, outputs)
+    # A region's own mode is its parent's business, so the block gets a bare parent.
+    parent = Region(block.start, block.stop, children=(mode,))
+    body = emit_range(program, parent, inputs, outputs)
     active_in = tuple(i for i, v in enumerate(block.inputs) if graph.values[v].active)
     active_out = [i for i, v in enumerate(block.outputs) if graph.values[v].active]
 

@@ -52,11 +52,13 @@ class Outcome:
     solve_s: float
 
 
-def solve(problem: cp.Problem, config: SolverConfig) -> Outcome:
+def solve(
+    problem: cp.Problem, config: SolverConfig, *, absolute_gap: float = 0.0
+) -> Outcome:
     """Solve one minimisation with HiGHS, on one thread with a fixed seed.
 
-    The gap is relative to the objective as HiGHS sees it, so the objective should have no
-    constant term.
+    The relative gap is taken of the objective as HiGHS sees it, without its constant term;
+    `absolute_gap`, in the objective's unit, ends the search too where it is met first.
 
     Raises:
         SolverError: The solver failed, or the time limit passed without any solution.
@@ -70,6 +72,7 @@ def solve(problem: cp.Problem, config: SolverConfig) -> Outcome:
                 solver=cp.HIGHS,
                 time_limit=config.time_limit_s,
                 mip_rel_gap=config.relative_gap,
+                mip_abs_gap=max(absolute_gap, 1e-6),
                 random_seed=0,
                 threads=1,
             )

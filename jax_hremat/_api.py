@@ -1,0 +1,245 @@
+"""The public functions: make a plan, apply it, or do both in one decorator."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, overload
+
+import jax
+
+from jax_hremat._emit import emit
+from jax_hremat._errors import StalePlanError
+from jax_hremat._fingerprint import fingerprint
+from jax_hremat._graph import build_graph
+from jax_hremat._plan import RematPlan
+from jax_hremat._planner import PlannerConfig, Workbench, plan_within, prepare
+from jax_hremat._search import Progress
+from jax_hremat._target import Target, get_target
+from jax_hremat._trace import Program, trace_loss
+from jax_hremat._units import parse_budget
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_logger = logging.getLogger("jax_hremat")
+
+
+def plan_remat(
+    fun: Callable[..., Any],
+    *,
+    budget: int | float | str,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    target: str | os.PathLike[str] | Target | None = None,
+    headroom_bytes: int = 0,
+    config: PlannerConfig | None = None,
+    progress: Progress | None = None,
+) -> Callable[..., RematPlan]:
+    """Plan the rematerialization of a loss function's training step under a byte budget.
+
+    The step is `jax.jit(jax.value_and_grad(fun, argnums, has_aux))`. The plan is the fastest
+    found, by a roofline over the optimised program, whose compiled peak (arguments + outputs +
+    temporaries − aliases) and `headroom_bytes` are within the budget; the compiler's figures are
+    in `RematPlan.certificate`.
+
+    Args:
+        fun: The loss: returns a scalar, or `(scalar, aux)` if `has_aux`.
+        budget: Bytes; a text such as `"70GiB"` or `"70GB"`; or a float in (0, 1], a fraction of
+            the compiled peak without rematerialization.
+        argnums: Positional arguments that are differentiated, as in `jax.grad`.
+        has_aux: As in `jax.grad`.
+        target: What to compile for: None for JAX's default backend, `"cpu"`, a GPU's name (see
+            `list_targets`; none is needed to compile for it), or the path of a target file.
+        headroom_bytes: Taken off the budget first, for what the compiler does not see: library
+            workspaces and the allocator.
+        config: How hard to try.
+        progress: Called as `progress(stage, done, total)` while planning.
+
+    Returns:
+        A function of the loss's arguments (arrays or `jax.ShapeDtypeStruct`s in any pytrees)
+        that returns the plan. Nothing is allocated or run.
+
+    Raises:
+        InfeasibleBudgetError: No plan fits; it says the smallest budget that would do.
+        BudgetFormatError: The budget has none of the forms above.
+        UnknownTargetError, TargetUnavailableError: The target, or its compiler.
+        UnsupportedProgramError: Ordered effects, no scalar loss, nothing to differentiate.
+        UnsupportedConfigError: `jax_remat3` is on.
+
+    Unchecked: that the step is jitted with `compiler_options(target)`, alone in memory, and with
+    the arguments' shardings on one device.
+
+    >>> import jax, jax.numpy as jnp, jax_hremat
+    >>> loss = lambda w, x: jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ w) ** 2)
+    >>> w, x = jnp.ones((64, 64)), jnp.ones((256, 64))
+    >>> plan = jax_hremat.plan_remat(loss, budget=1.0, target="cpu")(w, x)
+    >>> plan.certificate.holds
+    True
+    """
+    parsed = parse_budget(budget)
+    chosen = get_target(target)
+    config = config or PlannerConfig()
+
+    def plan(*args: Any, **kwargs: Any) -> RematPlan:
+        start = time.perf_counter()
+        program = trace_loss(fun, args, kwargs, argnums=argnums, has_aux=has_aux)
+        trace_s = time.perf_counter() - start
+        report = progress or _log_progress
+        bench = prepare(program, chosen, config, trace_s, report)
+        return plan_within(
+            bench,
+            parsed,
+            headroom_bytes=headroom_bytes,
+            argnums=(argnums,) if isinstance(argnums, int) else tuple(argnums),
+            has_aux=has_aux,
+            progress=report,
+        )
+
+    return plan
+
+
+def apply_plan(fun: Callable[..., Any], plan: RematPlan) -> Callable[..., Any]:
+    """The function with a plan in it: same arguments, results and gradients.
+
+    Args:
+        fun: The function the plan was made for.
+        plan: A plan, made here or loaded from a file.
+
+    Returns:
+        A function to differentiate and jit as the original. It traces `fun` once for each input
+        structure and shapes.
+
+    Raises (when called):
+        StalePlanError: The traced program is not the one the plan is for; the first difference
+            is named.
+    """
+    return _Emitting(fun, lambda program, args, kwargs: plan, plan.argnums, plan.has_aux)
+
+
+@overload
+def hremat(fun: F, *, budget: int | float | str, **options: Any) -> F: ...
+@overload
+def hremat(*, budget: int | float | str, **options: Any) -> Callable[[F], F]: ...
+def hremat(
+    fun: Any = None,
+    *,
+    budget: int | float | str,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    target: str | os.PathLike[str] | Target | None = None,
+    headroom_bytes: int = 0,
+    config: PlannerConfig | None = None,
+    progress: Progress | None = None,
+) -> Any:
+    """Plan a loss function, or a Flax linen module, when it is first traced.
+
+    On a function: `hremat(loss_fn, budget="70GiB")` or `@hremat(budget="70GiB")`. Each new
+    structure and shapes of arguments are planned once, with `plan_remat`, and the plan is kept
+    for the life of the function that is returned; see its `plans` attribute.
+
+    On a linen module class: a class with the same variables, rngs and mutable collections whose
+    `__call__` is planned. The budget then bounds the compiled call together with its pullback,
+    all floating parameters and inputs differentiated.
+
+    Args:
+        fun: A loss function or a `flax.linen.Module` class; left out when used as a decorator.
+        budget, argnums, has_aux, target, headroom_bytes, config, progress: As in `plan_remat`;
+            `argnums` and `has_aux` are for functions only.
+
+    Raises:
+        What `plan_remat` raises; the budget's and the target's errors at once, the others when
+        the function is first called.
+    """
+    options: dict[str, Any] = dict(
+        budget=budget,
+        target=target,
+        headroom_bytes=headroom_bytes,
+        config=config,
+        progress=progress,
+    )
+    if fun is None:
+        return functools.partial(hremat, argnums=argnums, has_aux=has_aux, **options)
+    if inspect.isclass(fun):
+        from jax_hremat.linen import planned_module
+
+        return planned_module(fun, **options)
+    parse_budget(budget)
+    get_target(target)
+    make = plan_remat(fun, argnums=argnums, has_aux=has_aux, **options)
+    positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    return _Emitting(fun, lambda program, args, kwargs: make(*args, **kwargs), positions, has_aux)
+
+
+class _Emitting:
+    """A function that is traced, planned and emitted once for each input signature."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        make_plan: Callable[[Program, Sequence[Any], dict[str, Any]], RematPlan],
+        argnums: tuple[int, ...],
+        has_aux: bool,
+    ) -> None:
+        functools.update_wrapper(self, fun)
+        self._fun = fun
+        self._make_plan = make_plan
+        self._argnums = argnums
+        self._has_aux = has_aux
+        self._emitted: dict[Any, tuple[RematPlan, Callable[..., Any]]] = {}
+
+    @property
+    def plans(self) -> tuple[RematPlan, ...]:
+        """The plans in use, one for each input signature, in order of first call."""
+        return tuple(plan for plan, _ in self._emitted.values())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, in_tree = jax.tree.flatten((args, kwargs))
+        shapes = tuple(_abstract_leaf(leaf) for leaf in leaves)
+        key = (in_tree, tuple((s.shape, s.dtype, s.weak_type) for s in shapes))
+        if key not in self._emitted:
+            abstract_args, abstract_kwargs = jax.tree.unflatten(in_tree, shapes)
+            program = trace_loss(
+                self._fun,
+                abstract_args,
+                abstract_kwargs,
+                argnums=self._argnums,
+                has_aux=self._has_aux,
+            )
+            plan = self._make_plan(program, abstract_args, abstract_kwargs)
+            check_plan_is_for(program, plan, self._fun)
+            self._emitted[key] = (plan, emit(program, plan.root))
+        return self._emitted[key][1](*args, **kwargs)
+
+
+def _abstract_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
+    aval = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+    return jax.ShapeDtypeStruct(
+        aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False)
+    )
+
+
+def check_plan_is_for(program: Program, plan: RematPlan, fun: Callable[..., Any]) -> None:
+    """Refuse a plan made for another program.
+
+    Raises:
+        StalePlanError: Naming the first difference.
+    """
+    difference = plan.fingerprint.first_difference(fingerprint(program, build_graph(program)))
+    if difference is not None:
+        name = getattr(fun, "__name__", type(fun).__name__)
+        raise StalePlanError(
+            f"the plan {plan.fingerprint.digest[:8]} is not for `{name}` as it was traced now: "
+            f"{difference}. Shapes, dtypes, the model's code or a version of JAX or Flax have "
+            f"changed since the plan was made; make it again with `jax_hremat.plan_remat`"
+        )
+
+
+def _log_progress(stage: str, done: int, total: int) -> None:
+    _logger.info("%s: %d of %d", stage, done, total)
+
+
+__all__ = ["Workbench", "apply_plan", "check_plan_is_for", "hremat", "plan_remat"]

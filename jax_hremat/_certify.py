@@ -1,0 +1,73 @@
+"""Compiles the whole step for the target and reads what it takes: the referee."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jax_hremat._compile import MemoryStats, compile_flat
+from jax_hremat._cost.hlo import parse_hlo
+from jax_hremat._cost.liveness import buffer_timeline
+from jax_hremat._cost.roofline import estimate_step
+from jax_hremat._emit import emit_flat
+from jax_hremat._plan import BufferReport
+from jax_hremat._region import Region
+from jax_hremat._target import Target, rates
+from jax_hremat._trace import Program
+
+_NUM_BUFFERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledStep:
+    """What the compiler made of the step in one plan.
+
+    Attributes:
+        memory: Its memory.
+        step_s: Roofline estimate of its kernels.
+        flops: Matrix flops of its kernels.
+        buffers: The largest buffers alive at the peak of its temporaries, largest first.
+        unknown: Operations the estimate does not price, with their number.
+    """
+
+    memory: MemoryStats
+    step_s: float
+    flops: float
+    buffers: tuple[BufferReport, ...]
+    unknown: tuple[tuple[str, int], ...]
+
+
+def compile_step(program: Program, root: Region, target: Target) -> CompiledStep:
+    """Compile the program's training step with the regions of `root`."""
+    step = program.step(emit_flat(program, root))
+    avals = (*program.in_avals, *program.cotangent_avals)
+    compiled = compile_flat(step, avals, target)
+    module = parse_hlo(compiled.hlo_text)
+    roofline = estimate_step(module, rates(target))
+    timeline = buffer_timeline(module)
+    position, _ = timeline.peak()
+    live = sorted(timeline.live_at(position), key=lambda b: (-b.nbytes, b.name))
+    own = [b for b in live if b.inside is None and b.kind != "constant" and b.nbytes > 0]
+    return CompiledStep(
+        memory=compiled.memory,
+        step_s=roofline.time_s,
+        flops=roofline.flops,
+        buffers=tuple(
+            BufferReport(b.nbytes, b.kind, _scope(b.op_name) or b.opcode)
+            for b in own[:_NUM_BUFFERS]
+        ),
+        unknown=tuple(sorted(roofline.unknown.items())),
+    )
+
+
+def _scope(op_name: str) -> str:
+    """The user's scopes in an HLO `op_name`, without the transformations around them."""
+    transforms = ("jit(", "jvp(", "transpose(", "vmap(")
+    parts = []
+    for part in op_name.split("/"):
+        core = part
+        while core.startswith(transforms):
+            core = core[core.index("(") + 1 :].removesuffix(")")
+        core = core.rstrip(")")
+        if core and not part.startswith("jit(") and core not in ("checkpoint",):
+            parts.append("(recomputed)" if core == "rematted_computation" else core)
+    return "/".join(parts)

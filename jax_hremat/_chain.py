@@ -1,0 +1,235 @@
+"""The program as a chain of blocks with options: what the root program is about.
+
+`predict` says what a selection of options costs, step by step and without a solver; the root
+program (`_solve/schedule.py`) is the same arithmetic as constraints, and tests hold the two
+together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from jax_hremat._graph import Graph
+from jax_hremat._option import Option
+from jax_hremat._partition import Partition
+from jax_hremat._region import Region
+from jax_hremat._search import BlockOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A value made in one block and read in later ones.
+
+    Attributes:
+        size_bytes: Its bytes.
+        producer: The block that makes it.
+        readers: Later blocks whose forward reads it, in order.
+        active: Whether a cotangent of it flows back.
+        needed: For each (block, option) whose backward reads it.
+    """
+
+    size_bytes: int
+    producer: int
+    readers: tuple[int, ...]
+    active: bool
+    needed: frozenset[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Blocks in program order, each with its options, and what passes between them.
+
+    Attributes:
+        starts: First operation of each block.
+        options: Options of each block.
+        recompute_s: Seconds of one more forward of each block.
+        crossings: Values that cross a boundary.
+        fixed_bytes: Arguments and outputs of the step.
+    """
+
+    starts: tuple[int, ...]
+    options: tuple[tuple[Option, ...], ...]
+    recompute_s: tuple[float, ...]
+    crossings: tuple[Crossing, ...]
+    fixed_bytes: int
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def pending_cotangent_bytes(self, block: int) -> int:
+        """Cotangents made by later blocks that wait, during this block's backward, for a
+        block further ahead in it."""
+        return sum(
+            c.size_bytes
+            for c in self.crossings
+            if c.active and c.producer < block and c.readers[-1] > block
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """One option for each block, and the groups of consecutive blocks wrapped together.
+
+    Attributes:
+        options: Position of the option in `Chain.options[block]`.
+        groups: Disjoint (first block, last block) pairs, in order.
+    """
+
+    options: tuple[int, ...]
+    groups: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a selection costs.
+
+    Attributes:
+        time_s: Sum over the blocks, and one more forward of each grouped one.
+        peak_bytes: Largest sum of live bytes, arguments and outputs included.
+        peak_block: The block whose backward or forward sets it.
+        in_backward: Which of the two.
+    """
+
+    time_s: float
+    peak_bytes: int
+    peak_block: int
+    in_backward: bool
+
+
+def make_chain(
+    graph: Graph,
+    partition: Partition,
+    options: Mapping[int, BlockOptions],
+    fixed_bytes: int,
+    *,
+    only: Sequence[Sequence[Option]] | None = None,
+) -> Chain:
+    """Lay the options of each kind along the program.
+
+    Args:
+        graph: The program's graph.
+        partition: Its blocks.
+        options: For each kind of block, its options.
+        fixed_bytes: Arguments and outputs of the step.
+        only: Options of each block to choose from, instead of all of its kind's.
+    """
+    block_of: dict[int, int] = {}
+    for index, block in enumerate(partition.blocks):
+        for op in range(block.start, block.stop):
+            block_of[op] = index
+    chosen = tuple(
+        tuple(only[i]) if only is not None else options[kind].options
+        for i, kind in enumerate(partition.kinds)
+    )
+    needed: dict[int, set[tuple[int, int]]] = {}
+    for index, block in enumerate(partition.blocks):
+        for o, option in enumerate(chosen[index]):
+            for position in option.cost.kept_inputs:
+                needed.setdefault(block.inputs[position], set()).add((index, o))
+            for position in option.cost.kept_outputs:
+                needed.setdefault(block.outputs[position], set()).add((index, o))
+    crossings = []
+    for index, block in enumerate(partition.blocks):
+        for v in block.outputs:
+            value = graph.values[v]
+            readers = sorted({block_of[u] for u in value.users} - {index})
+            if readers:
+                crossings.append(
+                    Crossing(
+                        size_bytes=value.size_bytes,
+                        producer=index,
+                        readers=tuple(readers),
+                        active=value.active,
+                        needed=frozenset(needed.get(v, ())),
+                    )
+                )
+    return Chain(
+        starts=tuple(b.start for b in partition.blocks),
+        options=chosen,
+        recompute_s=tuple(options[kind].bare.cost.forward_s for kind in partition.kinds),
+        crossings=tuple(crossings),
+        fixed_bytes=fixed_bytes,
+    )
+
+
+def predict(chain: Chain, selection: Selection) -> Prediction:
+    """Walk the step: forward through the blocks, then backward, a group recomputed first."""
+    group_of = {b: g for g in selection.groups for b in range(g[0], g[1] + 1)}
+    costs = [chain.options[b][o].cost for b, o in enumerate(selection.options)]
+
+    def held(crossing: Crossing, block: int) -> bool:
+        """Whether the value waits for the backward of some block up to `block`, seen from
+        outside any group."""
+        for reader in range(crossing.producer, block + 1):
+            group = group_of.get(reader)
+            if group is None:
+                if (reader, selection.options[reader]) in crossing.needed:
+                    return True
+            elif crossing.producer < group[0] <= block and any(
+                group[0] <= r <= group[1] for r in crossing.readers
+            ):
+                return True
+        return False
+
+    def held_inside(crossing: Crossing, block: int, group: tuple[int, int]) -> bool:
+        """The same between the recompute of a group and its blocks' backwards."""
+        return crossing.producer >= group[0] and any(
+            (reader, selection.options[reader]) in crossing.needed
+            for reader in range(crossing.producer, block + 1)
+        )
+
+    peaks: list[tuple[int, int, bool]] = []
+    for block, cost in enumerate(costs):
+        kept = sum(costs[b].kept_bytes for b in range(block) if b not in group_of)
+        waiting = sum(
+            c.size_bytes
+            for c in chain.crossings
+            if c.producer < block and (c.readers[-1] >= block or held(c, block - 1))
+        )
+        peaks.append((kept + waiting + cost.forward_peak_bytes, block, False))
+
+        group = group_of.get(block)
+        live = kept + chain.pending_cotangent_bytes(block) + cost.backward_peak_bytes
+        live += sum(
+            c.size_bytes for c in chain.crossings if c.producer <= block and held(c, block)
+        )
+        if group is not None:
+            live += sum(costs[b].kept_bytes for b in range(group[0], block))
+            live += sum(
+                c.size_bytes
+                for c in chain.crossings
+                if c.producer <= block and not held(c, block) and held_inside(c, block, group)
+            )
+        peaks.append((live, block, True))
+    peak, block, in_backward = max(peaks, key=lambda p: p[0])
+    return Prediction(
+        time_s=sum(c.time_s for c in costs) + sum(chain.recompute_s[b] for b in group_of),
+        peak_bytes=chain.fixed_bytes + peak,
+        peak_block=block,
+        in_backward=in_backward,
+    )
+
+
+def selection_region(chain: Chain, selection: Selection, stop: int) -> Region:
+    """The region tree of a selection; `stop` is the number of operations."""
+    modes = [
+        chain.options[b][o].mode.shifted(chain.starts[b])
+        for b, o in enumerate(selection.options)
+    ]
+
+    def flat(mode: Region) -> tuple[Region, ...]:
+        return (mode,) if mode.wrapped else mode.children
+
+    children: list[Region] = []
+    block = 0
+    groups = dict(selection.groups)
+    while block < len(modes):
+        last = groups.get(block, block)
+        inner = tuple(r for m in modes[block : last + 1] for r in flat(m))
+        if last > block:
+            children.append(Region(modes[block].start, modes[last].stop, True, (), inner))
+        else:
+            children += inner
+        block = last + 1
+    return Region(0, stop, children=tuple(children))

@@ -1,0 +1,461 @@
+"""`Program`, budget -> `RematPlan`: the pipeline from graph to certificate."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from jax_hremat._certify import CompiledStep, compile_step
+from jax_hremat._chain import (
+    Chain,
+    Prediction,
+    Selection,
+    make_chain,
+    predict,
+    selection_region,
+)
+from jax_hremat._compile import compiler_versions, with_kernel_cache
+from jax_hremat._cost.compiled import measure_block
+from jax_hremat._errors import CertificationError, InfeasibleBudgetError
+from jax_hremat._fingerprint import fingerprint
+from jax_hremat._graph import Graph, build_graph
+from jax_hremat._option import Option
+from jax_hremat._partition import Partition, partition_graph
+from jax_hremat._plan import BlockReport, Certificate, RematPlan
+from jax_hremat._region import Region
+from jax_hremat._search import BlockOptions, Progress, SearchConfig, search_options
+from jax_hremat._solve.backend import Outcome, SolverConfig, Status
+from jax_hremat._solve.schedule import fastest_within, least_peak
+from jax_hremat._target import Target, rates
+from jax_hremat._trace import Program
+from jax_hremat._units import Budget, format_bytes
+
+# Stop improving a certified plan when this little of the budget is left unused.
+_SLACK = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerConfig:
+    """How hard the planner tries.
+
+    Attributes:
+        search: How many modes of each kind of block are compiled.
+        solver: Limits of each mixed-integer program.
+        max_rounds: Compilations of the whole step in a plan, after the first, to meet the
+            budget or to use what is left of it.
+    """
+
+    search: SearchConfig = field(default_factory=SearchConfig)
+    solver: SolverConfig = field(default_factory=SolverConfig)
+    max_rounds: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Workbench:
+    """All that is known of a program before a budget is named; plans for any budget follow.
+
+    Attributes:
+        program: The traced program.
+        graph: Its operations and values.
+        partition: Its blocks.
+        options: Options of each kind of block.
+        baseline: The step without rematerialization, compiled.
+        target: What everything was compiled for.
+        config: How hard the planner tries.
+        timings_s: Seconds spent so far, by stage.
+        num_measured: Modes of blocks compiled.
+    """
+
+    program: Program
+    graph: Graph
+    partition: Partition
+    options: dict[int, BlockOptions]
+    baseline: CompiledStep
+    target: Target
+    config: PlannerConfig
+    timings_s: dict[str, float]
+    num_measured: int
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Arguments and outputs, which no plan changes."""
+        memory = self.baseline.memory
+        return memory.argument_bytes + memory.output_bytes - memory.alias_bytes
+
+    def chain(self, choose: Callable[[BlockOptions], Option] | None = None) -> Chain:
+        """The program as a chain, of all options or of one chosen for each kind of block."""
+        only = None
+        if choose is not None:
+            only = [(choose(self.options[kind]),) for kind in self.partition.kinds]
+        return make_chain(
+            self.graph, self.partition, self.options, self.fixed_bytes, only=only
+        )
+
+    def standard_chains(self) -> dict[str, Chain]:
+        """What a user could write by hand: nothing, or every block under one policy."""
+        names = sorted({name for o in self.options.values() for name, _ in o.policies})
+        chains = {
+            "no remat": self.chain(lambda o: o.bare),
+            "per-block remat": self.chain(lambda o: o.wrapped),
+        }
+        for name in names:
+            chains[name] = self.chain(lambda o, name=name: dict(o.policies).get(name, o.bare))
+        return chains
+
+
+def prepare(
+    program: Program, target: Target, config: PlannerConfig, trace_s: float, progress: Progress
+) -> Workbench:
+    """Everything up to the costs: graph, partition, options of each kind, the baseline."""
+    timings = {"trace": trace_s}
+    with _timed(timings, "trace"):
+        graph = build_graph(program)
+    with _timed(timings, "partition"):
+        partition = partition_graph(graph)
+    everything = Region(0, len(graph.operations))
+    with (
+        _timed(timings, "cost"),
+        tempfile.TemporaryDirectory(prefix="jax_hremat_") as directory,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        baseline = pool.submit(compile_step, program, everything, target)
+        quick = with_kernel_cache(target, directory)
+        options = search_options(
+            graph,
+            partition,
+            lambda block, mode: measure_block(program, graph, block, mode, quick),
+            rates(target),
+            config.search,
+            config.solver,
+            progress,
+        )
+        step = baseline.result()
+    return Workbench(
+        program=program,
+        graph=graph,
+        partition=partition,
+        options=options,
+        baseline=step,
+        target=target,
+        config=config,
+        timings_s=timings,
+        num_measured=sum(o.num_measured for o in options.values()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A whole plan, compiled."""
+
+    chain: Chain
+    selection: Selection
+    root: Region
+    prediction: Prediction
+    step: CompiledStep
+    outcome: Outcome
+
+
+def plan_within(
+    bench: Workbench,
+    budget: Budget,
+    *,
+    headroom_bytes: int,
+    argnums: tuple[int, ...],
+    has_aux: bool,
+    progress: Progress,
+) -> RematPlan:
+    """The fastest certified plan for one budget.
+
+    Solve, compile the whole step, compare; on a miss, or with memory left over, correct the
+    predicted peak by what was seen and solve again.
+
+    Raises:
+        InfeasibleBudgetError: No plan found fits; it carries the smallest that would do.
+    """
+    budget_bytes = (
+        budget.resolve_bytes(bench.baseline.memory.peak_bytes + headroom_bytes)
+    )
+    limit = budget_bytes - headroom_bytes
+    session = _Session(bench, limit, progress)
+    best = session.fastest()
+    if best is None:
+        floor = session.floor()
+        if floor.step.memory.peak_bytes <= limit:
+            best = floor
+        else:
+            raise InfeasibleBudgetError(
+                min_budget_bytes=floor.step.memory.peak_bytes + headroom_bytes,
+                budget_bytes=budget_bytes,
+                bottleneck=_bottleneck(bench, floor),
+            )
+    return _report(bench, best, session, budget_bytes, headroom_bytes, argnums, has_aux)
+
+
+class _Session:
+    """The rounds of one budget: every plan compiled so far, and the time they took."""
+
+    def __init__(self, bench: Workbench, limit: int, progress: Progress) -> None:
+        self._bench = bench
+        self._limit = limit
+        self._progress = progress
+        self._seen: dict[Region, CompiledStep] = {
+            Region(0, len(bench.graph.operations)): bench.baseline
+        }
+        self.timings_s = {"solve": 0.0, "certify": 0.0}
+        self._base = predict(*_uniform(bench.chain(lambda o: o.bare)))
+
+    @property
+    def num_compiled(self) -> int:
+        return len(self._seen)
+
+    def step_s(self, prediction: Prediction) -> float:
+        """A predicted time as a time of the whole step: the baseline's and the difference."""
+        return self._bench.baseline.step_s + prediction.time_s - self._base.time_s
+
+    def candidate(self, chain: Chain, selection: Selection, outcome: Outcome) -> _Candidate:
+        root = selection_region(chain, selection, len(self._bench.graph.operations))
+        if root not in self._seen:
+            self._progress("certifying", len(self._seen) - 1, self._bench.config.max_rounds + 1)
+            with _timed(self.timings_s, "certify"):
+                self._seen[root] = compile_step(self._bench.program, root, self._bench.target)
+        prediction = predict(chain, selection)
+        return _Candidate(chain, selection, root, prediction, self._seen[root], outcome)
+
+    def fits(self, candidate: _Candidate) -> bool:
+        return candidate.step.memory.peak_bytes <= self._limit
+
+    def fastest(self) -> _Candidate | None:
+        """The fastest plan that fits, of the solver's and of the standard ones."""
+        best = self._standard()
+        chain = self._bench.chain()
+        correction = self._first_correction()
+        groups = True
+        for _ in range(self._bench.config.max_rounds + 1):
+            self._progress("solving", 0, 1)
+            with _timed(self.timings_s, "solve"):
+                schedule = fastest_within(
+                    chain, self._limit - correction, self._bench.config.solver, groups=groups
+                )
+            if schedule.selection is None:
+                break
+            compiled_before = self.num_compiled
+            candidate = self.candidate(chain, schedule.selection, schedule.outcome)
+            missed_by = candidate.step.memory.peak_bytes - self._limit
+            if self.fits(candidate):
+                best = _faster(best, candidate)
+            elif candidate.selection.groups:
+                groups = False
+            error = candidate.step.memory.peak_bytes - candidate.prediction.peak_bytes
+            if missed_by <= 0 and -missed_by <= _SLACK * self._limit:
+                break
+            if self.num_compiled == compiled_before and missed_by <= 0:
+                break
+            correction = error if missed_by <= 0 else max(error, correction) + missed_by // 8
+        return best
+
+    def _first_correction(self) -> int:
+        """What the prediction is off by where nothing is wrapped."""
+        return min(0, self._bench.baseline.memory.peak_bytes - self._base.peak_bytes)
+
+    def _standard(self) -> _Candidate | None:
+        """The fastest standard plan that is known to fit without compiling more."""
+        chain = self._bench.chain(lambda o: o.bare)
+        done = Outcome(Status.OPTIMAL, 0.0, 0.0, 0.0)
+        bare = self.candidate(*_uniform(chain), done)
+        return bare if self.fits(bare) else None
+
+    def floor(self) -> _Candidate:
+        """The plan of least compiled peak among the solver's and per-block remat."""
+        solver = replace(self._bench.config.solver, relative_gap=0.01)
+        chain = self._bench.chain()
+        candidates = []
+        for groups in (True, False):
+            with _timed(self.timings_s, "solve"):
+                schedule = least_peak(chain, solver, groups=groups)
+            assert schedule.selection is not None, "without a peak bound a selection exists"
+            candidates.append(self.candidate(chain, schedule.selection, schedule.outcome))
+        wrapped = self._bench.chain(lambda o: o.wrapped)
+        candidates.append(self.candidate(*_uniform(wrapped), candidates[0].outcome))
+        return min(candidates, key=lambda c: (c.step.memory.peak_bytes, c.step.step_s))
+
+
+def _faster(best: _Candidate | None, candidate: _Candidate) -> _Candidate:
+    if best is None or candidate.step.step_s < best.step.step_s:
+        return candidate
+    return best
+
+
+def _uniform(chain: Chain) -> tuple[Chain, Selection]:
+    return chain, Selection((0,) * len(chain))
+
+
+def _report(
+    bench: Workbench,
+    best: _Candidate,
+    session: _Session,
+    budget_bytes: int,
+    headroom_bytes: int,
+    argnums: tuple[int, ...],
+    has_aux: bool,
+) -> RematPlan:
+    memory = best.step.memory
+    certificate = Certificate(
+        peak_bytes=memory.peak_bytes,
+        budget_bytes=budget_bytes,
+        headroom_bytes=headroom_bytes,
+        argument_bytes=memory.argument_bytes,
+        output_bytes=memory.output_bytes,
+        temp_bytes=memory.temp_bytes,
+        target=bench.target.name,
+        compiler_options=MappingProxyType(
+            {k: str(v) for k, v in bench.target.compiler_options.items()}
+        ),
+        versions=MappingProxyType(compiler_versions()),
+    )
+    if not certificate.holds:
+        raise CertificationError(
+            f"the chosen plan takes {format_bytes(memory.peak_bytes)}, more than the budget of "
+            f"{format_bytes(budget_bytes)}; please report this as a bug of jax_hremat"
+        )
+    return RematPlan(
+        root=best.root,
+        fingerprint=fingerprint(bench.program, bench.graph),
+        argnums=argnums,
+        has_aux=has_aux,
+        certificate=certificate,
+        estimated_step_s=best.step.step_s,
+        baseline_step_s=bench.baseline.step_s,
+        baseline_peak_bytes=bench.baseline.memory.peak_bytes,
+        predicted_peak_bytes=best.prediction.peak_bytes,
+        predicted_step_s=session.step_s(best.prediction),
+        cost_source="compiled",
+        solver_status=best.outcome.status.value,
+        solver_gap=best.outcome.gap,
+        blocks=_block_reports(bench, best),
+        buffers=best.step.buffers,
+        num_compiles=MappingProxyType(
+            {"steps": session.num_compiled, "blocks": bench.num_measured}
+        ),
+        timings_s=MappingProxyType({**bench.timings_s, **session.timings_s}),
+    )
+
+
+def _block_reports(bench: Workbench, best: _Candidate) -> tuple[BlockReport, ...]:
+    grouped = {b for a, z in best.selection.groups for b in range(a, z + 1)}
+    reports = []
+    for index, (block, kind) in enumerate(
+        zip(bench.partition.blocks, bench.partition.kinds, strict=True)
+    ):
+        option = best.chain.options[index][best.selection.options[index]]
+        bare = bench.options[kind].bare
+        mode = option.mode.shifted(block.start)
+        extra = best.chain.recompute_s[index] if index in grouped else 0.0
+        reports.append(
+            BlockReport(
+                start=block.start,
+                stop=block.stop,
+                scope=block_scope(bench.graph, block.start, block.stop),
+                mode=_mode_words(bench.graph, mode, index in grouped),
+                kept_bytes=0 if index in grouped else option.cost.kept_bytes,
+                bare_bytes=bare.cost.kept_bytes,
+                added_s=option.cost.time_s - bare.cost.time_s + extra,
+                recomputed=sum(r.stop - r.start for r in _outermost(mode))
+                if index not in grouped
+                else len(block),
+                saved=tuple(
+                    _value_words(bench.graph, op, k)
+                    for _, r in mode.walk()
+                    for op, k in r.saved
+                ),
+            )
+        )
+    return tuple(reports)
+
+
+def _outermost(mode: Region) -> Iterator[Region]:
+    if mode.wrapped:
+        yield mode
+    else:
+        for child in mode.children:
+            yield from _outermost(child)
+
+
+def block_scope(graph: Graph, start: int, stop: int) -> str:
+    """The scopes a block spans, by its first and last operation that have one."""
+    scopes = [op.scope for op in graph.operations[start:stop] if op.scope and op.active]
+    if not scopes:
+        return "(no scope)"
+    first, last = scopes[0].split("/"), scopes[-1].split("/")
+    shared = 0
+    while shared < min(len(first), len(last)) and first[shared] == last[shared]:
+        shared += 1
+    prefix = "/".join(first[:shared])
+    if shared == len(first) or shared == len(last):
+        longest = max((first, last), key=len)
+        return "/".join(longest[: shared + 1]) if prefix else "/".join(longest)
+    joined = f"{first[shared]} … {last[shared]}"
+    return f"{prefix}/{joined}" if prefix else joined
+
+
+def _mode_words(graph: Graph, mode: Region, grouped: bool) -> str:
+    inner = [_run_words(graph, c) for c in mode.children]
+    if mode.wrapped:
+        words = "wrapped"
+        if mode.saved:
+            words += f", keeps {len(mode.saved)} values"
+        if inner:
+            words += ", inside it " + ", ".join(inner)
+    elif inner:
+        words = "wraps " + ", ".join(inner)
+    else:
+        words = "bare"
+    return f"in a group; {words}" if grouped else words
+
+
+def _run_words(graph: Graph, run: Region) -> str:
+    heavy = [op for op in graph.operations[run.start : run.stop] if not op.fusible]
+    first, last = graph.operations[run.start], graph.operations[run.stop - 1]
+    if heavy:
+        first, last = heavy[0], heavy[-1]
+    a = _op_words(first.scope, first.primitive)
+    b = _op_words(last.scope, last.primitive)
+    return f"[{a}]" if a == b else f"[{a} … {b}]"
+
+
+def _op_words(scope: str, primitive: str) -> str:
+    tail = scope.split("/")[-1]
+    return f"{tail}:{primitive}" if tail else primitive
+
+
+def _value_words(graph: Graph, op: int, k: int) -> str:
+    operation = graph.operations[op]
+    value = graph.values[operation.outputs[k]]
+    words = _op_words(operation.scope, operation.primitive)
+    return f"{words} {value.text} ({format_bytes(value.size_bytes)})"
+
+
+def _bottleneck(bench: Workbench, floor: _Candidate) -> str:
+    block = bench.partition.blocks[floor.prediction.peak_block]
+    scope = block_scope(bench.graph, block.start, block.stop)
+    if not floor.step.buffers:
+        return f"`{scope}`"
+    largest = floor.step.buffers[0]
+    what = {"parameter": "argument", "output": "result", "temp": "buffer"}[largest.kind]
+    return (
+        f"the {what} of {format_bytes(largest.size_bytes)} of `{largest.made_by}` (the largest "
+        f"at the peak, in `{scope}`)"
+    )
+
+
+@contextmanager
+def _timed(timings_s: dict[str, float], stage: str) -> Iterator[None]:
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        timings_s[stage] = timings_s.get(stage, 0.0) + time.perf_counter() - start
