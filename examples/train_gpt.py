@@ -120,7 +120,8 @@ def main(
     steps: int = 200,
     budget: int | float | str = 0.5,
     target: str | None = None,
-    learning_rate: float = 1e-3,
+    config: jax_hremat.PlannerConfig | None = None,
+    learning_rate: float = 3e-3,
     seed: int = 0,
 ) -> Result | None:
     """Plans the loss, trains with it, and compares it with no rematerialization.
@@ -130,6 +131,7 @@ def main(
         steps: Training steps.
         budget: Bytes, a text such as "300MiB", or a fraction of what the step takes as it is.
         target: Plan for this device and stop there; None plans for the default one and trains.
+        config: How hard the planner tries; None for its own default.
         learning_rate: The highest; it rises for a tenth of the steps, then falls to zero.
         seed: Seeds the parameters and the batches.
 
@@ -137,23 +139,27 @@ def main(
         What the run showed; None if only a plan was made.
     """
     console = Console()
-    config = SIZES[size]
-    model = GPT(config)
+    dims = SIZES[size]
+    model = GPT(dims)
 
     def loss_fn(params: Any, batch: jax.Array) -> jax.Array:
         logits = model.apply({"params": params}, batch[:, :-1])
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:]).mean()
 
     def init(key: jax.Array) -> Any:
-        return model.init(key, jnp.zeros((1, config.context), jnp.int32))["params"]
+        return model.init(key, jnp.zeros((1, dims.context), jnp.int32))["params"]
 
     # Planning looks at shapes only: nothing is allocated, whatever the size of the model.
     params_shape = jax.eval_shape(init, jax.random.key(seed))
-    batch_shape = jax.ShapeDtypeStruct((config.batch, config.context + 1), jnp.int32)
-    with console.status("planning"):
-        plan = jax_hremat.plan_remat(loss_fn, budget=budget, target=target)(
-            params_shape, batch_shape
-        )
+    batch_shape = jax.ShapeDtypeStruct((dims.batch, dims.context + 1), jnp.int32)
+    with console.status("planning") as status:
+
+        def show(stage: str, done: int, total: int) -> None:
+            status.update(f"planning: {stage}, {done} of {total}")
+
+        plan = jax_hremat.plan_remat(
+            loss_fn, budget=budget, target=target, config=config, progress=show
+        )(params_shape, batch_shape)
     print(plan)
     if target is not None:
         return None
@@ -173,7 +179,7 @@ def main(
 
     train_text, held_out_text = read_text()
     rng = np.random.default_rng(seed)
-    held_out = [sample(held_out_text, config, rng) for _ in range(8)]
+    held_out = [sample(held_out_text, dims, rng) for _ in range(8)]
     eval_loss = jax.jit(loss_fn)
 
     def held_out_loss(params: Any) -> float:
@@ -184,7 +190,7 @@ def main(
     planned_step = train_step_of(jax_hremat.apply_plan(loss_fn, plan))
     plain_step = train_step_of(loss_fn)
     planned_s, plain_s = time_steps(
-        [planned_step, plain_step], params, opt_state, sample(train_text, config, rng)
+        [planned_step, plain_step], params, opt_state, sample(train_text, dims, rng)
     )
 
     loss_before = held_out_loss(params)
@@ -198,7 +204,7 @@ def main(
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("training", total=steps, loss=loss_before)
         for _ in range(steps):
-            batch = sample(train_text, config, rng)
+            batch = sample(train_text, dims, rng)
             params, opt_state, loss = planned_step(params, opt_state, batch)
             progress.update(bar, advance=1, loss=float(loss))
 

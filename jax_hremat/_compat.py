@@ -96,7 +96,7 @@ def inlinable_jaxpr(eqn: Any) -> Any | None:
             layout is None for layout in (*eqn.params["in_layouts"], *eqn.params["out_layouts"])
         )
         return eqn.params["jaxpr"] if unspecified and automatic else None
-    if name in ("closed_call", "core_call"):
+    if name in ("closed_call", "core_call", "eval_jaxpr"):  # The last: JAX 0.12.
         return eqn.params["call_jaxpr"]
     return None
 
@@ -175,7 +175,7 @@ def attached_gpu_target_config() -> str:
 
 
 def with_scopes(jaxpr: Any, scopes: Sequence[str]) -> Any:
-    """The same jaxpr, with one more outermost scope name on each of its equations."""
+    """The same jaxpr, with one more scope name on each equation, outside those it has."""
     inner = open_jaxpr(jaxpr)
     eqns = []
     for eqn, scope in zip(inner.eqns, scopes, strict=True):
@@ -183,12 +183,8 @@ def with_scopes(jaxpr: Any, scopes: Sequence[str]) -> Any:
         source_info = eqn.source_info.replace(name_stack=name_stack)
         eqns.append(eqn.replace(source_info=source_info))
     inner = inner.replace(eqns=eqns)
-    return inner if inner is jaxpr or not hasattr(jaxpr, "jaxpr") else _reclose(jaxpr, inner)
-
-
-def _reclose(jaxpr: Any, inner: Any) -> Any:
-    # JAX >= 0.11: `Jaxpr.jaxpr` is the jaxpr itself, constants included.
-    return inner if jaxpr.jaxpr is jaxpr else jaxpr.replace(jaxpr=inner)
+    # JAX >= 0.11: a closed jaxpr is its own open one, constants included.
+    return inner if open_jaxpr(jaxpr) is jaxpr else jaxpr.replace(jaxpr=inner)
 
 
 def without_dead_code(jaxpr: Any) -> Any:
@@ -198,8 +194,7 @@ def without_dead_code(jaxpr: Any) -> Any:
     return live
 
 
-# Primitives that lowering replaces by their body. `eval_jaxpr` is what JAX 0.12 calls
-# `closed_call`; `remat2` is `jax.checkpoint`.
+# Primitives that lowering replaces by their body; `remat2` is `jax.checkpoint`.
 _WRAPPERS = frozenset(
     """jit pjit closed_call core_call eval_jaxpr remat2 checkpoint custom_jvp_call
     custom_vjp_call custom_vjp_call_jaxpr""".split()

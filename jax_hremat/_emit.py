@@ -19,6 +19,9 @@ def emit_flat(program: Program, root: Region) -> FlatFunction:
     """The program as a function of its flat inputs, with the regions of `root` in it."""
     jaxpr = _compat.open_jaxpr(program.jaxpr)
     consts = _compat.jaxpr_consts(program.jaxpr)
+    if root.wrapped:
+        # A region is wrapped by the one around it.
+        root = Region(root.start, root.stop, children=(root,))
     body = emit_range(program, root, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars)
 
     def flat_function(*inputs: Any) -> list[Any]:
@@ -30,7 +33,10 @@ def emit_flat(program: Program, root: Region) -> FlatFunction:
 def emit_range(
     program: Program, region: Region, inputs: Sequence[Any], outputs: Sequence[Any]
 ) -> FlatFunction:
-    """Operations of one region as a function from `inputs` to `outputs`, both jaxpr atoms."""
+    """Operations of one region as a function from `inputs` to `outputs`, both jaxpr atoms.
+
+    The region itself is run bare, whatever its own mode; the regions inside it are not.
+    """
     emitter = _Emitter(program)
     return emitter.function(region, tuple(inputs), tuple(outputs))
 

@@ -25,7 +25,7 @@ _FUSIBLE = frozenset(
     """abs add add_any and acos acosh asin asinh atan atan2 atanh bitcast_convert_type
     broadcast_in_dim cbrt ceil clamp concatenate convert_element_type copy copy_p cos cosh div
     eq erf erf_inv erfc exp exp2 expand_dims expm1 floor ge gt imag integer_pow iota is_finite
-    le log log1p logistic lt max min mul name ne neg nextafter not or pad pow real
+    le log log1p logistic lt max min mul name ne neg nextafter not one_minus_square or pad pow real
     reduce_precision rem reshape rev round rsqrt select_n shift_left
     shift_right_arithmetic shift_right_logical sign sin sinh slice split sqrt square squeeze
     stop_gradient sub tan tanh transpose xor custom_jvp_call random_bits random_wrap
@@ -170,7 +170,7 @@ def build_graph(program: Program) -> Graph:
         if residuals.differentiable:
             active.update(floating)
         needs = [inputs[i] for i in residuals.inputs] + [outputs[i] for i in residuals.outputs]
-        sizes = [_size_bytes(v.aval) for v in (*eqn.invars, *eqn.outvars)]
+        sizes = [size_bytes_of(v.aval) for v in (*eqn.invars, *eqn.outvars)]
         operations.append(
             Operation(
                 id=index,
@@ -203,7 +203,7 @@ def build_graph(program: Program) -> Graph:
         Value(
             id=i,
             text=aval.str_short(short_dtypes=True),
-            size_bytes=_size_bytes(aval),
+            size_bytes=size_bytes_of(aval),
             kind=kinds[i],
             producer=producers[i],
             active=i in active,
@@ -297,7 +297,7 @@ def _residuals_of(eqn: Any, mask: Sequence[bool]) -> _Residuals:
             reads |= ins
             makes |= outs
         else:
-            opaque_bytes += _size_bytes(residual.aval)
+            opaque_bytes += size_bytes_of(residual.aval)
     return _Residuals(
         differentiable=True,
         inputs=tuple(sorted(i for i in reads if i not in literals)),
@@ -330,11 +330,11 @@ def _sources(
     return ins, outs
 
 
-def _size_bytes(aval: Any) -> int:
+def size_bytes_of(aval: Any) -> int:
+    """Bytes of an array; a typed PRNG key counts as the words it holds."""
+    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        aval = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
     dtype = aval.dtype
-    if jnp.issubdtype(dtype, jax.dtypes.extended):
-        # A typed PRNG key: `key<fry>[]` holds two 32-bit words.
-        return math.prod(aval.shape) * 8
     bits = jnp.iinfo(dtype).bits if jnp.issubdtype(dtype, jnp.integer) else dtype.itemsize * 8
     return -(-math.prod(aval.shape) * bits // 8)
 

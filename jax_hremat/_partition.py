@@ -137,10 +137,7 @@ def _widths(graph: Graph) -> list[int]:
 def _valleys(width: Sequence[int], heavy: Sequence[int]) -> list[int]:
     """Positions of the prominent minima of the width, in order."""
     edges = [0, *(h + 1 for h in heavy)]
-    narrowest = [
-        min(range(a, b + 1), key=lambda i: (width[i], i))
-        for a, b in zip(edges, heavy, strict=False)
-    ]
+    narrowest = [_narrowest(width, a, b) for a, b in zip(edges, heavy, strict=False)]
     valleys: list[int] = []
     low: int | None = None
     high = 0
@@ -157,6 +154,13 @@ def _valleys(width: Sequence[int], heavy: Sequence[int]) -> list[int]:
             high = max(high, here)
     # After the last heavy operation comes the loss: nothing rises again, nothing is cut.
     return [v for v in valleys if v > 0]
+
+
+def _narrowest(width: Sequence[int], first: int, last: int) -> int:
+    """The last of the narrowest positions: what follows a block element by element, such as an
+    activation, belongs to it, or XLA would hold its argument and its result."""
+    least = min(width[first : last + 1])
+    return max(i for i in range(first, last + 1) if width[i] == least)
 
 
 def _split_long(width: Sequence[int], cuts: list[int]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -28,17 +29,32 @@ Progress = Callable[[str, int, int], None]
 class SearchConfig:
     """How many modes of a block are compiled.
 
+    A kind of block gets all of them if it holds a fair share of the program's residuals, fewer
+    the less it holds.
+
     Attributes:
         max_runs: Runs wrapped alone, for each kind of block.
         max_packings: Sets of runs wrapped together.
         max_saved_sets: Sets of values that a wholly wrapped block keeps.
+        fair_share: Share of the program's residual bytes from which a kind gets the maximum.
         max_workers: Compilations at a time.
     """
 
     max_runs: int = 12
     max_packings: int = 6
     max_saved_sets: int = 3
+    fair_share: float = 0.05
     max_workers: int = max(2, min(8, os.cpu_count() or 1))
+
+    def scaled(self, share: float) -> SearchConfig:
+        """The limits for a kind that holds this share of the residuals."""
+        part = min(1.0, math.sqrt(share / self.fair_share))
+        return replace(
+            self,
+            max_runs=round(part * self.max_runs),
+            max_packings=round(part * self.max_packings),
+            max_saved_sets=round(part * self.max_saved_sets),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +96,11 @@ def search_options(
     """
     times_s = operation_times_s(graph, rates)
     byte_s = 1 / rates.bytes_per_s
+    shares = _residual_shares(graph, partition)
     searches = {
-        kind: _BlockSearch(graph, partition.blocks[kind], times_s, byte_s, config, solver)
+        kind: _BlockSearch(
+            graph, partition.blocks[kind], times_s, byte_s, config.scaled(shares[kind]), solver
+        )
         for kind in partition.unique
     }
     with ThreadPoolExecutor(config.max_workers) as pool:
@@ -95,6 +114,19 @@ def search_options(
     return {
         kind: search.options({**done[kind], **more[kind]}) for kind, search in searches.items()
     }
+
+
+def _residual_shares(graph: Graph, partition: Partition) -> dict[int, float]:
+    """What part of all residuals the blocks of each kind hold, by JAX's linearization."""
+    held: dict[int, int] = dict.fromkeys(partition.unique, 0)
+    for block, kind in zip(partition.blocks, partition.kinds, strict=True):
+        operations = graph.operations[block.start : block.stop]
+        values = {v for op in operations for v in op.needs}
+        held[kind] += sum(
+            graph.values[v].size_bytes for v in values if graph.values[v].kind == "computed"
+        ) + sum(op.opaque_bytes for op in operations)
+    total = max(sum(held.values()), 1)
+    return {kind: size / total for kind, size in held.items()}
 
 
 def _measure_all(
@@ -169,7 +201,8 @@ class _BlockSearch:
                     added_s=cost.time_s - bare.time_s,
                 )
             )
-        packings = pareto_packings(runs, self._solver, self._config.max_packings)
+        count = max(1, self._config.max_packings)
+        packings = pareto_packings(runs, self._solver, count)
         modes = [self._with_runs(p.runs) for p in packings]
         if self.wrapped.wrapped:
             # Inside a wrapped block the runs lower the peak of its backward, not what it keeps.

@@ -1,0 +1,92 @@
+"""What is checked, and how: `nox -s <session>`; what follows `--` goes to the session's command."""
+
+import shutil
+from pathlib import Path
+
+import nox
+
+OLDEST_PYTHON, NEWEST_PYTHON = "3.11", "3.12"
+OLDEST_JAX = ("jax==0.10.2", "jaxlib==0.10.2")
+# What a wheel could lack: the target files and the marker of a typed package.
+USE_WHEEL = """
+import importlib.resources, jax_hremat
+assert (importlib.resources.files(jax_hremat) / "py.typed").is_file()
+for name in jax_hremat.list_targets():
+    print(name, jax_hremat.compiler_options(name))
+assert "h200" in jax_hremat.list_targets()
+"""
+
+nox.options.sessions = ["lint", "typecheck", "tests"]
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style and formatting (ruff)."""
+    session.install("ruff>=0.15")
+    session.run("ruff", "check", *session.posargs)
+    session.run("ruff", "format", "--check")
+
+
+@nox.session(python=OLDEST_PYTHON)
+def typecheck(session: nox.Session) -> None:
+    """Types of the package (pyright)."""
+    session.install(".", "pyright[nodejs]>=1.1.400")
+    session.run("pyright", *session.posargs)
+
+
+@nox.session(python=OLDEST_PYTHON)
+def tests(session: nox.Session) -> None:
+    """The test suite on the oldest supported JAX."""
+    session.install(".[test,gpu-aot]", *OLDEST_JAX)
+    session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session(python=NEWEST_PYTHON)
+def tests_newest(session: nox.Session) -> None:
+    """The test suite on the newest JAX, with the newest of everything else."""
+    session.install("--upgrade", "--upgrade-strategy", "eager", ".[test,gpu-aot]")
+    session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session(python=OLDEST_PYTHON)
+def slow(session: nox.Session) -> None:
+    """The tests that take minutes."""
+    session.install(".[test,gpu-aot]")
+    session.run("python", "-m", "pytest", "-m", "slow", *session.posargs)
+
+
+@nox.session(python=NEWEST_PYTHON)
+def gpu(session: nox.Session) -> None:
+    """The tests that need an attached GPU."""
+    session.install(".[test,gpu-aot]", "jax[cuda12]")
+    session.run(
+        "python", "-m", "pytest", "-m", "gpu", *session.posargs, env={"JAX_HREMAT_TEST_GPU": "1"}
+    )
+
+
+@nox.session(python=OLDEST_PYTHON)
+def examples(session: nox.Session) -> None:
+    """The examples as the README runs them, at a size that takes a minute."""
+    session.install(".[examples]")
+    arguments = session.posargs or ["--size", "tiny", "--steps", "50", "--budget", "0.7"]
+    session.run("python", "examples/train_gpt.py", *arguments)
+
+
+@nox.session(python=OLDEST_PYTHON)
+def build(session: nox.Session) -> None:
+    """Builds the source archive and from it the wheel, then uses the wheel outside the tree."""
+    dist = Path(session.create_tmp()).resolve() / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    session.install("build")
+    session.run("python", "-m", "build", "--outdir", str(dist))
+    (wheel,) = dist.glob("*.whl")
+    session.install(str(wheel))
+    session.chdir(dist)
+    session.run("python", "-c", USE_WHEEL)
+
+
+@nox.session(python=OLDEST_PYTHON)
+def benchmarks(session: nox.Session) -> None:
+    """The table of the benchmark models (many minutes)."""
+    session.install(".[examples,gpu-aot]")
+    session.run("python", "-m", "benchmarks.table", *session.posargs)

@@ -1,0 +1,281 @@
+"""The emission law: whatever the regions, the emitted function is the function."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from random_plans import WIDTH, losses, region_trees
+
+from jax_hremat import _compat
+from jax_hremat._emit import emit, emit_flat
+from jax_hremat._region import Region
+from jax_hremat._trace import Program, trace_call, trace_loss
+
+# Without the first XLA:CPU merges a recompute with the first forward, and tests less.
+KEEP_BARRIERS = {
+    "xla_disable_hlo_passes": "cse_barrier_expander",
+    "xla_backend_optimization_level": 0,
+}
+QUICK = settings(
+    max_examples=8,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+def assert_same(actual: Any, expected: Any, tolerance: float = 2e-5) -> None:
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * (1 + np.abs(b).max()))
+
+
+def num_operations(program: Program) -> int:
+    return len(_compat.open_jaxpr(program.jaxpr).eqns)
+
+
+def normal(*shape: int, dtype: Any = np.float32) -> jax.Array:
+    values = np.random.default_rng(sum(shape)).normal(size=shape) * 0.5
+    return jnp.asarray(values, dtype)
+
+
+# What each case is about is in its name; all take (weights, data) and return a scalar or
+# (scalar, auxiliary).
+
+
+def typed_dropout_keys(w, data):
+    x, key = data
+    for layer, one in enumerate(w):
+        keep = jax.random.bernoulli(jax.random.fold_in(key, layer), 0.7, x.shape)
+        x = jnp.where(keep, jnp.tanh(x @ one) / 0.7, 0)
+    return (x**2).sum(), {"next": jax.random.split(key)[0]}
+
+
+_clipped = jax.custom_vjp(lambda x: jnp.sin(x) * x)
+_clipped.defvjp(
+    lambda x: (jnp.sin(x) * x, (jnp.cos(x), x)),
+    lambda kept, g: (jnp.clip(g * kept[0] * kept[1], -0.1, 0.1),),
+)
+
+
+def a_custom_vjp(w, x):
+    return (_clipped(_clipped(x @ w[0]) @ w[1]) ** 2).sum()
+
+
+def custom_jvps(w, x):
+    hidden = jax.nn.relu(x @ w[0])
+    return (jax.nn.softmax(hidden @ w[1]) * jax.nn.silu(hidden)).sum()
+
+
+def auxiliary_outputs(w, x):
+    hidden = jnp.exp(-((x @ w[0]) ** 2))
+    step = jnp.asarray(3, jnp.int32)
+    aux = {"hidden": hidden, "input": x, "count": (hidden > 0.5).sum(), "three": step}
+    return (hidden @ w[1]).sum(), aux
+
+
+def integer_inputs(w, tokens):
+    embedded = w[0][tokens]
+    logits = jnp.sin(embedded) @ w[1]
+    picked = jnp.take_along_axis(logits, tokens[:, None], axis=-1)
+    return (jax.nn.logsumexp(logits, -1) - picked[:, 0]).mean()
+
+
+def bfloat16(w, x):
+    low = [v.astype(jnp.bfloat16) for v in w]
+    x = jax.nn.gelu(x.astype(jnp.bfloat16) @ low[0])
+    return (jnp.exp(-x * x) @ low[1]).astype(jnp.float32).mean()
+
+
+def a_branch(w, x):
+    x = jnp.sin(x @ w[0])
+    x = jax.lax.cond(x.sum() > 0, lambda v: jnp.cos(v) @ w[1], lambda v: v * 2, x)
+    return (x * x).sum()
+
+
+def a_scan(w, x):
+    def body(carry, one):
+        carry = jnp.tanh(carry @ one)
+        return carry, (carry * carry).sum()
+
+    x, sums = jax.lax.scan(body, jnp.sin(x), w)
+    return (x * x).sum() + sums.mean(), sums
+
+
+def a_while(w, x):
+    scale = jax.lax.while_loop(
+        lambda s: s > 1.0, lambda s: s / 2, jax.lax.stop_gradient(jnp.abs(x @ w[0]).sum())
+    )
+    return (jnp.sin(x @ w[1]) * scale).sum()
+
+
+def own_checkpoint_and_gradient(w, x):
+    @jax.checkpoint
+    def block(x, one):
+        return jnp.sin(jnp.tanh(x @ one))
+
+    slope = jax.grad(lambda v: jnp.cos(v @ w[0]).sum())(x)
+    return (block(block(x, w[0]), w[1]) * slope).sum()
+
+
+CONSTANT = np.linspace(0, 1, WIDTH, dtype=np.float32)
+
+
+def closed_over_constant(w, x):
+    return (jnp.tanh(x @ w[0] + jnp.asarray(CONSTANT)) @ w[1]).sum()
+
+
+class Case(NamedTuple):
+    fun: Any
+    args: Any
+    has_aux: bool
+    program: Program
+    tolerance: float
+
+
+AUXILIARY = (typed_dropout_keys, auxiliary_outputs, a_scan)
+CASES = (
+    *AUXILIARY,
+    a_custom_vjp,
+    custom_jvps,
+    integer_inputs,
+    bfloat16,
+    a_branch,
+    a_while,
+    own_checkpoint_and_gradient,
+    closed_over_constant,
+)
+
+
+@cache
+def case(fun: Any) -> Case:
+    x: Any = normal(3, WIDTH)
+    if fun is typed_dropout_keys:
+        x = (x, jax.random.key(7))
+    if fun is integer_inputs:
+        x = jnp.asarray([0, 3, 1], jnp.int32)
+    args = (normal(2, WIDTH, WIDTH), x)
+    has_aux = fun in AUXILIARY
+    program = trace_loss(fun, args, {}, has_aux=has_aux)
+    return Case(fun, args, has_aux, program, 3e-2 if fun is bfloat16 else 2e-5)
+
+
+def whole(program: Program) -> Region:
+    return Region(0, num_operations(program), wrapped=True)
+
+
+def every_operation(program: Program) -> Region:
+    number = num_operations(program)
+    return Region(0, number, children=tuple(Region(i, i + 1, True) for i in range(number)))
+
+
+def nested_saving_all(program: Program) -> Region:
+    number = num_operations(program)
+    equations = _compat.open_jaxpr(program.jaxpr).eqns
+    edges = (0, number // 3, 2 * number // 3, number)
+    thirds = []
+    for start, stop in zip(edges, edges[1:], strict=False):
+        values = [(op, k) for op in range(start, stop) for k in range(len(equations[op].outvars))]
+        thirds.append(Region(start, stop, True, tuple(values)))
+    inner = Region(edges[1], number, True, (), tuple(thirds[1:]))
+    return Region(0, number, True, (), (thirds[0], inner))
+
+
+PLANS = (whole, every_operation, nested_saving_all)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda p: p.__name__)
+@pytest.mark.parametrize("fun", CASES, ids=lambda f: f.__name__)
+def test_value_gradient_and_auxiliaries_are_the_same(fun, plan):
+    found = case(fun)
+    emitted = emit(found.program, plan(found.program))
+    expected = jax.value_and_grad(fun, has_aux=found.has_aux)(*found.args)
+    assert_same(emitted(*found.args), fun(*found.args), found.tolerance)
+    for transform in (lambda f: f, lambda f: jax.jit(f, compiler_options=KEEP_BARRIERS)):
+        step = transform(jax.value_and_grad(emitted, has_aux=found.has_aux))
+        assert_same(step(*found.args), expected, found.tolerance)
+
+
+@pytest.mark.parametrize("plan", PLANS[1:], ids=lambda p: p.__name__)
+@pytest.mark.parametrize("fun", CASES, ids=lambda f: f.__name__)
+def test_under_vmap_and_the_gradient_of_vmap(fun, plan):
+    found = case(fun)
+    emitted = emit(found.program, plan(found.program))
+    weights, data = found.args
+
+    def batched(leaf):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.split(leaf, 2)
+        return jnp.stack([leaf, leaf[::-1]])
+
+    data = jax.tree.map(batched, data)
+
+    def mean_loss(function):
+        def mean(weights):
+            out = jax.vmap(function, (None, 0))(weights, data)
+            return (out[0] if found.has_aux else out).mean(), out
+
+        return jax.value_and_grad(mean, has_aux=True)
+
+    assert_same(mean_loss(emitted)(weights), mean_loss(fun)(weights), found.tolerance)
+
+
+@pytest.mark.parametrize("fun", CASES, ids=lambda f: f.__name__)
+@QUICK
+@given(data=st.data())
+def test_any_tree_of_regions(fun, data):
+    found = case(fun)
+    root = data.draw(region_trees(found.program))
+    emitted = emit(found.program, root)
+    expected = jax.value_and_grad(fun, has_aux=found.has_aux)(*found.args)
+    actual = jax.value_and_grad(emitted, has_aux=found.has_aux)(*found.args)
+    assert_same(actual, expected, found.tolerance)
+
+
+@settings(QUICK, max_examples=60)
+@given(loss=losses(), data=st.data())
+def test_any_small_program_under_any_tree_of_regions(loss, data):
+    args = (normal(WIDTH, WIDTH), normal(WIDTH + 1, WIDTH)[1:])
+    program = trace_loss(loss, args, {}, argnums=(0, 1))
+    root = data.draw(region_trees(program))
+    emitted = emit(program, root)
+    assert_same(jax.value_and_grad(emitted, (0, 1))(*args), jax.value_and_grad(loss, (0, 1))(*args))
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda p: p.__name__)
+def test_a_call_with_its_pullback(plan):
+    def layer(w, x, mask):
+        hidden = jnp.exp(-((x @ w[0]) ** 2))
+        return {"out": jnp.where(mask, hidden @ w[1], x), "flips": mask.sum()}
+
+    args = (normal(2, WIDTH, WIDTH), normal(3, WIDTH), normal(3, WIDTH) > 0)
+    program = trace_call(layer, args, (0, 1))
+    cotangent = normal(3, WIDTH)
+    expected = program.step(emit_flat(program, Region(0, num_operations(program))))
+    actual = program.step(emit_flat(program, plan(program)))
+    flat = (*args, cotangent)
+    assert_same(actual(*flat), expected(*flat))
+    _, pullback = jax.vjp(lambda w, x: layer(w, x, args[2])["out"], *args[:2])
+    assert_same(actual(*flat)[2], list(pullback(cotangent)))
+
+
+def test_a_wrapped_root_is_wrapped():
+    found = case(custom_jvps)
+    jaxpr = str(jax.make_jaxpr(emit(found.program, whole(found.program)))(*found.args))
+    assert jaxpr.count("checkpoint[") + jaxpr.count("remat2[") == 1
+
+
+def test_the_forward_alone_holds_no_barrier():
+    found = case(a_custom_vjp)
+    emitted = emit(found.program, nested_saving_all(found.program))
+    assert "optimization_barrier" not in jax.jit(emitted).lower(*found.args).as_text()

@@ -1,0 +1,53 @@
+"""The examples, as a reader runs them, at a size that takes seconds."""
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import jax_hremat
+import train_gpt
+
+# Few candidates, so that planning takes seconds.
+QUICK = jax_hremat.PlannerConfig(
+    search=jax_hremat.SearchConfig(max_runs=2, max_packings=1, max_saved_sets=1)
+)
+
+
+def test_train_gpt_learns_within_its_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    result = train_gpt.main(size="tiny", steps=30, budget=0.7, config=QUICK)
+    assert result is not None
+    assert result.loss_after < result.loss_before - 0.5
+    certificate = result.plan.certificate
+    assert certificate.peak_bytes <= certificate.budget_bytes < result.plan.baseline_peak_bytes
+
+    printed = capsys.readouterr().out
+    shown = {
+        row: float(amount) for row, amount in re.findall(r"│ ([a-z ]+?) +│ ([\d.]+) MiB", printed)
+    }
+    assert shown["certified peak"] <= shown["budget"]
+    assert shown["certified peak"] == pytest.approx(certificate.peak_bytes / 2**20, abs=0.1)
+
+
+def test_train_gpt_only_plans_for_a_named_target(capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        result = train_gpt.main(size="tiny", budget=1.0, target="h200", config=QUICK)
+    except jax_hremat.TargetUnavailableError as error:
+        pytest.skip(f"nothing compiles for a GPU here: {error}")
+    assert result is None
+    assert "h200" in capsys.readouterr().out
+
+
+def test_readme_example_runs() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    first_block = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert first_block is not None
+    scope: dict[str, Any] = {}
+    exec(compile(first_block[1], "README.md", "exec"), scope)
+    expected = jax.value_and_grad(scope["loss_fn"])(scope["params"], scope["x"])
+    same = partial(np.testing.assert_allclose, rtol=1e-4)
+    jax.tree.map(same, (scope["loss"], scope["grads"]), expected)
