@@ -37,6 +37,9 @@ from jax_hremat._units import Budget, format_bytes
 
 # Stop improving a certified plan when this little of the budget is left unused.
 _SLACK = 0.01
+# Compile a standard plan as well if its predicted peak is at most this many times the limit.
+_HOPE = 1.05
+_NO_SOLVE = Outcome(Status.OPTIMAL, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +211,7 @@ class _Session:
         }
         self.timings_s = {"solve": 0.0, "certify": 0.0}
         self._base = predict(*_uniform(bench.chain(lambda o: o.bare)))
+        self._chain = bench.chain()
 
     @property
     def num_compiled(self) -> int:
@@ -231,54 +235,62 @@ class _Session:
 
     def fastest(self) -> _Candidate | None:
         """The fastest plan that fits, of the solver's and of the standard ones."""
-        best = self._standard()
-        chain = self._bench.chain()
-        correction = self._first_correction()
+        bare = self.candidate(*_uniform(self._bench.chain(lambda o: o.bare)), _NO_SOLVE)
+        best = bare if self.fits(bare) else None
+        # Most of the prediction's error is the same in every plan of a program, so what it was
+        # where nothing is wrapped is taken off at once, and what it was for each plan later.
+        correction = min(0, self._bench.baseline.memory.peak_bytes - self._base.peak_bytes)
         groups = True
         for _ in range(self._bench.config.max_rounds + 1):
             self._progress("solving", 0, 1)
             with _timed(self.timings_s, "solve"):
                 schedule = fastest_within(
-                    chain, self._limit - correction, self._bench.config.solver, groups=groups
+                    self._chain,
+                    self._limit - correction,
+                    self._bench.config.solver,
+                    groups=groups,
                 )
             if schedule.selection is None:
                 break
-            compiled_before = self.num_compiled
-            candidate = self.candidate(chain, schedule.selection, schedule.outcome)
-            missed_by = candidate.step.memory.peak_bytes - self._limit
+            before = self.num_compiled
+            candidate = self.candidate(self._chain, schedule.selection, schedule.outcome)
+            peak = candidate.step.memory.peak_bytes
+            error = peak - candidate.prediction.peak_bytes
             if self.fits(candidate):
                 best = _faster(best, candidate)
-            elif candidate.selection.groups:
-                groups = False
-            error = candidate.step.memory.peak_bytes - candidate.prediction.peak_bytes
-            if missed_by <= 0 and -missed_by <= _SLACK * self._limit:
-                break
-            if self.num_compiled == compiled_before and missed_by <= 0:
-                break
-            correction = error if missed_by <= 0 else max(error, correction) + missed_by // 8
+                if self._limit - peak <= _SLACK * self._limit or self.num_compiled == before:
+                    break
+                correction = error
+            else:
+                # Groups are predicted less well than blocks; once missed, go without them.
+                groups = groups and not candidate.selection.groups
+                correction = max(error, correction + (peak - self._limit))
+        return self._or_standard(best)
+
+    def _or_standard(self, best: _Candidate | None) -> _Candidate | None:
+        """The best plan, or a standard one that is faster and fits."""
+        for chain in self._bench.standard_chains().values():
+            prediction = predict(chain, _uniform(chain)[1])
+            hopeful = prediction.peak_bytes <= _HOPE * self._limit and (
+                best is None or self.step_s(prediction) < best.step.step_s
+            )
+            if hopeful:
+                candidate = self.candidate(*_uniform(chain), _NO_SOLVE)
+                if self.fits(candidate):
+                    best = _faster(best, candidate)
         return best
-
-    def _first_correction(self) -> int:
-        """What the prediction is off by where nothing is wrapped."""
-        return min(0, self._bench.baseline.memory.peak_bytes - self._base.peak_bytes)
-
-    def _standard(self) -> _Candidate | None:
-        """The fastest standard plan that is known to fit without compiling more."""
-        chain = self._bench.chain(lambda o: o.bare)
-        done = Outcome(Status.OPTIMAL, 0.0, 0.0, 0.0)
-        bare = self.candidate(*_uniform(chain), done)
-        return bare if self.fits(bare) else None
 
     def floor(self) -> _Candidate:
         """The plan of least compiled peak among the solver's and per-block remat."""
         solver = replace(self._bench.config.solver, relative_gap=0.01)
-        chain = self._bench.chain()
         candidates = []
         for groups in (True, False):
             with _timed(self.timings_s, "solve"):
-                schedule = least_peak(chain, solver, groups=groups)
+                schedule = least_peak(self._chain, solver, groups=groups)
             assert schedule.selection is not None, "without a peak bound a selection exists"
-            candidates.append(self.candidate(chain, schedule.selection, schedule.outcome))
+            candidates.append(
+                self.candidate(self._chain, schedule.selection, schedule.outcome)
+            )
         wrapped = self._bench.chain(lambda o: o.wrapped)
         candidates.append(self.candidate(*_uniform(wrapped), candidates[0].outcome))
         return min(candidates, key=lambda c: (c.step.memory.peak_bytes, c.step.step_s))

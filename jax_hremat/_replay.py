@@ -77,12 +77,15 @@ def replay(program: Program, root: Region) -> Replay:
     `peak_bytes` compares plans and is no prediction. A loop's or branch's body adds the peak
     of the values it computes, its slices of the stacked inputs left out; Pallas and other
     custom kernels add none. Flops of elementwise operations are one per element; `while` loops
-    count once. An operation whose derivative rule computes its value by other equations
-    (`scatter`, `cummax`) shows 0 in `recomputed`, though `flops` counts them; a `sort` that is
-    differentiated costs more than its forward, carrying positions along; and 0 shows too for
-    a rerun that the operation's own derivative rule makes, being the same under every plan
-    (a flash-attention `custom_vjp`, a user's `jax.checkpoint`). In an operation with a
-    body, a derivative equation that looks like one of the body's counts as its rerun.
+    count once.
+
+    What `recomputed` cannot tell: an operation whose derivative rule computes its value by
+    other equations (`scatter`, `cummax`) shows 0, though `flops` counts them. So does a rerun
+    that the operation's own derivative makes under every plan (a flash-attention `custom_vjp`,
+    a user's `jax.checkpoint`). A rerun's cost may differ from the forward's: more for `sort`,
+    which carries positions along; less for a branch or loop, of which only what is needed
+    runs. In an operation with a body, a derivative equation that looks like one of the body's
+    counts as its rerun.
     """
     equations = _compat.open_jaxpr(program.jaxpr).eqns
     tagged = _compat.with_scopes(

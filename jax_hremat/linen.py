@@ -1,0 +1,245 @@
+"""Flax linen modules whose call is planned; the only part of the package that imports Flax."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from flax.core import lift
+from flax.linen import transforms
+
+from jax_hremat import _compat
+from jax_hremat._emit import emit
+from jax_hremat._errors import UnsupportedProgramError
+from jax_hremat._fingerprint import fingerprint
+from jax_hremat._graph import Graph, build_graph
+from jax_hremat._plan import RematPlan
+from jax_hremat._planner import PlannerConfig, plan_within, prepare
+from jax_hremat._search import Progress
+from jax_hremat._target import Target, get_target
+from jax_hremat._trace import Program, abstract, trace_call
+from jax_hremat._units import parse_budget
+
+M = TypeVar("M", bound=nn.Module)
+
+_logger = logging.getLogger("jax_hremat")
+
+# A call is traced as a function of (params, other variables, rngs, (args, kwargs)) and, last,
+# of the traced values it closes over.
+_DIFFERENTIATED = (0, 3)
+_CLOSED_OVER = 4
+
+
+def planned_module(
+    module_class: type[M],
+    *,
+    budget: int | float | str,
+    target: str | os.PathLike[str] | Target | None = None,
+    headroom_bytes: int = 0,
+    config: PlannerConfig | None = None,
+    progress: Progress | None = None,
+) -> type[M]:
+    """A linen module class whose `__call__` is rematerialized under a byte budget.
+
+    It is a subclass with the same name, fields, variables, rngs and mutable collections:
+    checkpoints of one load in the other. Each program that its call traces to is planned once,
+    whichever instance it comes from; initialization runs as it is. The step that the budget
+    bounds is the call with its pullback, all floating parameters and inputs differentiated,
+    compiled alone. `hremat(module_class, budget=…)` is the same function.
+
+    In the arguments, arrays are traced; anything else (flags, numbers, strings) is static, so
+    that a Python number of another value is another program.
+
+    Args:
+        module_class: A `flax.linen.Module` class with a `__call__`, which alone is planned.
+        budget, target, headroom_bytes, config, progress: As in `jax_hremat.plan_remat`.
+
+    Returns:
+        The class. Its class method `hremat_plans()` gives the plans in use, in order of first
+        call.
+
+    Raises:
+        UnsupportedProgramError: Not a linen module class, or one without `__call__`; when
+            called, no floating parameter or input, or an ordered effect.
+        BudgetFormatError, UnknownTargetError, TargetUnavailableError: At once.
+        InfeasibleBudgetError, UnsupportedConfigError: When called.
+
+    Unchecked: what surrounds the call in the step (other layers, the loss, an optimizer), the
+    batch that `jax.vmap` adds around it, and whether it is differentiated at all: calls for
+    evaluation are planned too.
+    """
+    _check_module_class(module_class)
+    parsed = parse_budget(budget)
+    chosen = get_target(target)
+    report = progress or _log_progress
+    settings = config or PlannerConfig()
+    plans: dict[str, RematPlan] = {}
+
+    def plan_for(program: Program, trace_s: float) -> RematPlan:
+        key = _plan_key(program, build_graph(program))
+        if key not in plans:
+            plans[key] = plan_within(
+                prepare(program, chosen, settings, trace_s, report),
+                parsed,
+                headroom_bytes=headroom_bytes,
+                argnums=_DIFFERENTIATED,
+                has_aux=False,
+                progress=report,
+            )
+        return plans[key]
+
+    def planned(scopes_fun: Callable[..., Any]) -> Callable[..., Any]:
+        return _lift_planned(scopes_fun, plan_for)
+
+    def hremat_plans(cls: type[nn.Module]) -> tuple[RematPlan, ...]:
+        """The plans in use, one for each program the call was traced to."""
+        return tuple(plans.values())
+
+    namespace = {
+        "__call__": transforms.lift_transform(planned, module_class.__call__),
+        "__doc__": module_class.__doc__,
+        "__module__": module_class.__module__,
+        "__qualname__": module_class.__qualname__,
+        "hremat_plans": classmethod(hremat_plans),
+    }
+    return type(module_class)(module_class.__name__, (module_class,), namespace)
+
+
+def _check_module_class(module_class: Any) -> None:
+    is_class = inspect.isclass(module_class)
+    if not (is_class and issubclass(module_class, nn.Module)):
+        given = module_class if is_class else type(module_class)
+        raise UnsupportedProgramError(
+            f"only loss functions and `flax.linen.Module` classes can be planned, and this is "
+            f"{'the class' if is_class else 'an instance of'} `{given.__module__}."
+            f"{given.__qualname__}`. Of any other model, plan the loss function that calls it"
+        )
+    # `hasattr` would find the `__call__` of classes, which makes instances.
+    if not any("__call__" in vars(base) for base in module_class.__mro__):
+        raise UnsupportedProgramError(
+            f"`{module_class.__name__}` has no `__call__`, the one method that is planned. "
+            f"Give it one, or plan the loss function that uses its other methods"
+        )
+
+
+def _lift_planned(
+    scopes_fun: Callable[..., Any], plan_for: Callable[[Program, float], RematPlan]
+) -> Callable[..., Any]:
+    """`flax.core.lift.checkpoint`, with the regions of a plan for `jax.checkpoint`.
+
+    The call is traced each time, so that what it leaves behind in Python (counters of random
+    keys, names of submodules) is as it would be; only plans, which hold no JAX object, last.
+    """
+
+    def inner(
+        scope_fn: Callable[..., Any],
+        repack_fn: Callable[..., Any],
+        variable_groups: Any,
+        rng_groups: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        def call(params: Any, others: Any, rngs: Any, inputs: Any) -> Any:
+            scopes = scope_fn((params, others), rngs)
+            outputs = scopes_fun(scopes, *inputs[0], **inputs[1])
+            return outputs, repack_fn(scopes)
+
+        operands = (*variable_groups, rng_groups, (args, kwargs))
+        if scope_fn(variable_groups, rng_groups)[-1].get_flag("initializing", False):
+            return call(*operands)
+        arrays, static = _partition(operands)
+        static_outputs: list[Any] = []
+
+        def call_arrays(*arrays: Any) -> Any:
+            outputs, rest = _partition(call(*_combine(arrays, static)))
+            static_outputs.append(rest)
+            return outputs
+
+        start = time.perf_counter()
+        program, closed_over = _trace_hoisted(call_arrays, arrays)
+        plan = plan_for(program, time.perf_counter() - start)
+        outputs = emit(program, plan.root)(*arrays, *closed_over)
+        return _combine(outputs, static_outputs[0])
+
+    filters = ("params", True)
+    packed = lift.pack(inner, filters, filters, (True,), name="hremat", enable_kwargs=True)
+
+    def lifted(scopes: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        # The module's own scope is the last. Without one it is unbound, and Flax says so.
+        call = packed if scopes[-1] is not None else scopes_fun
+        return call(scopes, *args, **kwargs)
+
+    return lifted
+
+
+def _trace_hoisted(
+    fun: Callable[..., Any], arrays: Sequence[Any]
+) -> tuple[Program, tuple[Any, ...]]:
+    """Trace a call; traced values it closes over become one more, differentiated, argument.
+
+    A module has them in its fields, say, when it is made inside the function that JAX traces.
+    They cannot stay constants of a program that is compiled on its own.
+    """
+    avals = jax.tree.map(_abstract_leaf, tuple(arrays))
+    program = trace_call(fun, avals, _DIFFERENTIATED)
+    consts = _compat.jaxpr_consts(program.jaxpr)
+    tracers = [c for c in consts if isinstance(c, jax.core.Tracer)]
+    if not tracers:
+        return program, ()
+
+    def hoisted(*operands: Any) -> Any:
+        *own, closed_over = operands
+        values = iter(closed_over)
+        merged = [next(values) if isinstance(c, jax.core.Tracer) else c for c in consts]
+        flat = _compat.evaluate_inlined(program.jaxpr, merged, jax.tree.leaves(own))
+        return jax.tree.unflatten(program.out_tree, flat)
+
+    operands = (*avals, [_abstract_leaf(t) for t in tracers])
+    return trace_call(hoisted, operands, (*_DIFFERENTIATED, _CLOSED_OVER)), (tracers,)
+
+
+def _plan_key(program: Program, graph: Graph) -> str:
+    """Programs with the same key share a plan.
+
+    Flax folds a module's path into its random keys, so instances of one class differ in those
+    literals, which no cost depends on.
+    """
+    operations = tuple(
+        replace(op, literals="") if op.primitive == "random_fold_in" else op
+        for op in graph.operations
+    )
+    return fingerprint(program, replace(graph, operations=operations)).digest
+
+
+def _abstract_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
+    return abstract(jax.typeof(leaf))
+
+
+def _partition(tree: Any) -> tuple[Any, Any]:
+    """The tree with its arrays only, and the tree with all else; None stands for the others."""
+    arrays = jax.tree.map(lambda x: jnp.asarray(x) if _is_array(x) else None, tree)
+    static = jax.tree.map(lambda x: None if _is_array(x) else x, tree)
+    return arrays, static
+
+
+def _combine(arrays: Any, static: Any) -> Any:
+    return jax.tree.map(
+        lambda a, s: s if a is None else a, arrays, static, is_leaf=lambda x: x is None
+    )
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, (jax.Array, np.ndarray))
+
+
+def _log_progress(stage: str, done: int, total: int) -> None:
+    _logger.info("%s: %d of %d", stage, done, total)
