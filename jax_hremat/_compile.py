@@ -144,11 +144,7 @@ def with_kernel_cache(target: Target, directory: str) -> Target:
     """
     if target.platform != "cuda":
         return target
-    options = {
-        "xla_gpu_enable_llvm_module_compilation_parallelism": True,
-        "xla_gpu_kernel_cache_file": os.path.join(directory, "kernels"),
-        "xla_gpu_force_compilation_parallelism": 1,
-    }
+    options = {"xla_gpu_kernel_cache_file": os.path.join(directory, "kernels")}
     return dataclasses.replace(target, compiler_options={**target.compiler_options, **options})
 
 

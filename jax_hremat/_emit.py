@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jax_hremat import _compat
 from jax_hremat._region import Region
-from jax_hremat._trace import Program
+from jax_hremat._trace import Program, is_inexact
 
 FlatFunction = Callable[..., list[Any]]
 
@@ -71,6 +71,7 @@ class _Emitter:
             if not isinstance(var, _compat.Literal):
                 last_use[var] = len(self._jaxpr.eqns)
         self._last_use = last_use
+        self._active = _active_variables(program)
 
     def function(
         self,
@@ -127,8 +128,13 @@ class _Emitter:
         policy = jax.checkpoint_policies.save_only_these_names(*names) if names else None
         wrapped = jax.checkpoint(self.function(region, inputs, outputs, saved), policy=policy)
 
+        tied = [v for v in inputs if v in self._active]
+
         def step(env: dict[Any, Any]) -> None:
-            env.update(zip(outputs, wrapped(*(env[v] for v in inputs)), strict=True))
+            given = {v: env[v] for v in inputs}
+            if len(tied) > 1:
+                given.update(zip(tied, _tie(*(env[v] for v in tied)), strict=True))
+            env.update(zip(outputs, wrapped(*given.values()), strict=True))
 
         return step
 
@@ -142,6 +148,35 @@ class _Emitter:
             made.update(dict.fromkeys(eqn.outvars))
         outputs = tuple(v for v in made if self._last_use.get(v, -1) >= region.stop)
         return tuple(inputs), outputs
+
+
+def _active_variables(program: Program) -> frozenset[Any]:
+    """Values computed from differentiated arguments; the arguments themselves left out."""
+    jaxpr = _compat.open_jaxpr(program.jaxpr)
+    moving = {jaxpr.invars[i] for i in program.differentiated}
+    arguments = frozenset(moving)
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name != "stop_gradient" and any(
+            not isinstance(v, _compat.Literal) and v in moving for v in eqn.invars
+        ):
+            moving.update(v for v in eqn.outvars if is_inexact(v.aval.dtype))
+    return frozenset(moving) - arguments
+
+
+@jax.custom_jvp
+def _tie(*values: Any) -> tuple[Any, ...]:
+    """Identity; the cotangents of all values become available together.
+
+    Without it XLA's scheduler may leave the part of a region's backward that leads to one
+    input for later (an encoder's memory, read by every decoder layer, has its cotangent summed
+    at the end), and what the region recomputed stays alive until then.
+    """
+    return values
+
+
+@_tie.defjvp
+def _tie_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    return _tie(*primals), tuple(jax.lax.optimization_barrier(tangents))
 
 
 def value_name(operation: int, position: int) -> str:

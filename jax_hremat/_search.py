@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from jax_hremat._cost.analytic import operation_times_s
 from jax_hremat._cost.compiled import ModeCost
+from jax_hremat._cost.roofline import Rates
 from jax_hremat._graph import Graph
 from jax_hremat._option import Option, pareto
 from jax_hremat._partition import Block, Partition
 from jax_hremat._region import Region, ValueRef
-from jax_hremat._cost.roofline import Rates
 from jax_hremat._runs import Run, candidate_runs
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._solve.packing import pareto_packings
@@ -133,7 +133,7 @@ def _measure_all(
     pool: Executor,
     partition: Partition,
     measure: Measure,
-    modes: dict[int, Sequence[Region]],
+    modes: Mapping[int, Sequence[Region]],
     stage: str,
     progress: Progress,
 ) -> dict[int, dict[Region, ModeCost]]:

@@ -63,8 +63,8 @@ def parse_budget(budget: int | float | str | Budget) -> Budget:
         budget: An integer number of bytes above 0; a text, which is a number of bytes or a
             number with one of the units B, kB, MB, GB, TB, PB (powers of 1000) and KiB, MiB,
             GiB, TiB, PiB (powers of 1024), case and spaces ignored, rounded down to whole
-            bytes; a float in (0, 1], a fraction of the step's peak without rematerialization; or a `Budget`, returned
-            as it is.
+            bytes; a float in (0, 1], a fraction of the step's peak without rematerialization;
+            or a `Budget`, returned as it is.
             A unit without its B ("70G") is refused, since it is read both ways in the wild.
 
     Returns:

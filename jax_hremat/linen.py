@@ -16,6 +16,7 @@ import numpy as np
 from flax import linen as nn
 from flax.core import lift
 from flax.linen import transforms
+from jax.core import Tracer
 
 from jax_hremat import _compat
 from jax_hremat._emit import emit
@@ -74,8 +75,8 @@ def planned_module(
         InfeasibleBudgetError, UnsupportedConfigError: When called.
 
     Unchecked: what surrounds the call in the step (other layers, the loss, an optimizer), the
-    batch that `jax.vmap` adds around it, and whether it is differentiated at all: calls for
-    evaluation are planned too.
+    batch that `jax.vmap` adds around it, and whether it is differentiated at all. Calls for
+    evaluation are planned too; `module_class` itself takes the same variables and is not.
     """
     _check_module_class(module_class)
     parsed = parse_budget(budget)
@@ -153,7 +154,8 @@ def _lift_planned(
             outputs = scopes_fun(scopes, *inputs[0], **inputs[1])
             return outputs, repack_fn(scopes)
 
-        operands = (*variable_groups, rng_groups, (args, kwargs))
+        params, others = variable_groups
+        operands = (params, others, rng_groups, (args, kwargs))
         if scope_fn(variable_groups, rng_groups)[-1].get_flag("initializing", False):
             return call(*operands)
         arrays, static = _partition(operands)
@@ -192,14 +194,14 @@ def _trace_hoisted(
     avals = jax.tree.map(_abstract_leaf, tuple(arrays))
     program = trace_call(fun, avals, _DIFFERENTIATED)
     consts = _compat.jaxpr_consts(program.jaxpr)
-    tracers = [c for c in consts if isinstance(c, jax.core.Tracer)]
+    tracers = [c for c in consts if isinstance(c, Tracer)]
     if not tracers:
         return program, ()
 
     def hoisted(*operands: Any) -> Any:
         *own, closed_over = operands
         values = iter(closed_over)
-        merged = [next(values) if isinstance(c, jax.core.Tracer) else c for c in consts]
+        merged = [next(values) if isinstance(c, Tracer) else c for c in consts]
         flat = _compat.evaluate_inlined(program.jaxpr, merged, jax.tree.leaves(own))
         return jax.tree.unflatten(program.out_tree, flat)
 

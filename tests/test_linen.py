@@ -128,13 +128,15 @@ def test_submodule_trains_as_the_original_and_is_planned_once():
     assert not np.array_equal(hidden[0], hidden[1])
 
 
-def test_static_flag_is_another_program():
+def test_static_arguments_are_part_of_the_program():
     x = inputs(64, WIDTH)
-    variables = initial(Model(), x)
-    before = len(PlannedBlock.hremat_plans())
-    expected = Model().apply(variables, x, train=False)
-    assert_same(Model(PlannedBlock).apply(variables, x, train=False), expected)
-    assert len(PlannedBlock.hremat_plans()) == before + 1
+    variables = Block().init(jax.random.key(0), x, train=False)
+    planned = jax_hremat.hremat(Block, budget=1.0, **OPTIONS)
+    for activation in ("gelu", "relu", "gelu"):
+        expected = Block().apply(variables, x, False, activation=activation)
+        actual = planned().apply(variables, x, False, activation=activation)
+        assert_same(actual, expected)
+    assert len(planned.hremat_plans()) == 2
 
 
 def test_whole_model():

@@ -44,7 +44,9 @@ class SavedValues:
     outcome: Outcome
 
 
-def materialised_values(graph: Graph, start: int, stop: int, config: SolverConfig) -> frozenset[int]:
+def materialised_values(
+    graph: Graph, start: int, stop: int, config: SolverConfig
+) -> frozenset[int]:
     """The values XLA would hold if the stretch were bare: fewest bytes from which everything
     the backward reads follows by operations that fuse."""
     times = [0.0] * len(graph.operations)

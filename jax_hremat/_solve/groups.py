@@ -1,0 +1,333 @@
+"""Pieces of a schedule: single blocks, and all ways to run a group that could be of use.
+
+A group is consecutive blocks, one option each, wrapped together in one `jax.checkpoint`. Seen
+from outside it keeps nothing but what its recompute reads from before it; what happens inside
+only shows in its time, in the peak of its forward and in the peak of its backward. So of all
+selections of options inside, those that are Pareto in these three are enough. They are found by
+extending groups block by block, dominated beginnings dropped (label setting, exact).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jax_hremat._chain import Chain
+
+MAX_GROUP = 8
+_MIB = 2.0**20
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A block in one option, or a group of blocks with the option of each.
+
+    Attributes:
+        first: First block.
+        last: Last block.
+        options: Position of the option of each block.
+        added_ms: Time over the fastest options, the group's second forward included.
+        kept_bytes: Kept until its backward, without the values that cross a boundary.
+        forward_bytes: Peak of each block's forward.
+        backward_bytes: Peak of its backward, pending cotangents included, and all a group holds
+            from its recompute on.
+        holds: For a value that it holds from the forward on, (its crossing, as of which block).
+    """
+
+    first: int
+    last: int
+    options: tuple[int, ...]
+    added_ms: float
+    kept_bytes: int
+    forward_bytes: tuple[int, ...]
+    backward_bytes: int
+    holds: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What the rows of the root program charge a piece, in ms (and ms per MiB).
+
+    Attributes:
+        cover: For covering each block; negative where a piece is wanted.
+        forward: For the forward peak of each block.
+        backward: For the backward peak of each block.
+        hold: For holding a crossing as of a block.
+    """
+
+    cover: tuple[float, ...]
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    hold: dict[tuple[int, int], float]
+
+    def reduced_ms(self, piece: Piece) -> float:
+        """The piece's time and what it is charged: its reduced cost."""
+        inside = range(piece.first, piece.last + 1)
+        charged = sum(
+            self.cover[k] + (self.forward[k] * f + self.backward[k] * piece.backward_bytes) / _MIB
+            for k, f in zip(inside, piece.forward_bytes, strict=True)
+        )
+        later = sum(self.forward[piece.last + 1 :]) + sum(self.backward[piece.last + 1 :])
+        charged += later * piece.kept_bytes / _MIB
+        return piece.added_ms + charged + sum(self.hold[key] for key in piece.holds)
+
+
+def single_pieces(chain: Chain) -> list[Piece]:
+    """Every block in every option."""
+    pieces = []
+    needs = _needs(chain)
+    for k, options in enumerate(chain.options):
+        fastest_s = min(o.cost.time_s for o in options)
+        pending = chain.pending_cotangent_bytes(k)
+        pieces += [
+            Piece(
+                first=k,
+                last=k,
+                options=(o,),
+                added_ms=(option.cost.time_s - fastest_s) * 1e3,
+                kept_bytes=option.cost.kept_bytes,
+                forward_bytes=(option.cost.forward_peak_bytes,),
+                backward_bytes=option.cost.backward_peak_bytes + pending,
+                holds=tuple((v, k) for v in needs[k][o]),
+            )
+            for o, option in enumerate(options)
+        ]
+    return pieces
+
+
+def group_pieces(
+    chain: Chain,
+    limit_bytes: float,
+    *,
+    prices: Prices | None = None,
+    worth_ms: float = float("inf"),
+    by_time: bool = True,
+) -> list[Piece]:
+    """The Pareto ways to run every group of two to `MAX_GROUP` blocks.
+
+    The last block is in no group: its backward follows its forward at once, so wrapping it
+    gains nothing.
+
+    Args:
+        chain: Blocks and their options.
+        limit_bytes: Leave out what alone has a higher peak, arguments and outputs left out.
+        prices: What the rows of the root program charge.
+        worth_ms: With prices, leave out what has a higher reduced cost.
+        by_time: Whether time counts; if not, only the peaks do.
+    """
+    needs = _needs(chain)
+    return [
+        piece
+        for first in range(len(chain) - 1)
+        for piece in _Start(chain, needs, first, limit_bytes, prices, worth_ms).pieces(by_time)
+    ]
+
+
+def _needs(chain: Chain) -> list[list[list[int]]]:
+    """For each block and option, the crossings that its backward reads."""
+    needs: list[list[list[int]]] = [[[] for _ in options] for options in chain.options]
+    for v, crossing in enumerate(chain.crossings):
+        for k, o in sorted(crossing.needed):
+            needs[k][o].append(v)
+    return needs
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Label:
+    """The beginning of a group: what all its ways to go on have in common."""
+
+    added_ms: float
+    held_bytes: int
+    backward_bytes: int
+    forward_bytes: int
+    options: tuple[int, ...]
+
+    def dominates(self, other: _Label) -> bool:
+        """Whether no way to go on is worse; the time is compared by the order of labels."""
+        return (
+            self.held_bytes <= other.held_bytes
+            and self.backward_bytes <= other.backward_bytes
+            and self.forward_bytes <= other.forward_bytes
+        )
+
+
+class _Start:
+    """All groups that begin at one block."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        needs: list[list[list[int]]],
+        first: int,
+        limit_bytes: float,
+        prices: Prices | None,
+        worth_ms: float,
+    ) -> None:
+        self._chain = chain
+        self._needs = needs
+        self._first = first
+        self._limit = limit_bytes
+        self._worth = worth_ms
+        self._blocks = range(first, min(first + MAX_GROUP, len(chain) - 1))
+        self._fastest_s = [min(o.cost.time_s for o in chain.options[k]) for k in self._blocks]
+        # Bytes that wait during the forward of each block whatever the options: a value from
+        # before the group that is read in it or after it, and one made in it until last read.
+        self._waiting = [
+            sum(
+                c.size_bytes
+                for c in chain.crossings
+                if (c.producer < first and c.readers[-1] >= first)
+                or (first <= c.producer < k <= c.readers[-1])
+            )
+            for k in self._blocks
+        ]
+        # Values from before the group that a group ending at each block reads.
+        self._read = [
+            [
+                v
+                for v, c in enumerate(chain.crossings)
+                if c.producer < first and any(first <= r <= k for r in c.readers)
+            ]
+            for k in self._blocks
+        ]
+        self._charge = None if prices is None else _Charge(self, prices)
+
+    def pieces(self, by_time: bool) -> Iterator[Piece]:
+        """The groups, by their end."""
+        # Labels by the set of values made in the group that are held and may be read again.
+        labels: dict[frozenset[int], list[_Label]] = {
+            frozenset(): [_Label(0.0, 0, 0, 0, ())]
+        }
+        for i, k in enumerate(self._blocks):
+            longer: dict[frozenset[int], list[_Label]] = {}
+            for held, beginnings in labels.items():
+                for o in range(len(self._chain.options[k])):
+                    now_held = held.union(
+                        v
+                        for v in self._needs[k][o]
+                        if self._chain.crossings[v].producer >= self._first
+                    )
+                    still = frozenset(
+                        v for v in now_held if self._chain.crossings[v].readers[-1] > k
+                    )
+                    taken = sum(self._chain.crossings[v].size_bytes for v in now_held - held)
+                    longer.setdefault(still, []).extend(self._extend(beginnings, i, o, taken))
+            labels = {held: _undominated(group, by_time) for held, group in longer.items()}
+            if i > 0:
+                ends = [
+                    _Label(x.added_ms, 0, x.backward_bytes, x.forward_bytes, x.options)
+                    for group in labels.values()
+                    for x in group
+                ]
+                for label in _undominated(ends, by_time):
+                    if self._charge is None or self._charge.exact(i, label) <= self._worth:
+                        yield self._piece(i, label)
+
+    def _extend(
+        self, beginnings: list[_Label], i: int, o: int, taken_bytes: int
+    ) -> Iterator[_Label]:
+        k = self._blocks[i]
+        cost = self._chain.options[k][o].cost
+        added_ms = (cost.time_s - self._fastest_s[i] + self._chain.recompute_s[k]) * 1e3
+        forward = self._waiting[i] + cost.forward_peak_bytes
+        if forward > self._limit:
+            return
+        own = taken_bytes + cost.backward_peak_bytes + self._chain.pending_cotangent_bytes(k)
+        outside = sum(self._chain.crossings[v].size_bytes for v in self._read[i])
+        for label in beginnings:
+            longer = _Label(
+                added_ms=label.added_ms + added_ms,
+                held_bytes=label.held_bytes + taken_bytes + cost.kept_bytes,
+                backward_bytes=max(label.backward_bytes, label.held_bytes + own),
+                forward_bytes=max(label.forward_bytes, forward),
+                options=(*label.options, o),
+            )
+            if longer.backward_bytes + outside > self._limit:
+                continue
+            if self._charge is None or self._charge.least(i, longer) <= self._worth:
+                yield longer
+
+    def _piece(self, i: int, label: _Label) -> Piece:
+        inside = self._blocks[: i + 1]
+        return Piece(
+            first=self._first,
+            last=inside[-1],
+            options=label.options,
+            added_ms=label.added_ms,
+            kept_bytes=0,
+            forward_bytes=tuple(label.forward_bytes - w for w in self._waiting[: i + 1]),
+            backward_bytes=label.backward_bytes,
+            holds=tuple(self.holds(i)),
+        )
+
+    def holds(self, i: int) -> list[tuple[int, int]]:
+        """(Crossing, as of which block) for what a group of i + 1 blocks holds."""
+        return sorted(
+            {
+                (v, min(k, self._chain.crossings[v].readers[-1]))
+                for v in self._read[i]
+                for k in self._blocks[: i + 1]
+            }
+        )
+
+    @property
+    def blocks(self) -> range:
+        return self._blocks
+
+    @property
+    def waiting(self) -> list[int]:
+        return self._waiting
+
+    def least_added_ms(self, i: int) -> float:
+        """The least time that the block at position i can add."""
+        return self._chain.recompute_s[self._blocks[i]] * 1e3
+
+
+class _Charge:
+    """Reduced costs of the groups that begin at one block."""
+
+    def __init__(self, start: _Start, prices: Prices) -> None:
+        # For each end: a constant, the price of the forward peak, of the backward peak.
+        self._terms: list[tuple[float, float, float]] = []
+        constant = forward = backward = 0.0
+        for i, k in enumerate(start.blocks):
+            constant += prices.cover[k] - prices.forward[k] * start.waiting[i] / _MIB
+            forward += prices.forward[k] / _MIB
+            backward += prices.backward[k] / _MIB
+            held = sum(prices.hold[key] for key in start.holds(i))
+            self._terms.append((constant + held, forward, backward))
+        # For each position, the same for all ends from there on, the least time of the blocks
+        # in between added.
+        self._onward: list[list[tuple[float, float, float]]] = []
+        for i in range(len(self._terms)):
+            extra, onward = 0.0, []
+            for j in range(i, len(self._terms)):
+                extra += start.least_added_ms(j) if j > i else 0.0
+                c, f, b = self._terms[j]
+                onward.append((c + extra, f, b))
+            self._onward.append(onward)
+
+    def exact(self, i: int, label: _Label) -> float:
+        """The reduced cost of the group that ends here."""
+        c, f, b = self._terms[i]
+        return label.added_ms + c + f * label.forward_bytes + b * label.backward_bytes
+
+    def least(self, i: int, label: _Label) -> float:
+        """A lower bound for the groups that begin so."""
+        forward, backward = label.forward_bytes, label.backward_bytes
+        return label.added_ms + min(c + f * forward + b * backward for c, f, b in self._onward[i])
+
+
+def _undominated(labels: list[_Label], by_time: bool) -> list[_Label]:
+    """Labels that no other dominates; of equals the first in order."""
+    if by_time:
+        ordered = sorted(labels)
+    else:
+        ordered = sorted(
+            labels, key=lambda x: (x.held_bytes, x.backward_bytes, x.forward_bytes, x)
+        )
+    kept: list[_Label] = []
+    for label in ordered:
+        if not any(k.dominates(label) for k in kept):
+            kept.append(label)
+    return kept
