@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any
 
 import jax
 
@@ -17,15 +15,12 @@ from jax_hremat._errors import StalePlanError
 from jax_hremat._fingerprint import fingerprint
 from jax_hremat._graph import build_graph
 from jax_hremat._plan import RematPlan
-from jax_hremat._planner import PlannerConfig, Workbench, plan_within, prepare
+from jax_hremat._planner import PlannerConfig
+from jax_hremat._request import PlanRequest
 from jax_hremat._search import Progress
-from jax_hremat._target import Target, get_target
-from jax_hremat._trace import Program, trace_loss
-from jax_hremat._units import parse_budget
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-_logger = logging.getLogger("jax_hremat")
+from jax_hremat._target import Target
+from jax_hremat._trace import Program, abstract_leaf, trace_loss
+from jax_hremat.linen import is_module, planned_module
 
 
 def plan_remat(
@@ -80,24 +75,13 @@ def plan_remat(
     >>> plan.certificate.holds
     True
     """
-    parsed = parse_budget(budget)
-    chosen = get_target(target)
-    config = config or PlannerConfig()
+    request = PlanRequest.make(budget, target, headroom_bytes, config, progress)
+    positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
     def plan(*args: Any, **kwargs: Any) -> RematPlan:
-        start = time.perf_counter()
-        program = trace_loss(fun, args, kwargs, argnums=argnums, has_aux=has_aux)
-        trace_s = time.perf_counter() - start
-        report = progress or _log_progress
-        bench = prepare(program, chosen, config, trace_s, report)
-        return plan_within(
-            bench,
-            parsed,
-            headroom_bytes=headroom_bytes,
-            argnums=(argnums,) if isinstance(argnums, int) else tuple(argnums),
-            has_aux=has_aux,
-            progress=report,
-        )
+        start_s = time.perf_counter()
+        program = trace_loss(fun, args, kwargs, argnums=positions, has_aux=has_aux)
+        return request.plan(program, time.perf_counter() - start_s, positions, has_aux)
 
     return plan
 
@@ -117,13 +101,9 @@ def apply_plan(fun: Callable[..., Any], plan: RematPlan) -> Callable[..., Any]:
         StalePlanError: The traced program is not the one the plan is for; the first difference
             is named.
     """
-    return _Emitting(fun, lambda program, args, kwargs: plan, plan.argnums, plan.has_aux)
+    return _Emitting(fun, lambda program, trace_s: plan, plan.argnums, plan.has_aux)
 
 
-@overload
-def hremat(fun: F, *, budget: int | float | str, **options: Any) -> F: ...
-@overload
-def hremat(*, budget: int | float | str, **options: Any) -> Callable[[F], F]: ...
 def hremat(
     fun: Any = None,
     *,
@@ -163,15 +143,16 @@ def hremat(
     )
     if fun is None:
         return functools.partial(hremat, argnums=argnums, has_aux=has_aux, **options)
-    if inspect.isclass(fun):
-        from jax_hremat.linen import planned_module
-
+    if is_module(fun):
         return planned_module(fun, **options)
-    parse_budget(budget)
-    get_target(target)
-    make = plan_remat(fun, argnums=argnums, has_aux=has_aux, **options)
+    request = PlanRequest.make(**options)
     positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-    return _Emitting(fun, lambda program, args, kwargs: make(*args, **kwargs), positions, has_aux)
+    return _Emitting(
+        fun,
+        lambda program, trace_s: request.plan(program, trace_s, positions, has_aux),
+        positions,
+        has_aux,
+    )
 
 
 class _Emitting:
@@ -180,7 +161,7 @@ class _Emitting:
     def __init__(
         self,
         fun: Callable[..., Any],
-        make_plan: Callable[[Program, Sequence[Any], dict[str, Any]], RematPlan],
+        make_plan: Callable[[Program, float], RematPlan],
         argnums: tuple[int, ...],
         has_aux: bool,
     ) -> None:
@@ -198,9 +179,10 @@ class _Emitting:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, in_tree = jax.tree.flatten((args, kwargs))
-        shapes = tuple(_abstract_leaf(leaf) for leaf in leaves)
+        shapes = tuple(abstract_leaf(leaf) for leaf in leaves)
         key = (in_tree, tuple((s.shape, s.dtype, s.weak_type) for s in shapes))
         if key not in self._emitted:
+            start_s = time.perf_counter()
             abstract_args, abstract_kwargs = jax.tree.unflatten(in_tree, shapes)
             program = trace_loss(
                 self._fun,
@@ -209,17 +191,10 @@ class _Emitting:
                 argnums=self._argnums,
                 has_aux=self._has_aux,
             )
-            plan = self._make_plan(program, abstract_args, abstract_kwargs)
+            plan = self._make_plan(program, time.perf_counter() - start_s)
             check_plan_is_for(program, plan, self._fun)
             self._emitted[key] = (plan, emit(program, plan.root))
         return self._emitted[key][1](*args, **kwargs)
-
-
-def _abstract_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
-    aval = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
-    return jax.ShapeDtypeStruct(
-        aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False)
-    )
 
 
 def check_plan_is_for(program: Program, plan: RematPlan, fun: Callable[..., Any]) -> None:
@@ -236,10 +211,3 @@ def check_plan_is_for(program: Program, plan: RematPlan, fun: Callable[..., Any]
             f"{difference}. Shapes, dtypes, the model's code or a version of JAX or Flax have "
             f"changed since the plan was made; make it again with `jax_hremat.plan_remat`"
         )
-
-
-def _log_progress(stage: str, done: int, total: int) -> None:
-    _logger.info("%s: %d of %d", stage, done, total)
-
-
-__all__ = ["Workbench", "apply_plan", "check_plan_is_for", "hremat", "plan_remat"]

@@ -59,6 +59,20 @@ def compile_step(program: Program, root: Region, target: Target) -> CompiledStep
     )
 
 
+class StepCompiler:
+    """`compile_step` of one program for one target, each plan once."""
+
+    def __init__(self, program: Program, target: Target) -> None:
+        self._program = program
+        self._target = target
+        self._steps: dict[Region, CompiledStep] = {}
+
+    def __call__(self, root: Region) -> CompiledStep:
+        if root not in self._steps:
+            self._steps[root] = compile_step(self._program, root, self._target)
+        return self._steps[root]
+
+
 def _scope(op_name: str) -> str:
     """The user's scopes in an HLO `op_name`, without the transformations around them."""
     transforms = ("jit(", "jvp(", "transpose(", "vmap(")

@@ -7,13 +7,13 @@ each function.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax._src import core, source_info_util
 from jax._src import effects as effects_lib
-from jax._src import source_info_util
-from jax._src.lib import xla_client
+from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax.extend import core as jex_core
 from jax.interpreters import partial_eval
 
@@ -115,6 +115,27 @@ def ordered_effects(jaxpr: Any) -> tuple[str, ...]:
     """The effects that fix an order (ordered `io_callback`, ordered `debug.print`)."""
     effects = open_jaxpr(jaxpr).effects
     return tuple(sorted(str(e) for e in effects if effects_lib.ordered_effects.contains(e)))
+
+
+def named_axes(jaxpr: Any) -> tuple[str, ...]:
+    """Axes of a surrounding map that the program communicates over."""
+    effects = open_jaxpr(jaxpr).effects
+    return tuple(sorted(str(e.name) for e in effects if isinstance(e, core.NamedAxisEffect)))
+
+
+def in_settings_of_this_thread(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """`fun`, to be run in another thread with this one's 64-bit mode and matmul precision.
+
+    JAX's context managers act on one thread only.
+    """
+    x64 = bool(jax.config.jax_enable_x64)
+    precision = jax.config.jax_default_matmul_precision
+
+    def run(*args: Any) -> Any:
+        with jax.enable_x64(x64), jax.default_matmul_precision(precision):
+            return fun(*args)
+
+    return run
 
 
 def has_effects(eqn: Any) -> bool:

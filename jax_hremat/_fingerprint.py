@@ -20,19 +20,22 @@ class Fingerprint:
         signatures: Distinct operation signatures, in order of first use.
         operations: For each operation, its signature's position.
         digests: For each operation, a short hash of its wiring and literal values.
+        outputs: Which values are returned, as one text.
     """
 
     inputs: tuple[str, ...]
     signatures: tuple[str, ...]
     operations: tuple[int, ...]
     digests: tuple[str, ...]
+    outputs: str
 
     @property
     def digest(self) -> str:
         """One hash for the whole program."""
         parts = ("\n".join(p) for p in (self.inputs, self.signatures, self.digests))
         order = ",".join(map(str, self.operations))
-        return hashlib.sha256("\0".join((*parts, order)).encode()).hexdigest()[:32]
+        whole = "\0".join((*parts, order, self.outputs))
+        return hashlib.sha256(whole.encode()).hexdigest()[:32]
 
     def first_difference(self, other: Fingerprint) -> str | None:
         """Where `other` first departs from this program, in words; None if they are equal."""
@@ -49,6 +52,8 @@ class Fingerprint:
                 return f"operation {i}, {mine}, reads other values or another literal"
         if len(self.operations) != len(other.operations):
             return f"{len(self.operations)} operations became {len(other.operations)}"
+        if self.outputs != other.outputs:
+            return f"it returned the values {self.outputs} and returns {other.outputs}"
         return None
 
     def to_json(self) -> dict[str, Any]:
@@ -58,6 +63,7 @@ class Fingerprint:
             "signatures": list(self.signatures),
             "operations": list(self.operations),
             "digests": list(self.digests),
+            "outputs": self.outputs,
         }
 
     @staticmethod
@@ -68,6 +74,7 @@ class Fingerprint:
             signatures=tuple(map(str, data["signatures"])),
             operations=tuple(map(int, data["operations"])),
             digests=tuple(map(str, data["digests"])),
+            outputs=str(data["outputs"]),
         )
 
 
@@ -84,4 +91,5 @@ def fingerprint(program: Program, graph: Graph) -> Fingerprint:
         hashlib.sha256(f"{op.inputs}|{op.literals}".encode()).hexdigest()[:8]
         for op in graph.operations
     )
-    return Fingerprint(inputs, tuple(table), order, digests)
+    outputs = ",".join("literal" if v is None else str(v) for v in graph.outputs)
+    return Fingerprint(inputs, tuple(table), order, digests, outputs)

@@ -284,20 +284,18 @@ def _residuals_of(eqn: Any, mask: Sequence[bool]) -> _Residuals:
     reads: set[int] = set()
     makes: set[int] = set()
     opaque_bytes = 0
-    fusible_only = all(e.primitive.name in _FUSIBLE or "jvp" in e.primitive.name
-                       for e in jaxpr.eqns)
     for residual in dict.fromkeys(v for v in residuals if not isinstance(v, _compat.Literal)):
         if residual in in_position:
             reads.add(in_position[residual])
         elif residual in out_position:
             makes.add(out_position[residual])
-        elif fusible_only:
-            # A mask or a local derivative: XLA recomputes it from what it was computed from.
-            ins, outs = _sources(residual, producers, in_position, out_position)
-            reads |= ins
-            makes |= outs
         else:
-            opaque_bytes += size_bytes_of(residual.aval)
+            sources = _sources(residual, producers, in_position, out_position)
+            if sources is None:
+                opaque_bytes += size_bytes_of(residual.aval)
+            else:
+                reads |= sources[0]
+                makes |= sources[1]
     return _Residuals(
         differentiable=True,
         inputs=tuple(sorted(i for i in reads if i not in literals)),
@@ -311,8 +309,11 @@ def _sources(
     producers: dict[Any, Any],
     in_position: dict[Any, int],
     out_position: dict[Any, int],
-) -> tuple[set[int], set[int]]:
-    """The inputs and primal outputs a residual is computed from."""
+) -> tuple[set[int], set[int]] | None:
+    """The inputs and primal outputs a residual is cheaply computed from, or None.
+
+    A mask or a local derivative is: XLA makes it again in the backward's own kernels.
+    """
     ins: set[int] = set()
     outs: set[int] = set()
     stack, seen = [residual], set()
@@ -326,6 +327,9 @@ def _sources(
         elif var in out_position:
             outs.add(out_position[var])
         elif var in producers:
+            name = producers[var].primitive.name
+            if name not in _FUSIBLE and not name.startswith("reduce_"):
+                return None
             stack.extend(producers[var].invars)
     return ins, outs
 

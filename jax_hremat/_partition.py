@@ -1,8 +1,8 @@
 """`Graph` -> `Partition`: consecutive blocks of operations, equal ones recognised.
 
 A block is a stretch of the program, contiguous in program order, between two places where
-little is handed on. The levels of a plan are runs of operations inside a block, the blocks, and groups of
-consecutive blocks; runs and groups are chosen by the solver, blocks here.
+little is handed on. The levels of a plan are runs of operations inside a block, the blocks, and
+groups of consecutive blocks; runs and groups are chosen by the solver, blocks here.
 """
 
 from __future__ import annotations

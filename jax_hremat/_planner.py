@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from jax_hremat._certify import CompiledStep, compile_step
+from jax_hremat import _compat
+from jax_hremat._certify import CompiledStep, StepCompiler
 from jax_hremat._chain import (
     Chain,
     Prediction,
@@ -68,6 +69,7 @@ class Workbench:
         partition: Its blocks.
         options: Options of each kind of block.
         baseline: The step without rematerialization, compiled.
+        compile_step: Compiles the whole step in a plan; remembers what it compiled.
         target: What everything was compiled for.
         config: How hard the planner tries.
         timings_s: Seconds spent so far, by stage.
@@ -79,6 +81,7 @@ class Workbench:
     partition: Partition
     options: dict[int, BlockOptions]
     baseline: CompiledStep
+    compile_step: StepCompiler
     target: Target
     config: PlannerConfig
     timings_s: dict[str, float]
@@ -126,7 +129,10 @@ def prepare(
         tempfile.TemporaryDirectory(prefix="jax_hremat_") as directory,
         ThreadPoolExecutor(1) as pool,
     ):
-        baseline = pool.submit(compile_step, program, everything, target)
+        compile_whole = StepCompiler(program, target)
+        baseline = pool.submit(
+            _compat.in_settings_of_this_thread(compile_whole), everything
+        )
         quick = with_kernel_cache(target, directory)
         options = search_options(
             graph,
@@ -144,6 +150,7 @@ def prepare(
         partition=partition,
         options=options,
         baseline=step,
+        compile_step=compile_whole,
         target=target,
         config=config,
         timings_s=timings,
@@ -206,9 +213,7 @@ class _Session:
         self._bench = bench
         self._limit = limit
         self._progress = progress
-        self._seen: dict[Region, CompiledStep] = {
-            Region(0, len(bench.graph.operations)): bench.baseline
-        }
+        self._seen = {Region(0, len(bench.graph.operations))}
         self.timings_s = {"solve": 0.0, "certify": 0.0}
         self._base = predict(*_uniform(bench.chain(lambda o: o.bare)))
         self._chain = bench.chain()
@@ -226,9 +231,11 @@ class _Session:
         if root not in self._seen:
             self._progress("certifying", len(self._seen) - 1, self._bench.config.max_rounds + 1)
             with _timed(self.timings_s, "certify"):
-                self._seen[root] = compile_step(self._bench.program, root, self._bench.target)
+                self._bench.compile_step(root)
+            self._seen.add(root)
         prediction = predict(chain, selection)
-        return _Candidate(chain, selection, root, prediction, self._seen[root], outcome)
+        step = self._bench.compile_step(root)
+        return _Candidate(chain, selection, root, prediction, step, outcome)
 
     def fits(self, candidate: _Candidate) -> bool:
         return candidate.step.memory.peak_bytes <= self._limit

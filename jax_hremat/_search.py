@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from jax_hremat import _compat
 from jax_hremat._cost.analytic import operation_times_s
 from jax_hremat._cost.compiled import ModeCost
 from jax_hremat._cost.roofline import Rates
@@ -137,8 +138,9 @@ def _measure_all(
     stage: str,
     progress: Progress,
 ) -> dict[int, dict[Region, ModeCost]]:
+    measure_there = _compat.in_settings_of_this_thread(measure)
     futures = {
-        (kind, mode): pool.submit(measure, partition.blocks[kind], mode)
+        (kind, mode): pool.submit(measure_there, partition.blocks[kind], mode)
         for kind, wanted in modes.items()
         for mode in dict.fromkeys(wanted)
     }

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jax_hremat import _compat
 from jax_hremat._errors import UnsupportedConfigError, UnsupportedProgramError
@@ -90,6 +91,11 @@ def abstract(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 
+def abstract_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of an argument: an array, a tracer, a scalar, or abstract already."""
+    return abstract(leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf))
+
+
 def is_inexact(dtype: Any) -> bool:
     """Whether values of this dtype have a gradient (PRNG keys, integers and bools have none)."""
     return jnp.issubdtype(dtype, np.inexact)
@@ -127,6 +133,12 @@ def trace_loss(
     positions = tuple(p % len(args) for p in positions)
     program = _trace(fun, args, kwargs, positions, is_loss=True, has_aux=has_aux)
     _check_loss(program, fun)
+    if any(isinstance(c, Tracer) for c in _compat.jaxpr_consts(program.jaxpr)):
+        raise UnsupportedProgramError(
+            f"`{getattr(fun, '__name__', type(fun).__name__)}` closes over arrays that are being "
+            f"traced outside it, which cannot be part of a program of its own. Pass them as "
+            f"arguments"
+        )
     return program
 
 
@@ -178,6 +190,13 @@ def _trace(
             f"the function has ordered effects ({', '.join(ordered)}), which `jax.checkpoint` "
             f"cannot recompute. Make them unordered (`ordered=False`) or move them out of the "
             f"function that is planned"
+        )
+    axes = _compat.named_axes(nested)
+    if axes:
+        raise UnsupportedProgramError(
+            f"the function communicates over the axes {', '.join(axes)} of a surrounding "
+            f"`vmap` or `shard_map`, without which it cannot be compiled on its own. Plan the "
+            f"function that contains the mapping"
         )
     consts = _compat.jaxpr_consts(nested)
 

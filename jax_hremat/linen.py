@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -24,15 +23,13 @@ from jax_hremat._errors import UnsupportedProgramError
 from jax_hremat._fingerprint import fingerprint
 from jax_hremat._graph import Graph, build_graph
 from jax_hremat._plan import RematPlan
-from jax_hremat._planner import PlannerConfig, plan_within, prepare
+from jax_hremat._planner import PlannerConfig
+from jax_hremat._request import PlanRequest
 from jax_hremat._search import Progress
-from jax_hremat._target import Target, get_target
-from jax_hremat._trace import Program, abstract, trace_call
-from jax_hremat._units import parse_budget
+from jax_hremat._target import Target
+from jax_hremat._trace import Program, abstract_leaf, trace_call
 
 M = TypeVar("M", bound=nn.Module)
-
-_logger = logging.getLogger("jax_hremat")
 
 # A call is traced as a function of (params, other variables, rngs, (args, kwargs)) and, last,
 # of the traced values it closes over.
@@ -79,23 +76,13 @@ def planned_module(
     evaluation are planned too; `module_class` itself takes the same variables and is not.
     """
     _check_module_class(module_class)
-    parsed = parse_budget(budget)
-    chosen = get_target(target)
-    report = progress or _log_progress
-    settings = config or PlannerConfig()
-    plans: dict[str, RematPlan] = {}
+    request = PlanRequest.make(budget, target, headroom_bytes, config, progress)
+    plans: dict[tuple[Any, ...], RematPlan] = {}
 
     def plan_for(program: Program, trace_s: float) -> RematPlan:
         key = _plan_key(program, build_graph(program))
         if key not in plans:
-            plans[key] = plan_within(
-                prepare(program, chosen, settings, trace_s, report),
-                parsed,
-                headroom_bytes=headroom_bytes,
-                argnums=_DIFFERENTIATED,
-                has_aux=False,
-                progress=report,
-            )
+            plans[key] = request.plan(program, trace_s, _DIFFERENTIATED)
         return plans[key]
 
     def planned(scopes_fun: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,6 +100,11 @@ def planned_module(
         "hremat_plans": classmethod(hremat_plans),
     }
     return type(module_class)(module_class.__name__, (module_class,), namespace)
+
+
+def is_module(value: Any) -> bool:
+    """Whether `value` is a class, or an instance of a Flax module class."""
+    return inspect.isclass(value) or isinstance(value, nn.Module)
 
 
 def _check_module_class(module_class: Any) -> None:
@@ -191,7 +183,7 @@ def _trace_hoisted(
     A module has them in its fields, say, when it is made inside the function that JAX traces.
     They cannot stay constants of a program that is compiled on its own.
     """
-    avals = jax.tree.map(_abstract_leaf, tuple(arrays))
+    avals = jax.tree.map(abstract_leaf, tuple(arrays))
     program = trace_call(fun, avals, _DIFFERENTIATED)
     consts = _compat.jaxpr_consts(program.jaxpr)
     tracers = [c for c in consts if isinstance(c, Tracer)]
@@ -205,12 +197,12 @@ def _trace_hoisted(
         flat = _compat.evaluate_inlined(program.jaxpr, merged, jax.tree.leaves(own))
         return jax.tree.unflatten(program.out_tree, flat)
 
-    operands = (*avals, [_abstract_leaf(t) for t in tracers])
+    operands = (*avals, [abstract_leaf(t) for t in tracers])
     return trace_call(hoisted, operands, (*_DIFFERENTIATED, _CLOSED_OVER)), (tracers,)
 
 
-def _plan_key(program: Program, graph: Graph) -> str:
-    """Programs with the same key share a plan.
+def _plan_key(program: Program, graph: Graph) -> tuple[Any, ...]:
+    """Programs with the same key share a plan: the same operations and results.
 
     Flax folds a module's path into its random keys, so instances of one class differ in those
     literals, which no cost depends on.
@@ -219,11 +211,8 @@ def _plan_key(program: Program, graph: Graph) -> str:
         replace(op, literals="") if op.primitive == "random_fold_in" else op
         for op in graph.operations
     )
-    return fingerprint(program, replace(graph, operations=operations)).digest
-
-
-def _abstract_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
-    return abstract(jax.typeof(leaf))
+    shared = fingerprint(program, replace(graph, operations=operations))
+    return shared.digest, graph.outputs
 
 
 def _partition(tree: Any) -> tuple[Any, Any]:
@@ -241,7 +230,3 @@ def _combine(arrays: Any, static: Any) -> Any:
 
 def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, (jax.Array, np.ndarray))
-
-
-def _log_progress(stage: str, done: int, total: int) -> None:
-    _logger.info("%s: %d of %d", stage, done, total)

@@ -225,6 +225,24 @@ def test_hyperparameters_are_part_of_the_program():
     assert len(planned.hremat_plans()) == 2
 
 
+def test_what_is_returned_is_part_of_the_program():
+    class Sown(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            x = nn.Dense(WIDTH)(x)
+            self.sow("intermediates", "x", x)
+            return jnp.sin(x)
+
+    x = inputs(16, WIDTH)
+    planned = jax_hremat.hremat(Sown, budget=1.0, **OPTIONS)
+    variables = {"params": planned().init(jax.random.key(0), x)["params"]}
+    for mutable in (False, ["intermediates"]):
+        expected = Sown().apply(variables, x, mutable=mutable)
+        assert_same(planned().apply(variables, x, mutable=mutable), expected)
+    fewer, more = (p.certificate.output_bytes for p in planned.hremat_plans())
+    assert more >= fewer + x.nbytes
+
+
 def test_traced_field_is_differentiated():
     x = inputs(16, WIDTH)
     variables = Scaled().init(jax.random.key(0), x)

@@ -6,8 +6,10 @@ import enum
 import time
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import cvxpy as cp
+from cvxpy.error import SolverError as CvxpySolverError
 
 from jax_hremat._errors import SolverError
 
@@ -76,7 +78,7 @@ def solve(
                 random_seed=0,
                 threads=1,
             )
-        except cp.error.SolverError as error:
+        except CvxpySolverError as error:
             raise SolverError(
                 f"HiGHS failed on a program with {problem.size_metrics.num_scalar_variables} "
                 f"variables: {error}"
@@ -85,18 +87,24 @@ def solve(
     if problem.status in (cp.INFEASIBLE, cp.INFEASIBLE_INACCURATE, "infeasible_or_unbounded"):
         return Outcome(Status.INFEASIBLE, float("inf"), 0.0, solve_s)
     if problem.status == cp.OPTIMAL:
-        return Outcome(Status.OPTIMAL, float(problem.value), _gap(problem), solve_s)
+        return Outcome(Status.OPTIMAL, _objective(problem), _gap(problem), solve_s)
     if problem.status in (cp.USER_LIMIT, cp.OPTIMAL_INACCURATE):
         if problem.value is None or problem.variables()[0].value is None:
             raise SolverError(
                 f"HiGHS found no solution within {config.time_limit_s:g} s. Raise "
                 f"`solver=SolverConfig(time_limit_s=…)`"
             )
-        return Outcome(Status.TIME_LIMIT, float(problem.value), _gap(problem), solve_s)
+        return Outcome(Status.TIME_LIMIT, _objective(problem), _gap(problem), solve_s)
     raise SolverError(f"HiGHS ended with the status {problem.status!r}")
+
+
+def _objective(problem: cp.Problem) -> float:
+    value: Any = problem.value
+    return float(value)
 
 
 def _gap(problem: cp.Problem) -> float:
     if not problem.is_mixed_integer():
         return 0.0
-    return float(problem.solver_stats.extra_stats.mip_gap)
+    stats: Any = problem.solver_stats
+    return float(stats.extra_stats.mip_gap)

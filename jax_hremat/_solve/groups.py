@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from jax_hremat._chain import Chain
 
@@ -132,8 +133,7 @@ def _needs(chain: Chain) -> list[list[list[int]]]:
     return needs
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Label:
+class _Label(NamedTuple):
     """The beginning of a group: what all its ways to go on have in common."""
 
     added_ms: float

@@ -1,38 +1,49 @@
 """One option for every block, and which blocks are wrapped together: the root program.
 
+A schedule cuts the chain into pieces: a block in one of its options, or a group of blocks, one
+option each, wrapped together in one `jax.checkpoint` (`_solve/groups.py`).
+
 Glossary
-    k, j        blocks in program order; o an option of a block
-    g = (a, b)  a candidate group: blocks a … b wrapped together in one `jax.checkpoint`
-    v           a value that crosses a boundary; p(v) the block that makes it
-    x_{k,o}     1 if block k runs in option o
-    y_g         1 if group g is wrapped
-    q_{k,o}     x_{k,o} · [k is in a wrapped group]; top_{k,o} = x_{k,o} − q_{k,o}
+    k           blocks in program order
+    p           pieces
+    v           a value that crosses a boundary
+    x_p         1 if piece p is in the schedule
     h_{v,k}     1 if v is held, from its forward, for the backward of some block ≤ k
-    i_{v,k}     1 if v is held, from its group's recompute, for the backward of a block ≤ k
     P           peak bytes, arguments and outputs left out
-    T_{k,o}     seconds; F_k seconds of one more forward; K_{k,o} bytes kept
-    B_{k,o}, A_{k,o}  peak of the backward and of the forward
-    W_k         pending cotangents at the backward of block k
+    T_p, K_p    ms added; bytes kept (none by a group)
+    A_{p,k}     peak of the forward of block k in p
+    B_p         peak of the backward of p, the cotangents pending there included
 
 The peak rows are Checkmate's memory accounting (MLSys 2020, eq. 3) for the schedules a nest of
 checkpoints can express: one row for each block's forward and backward (rotor's persistent
-schedules, Beaumont et al. 2020, with skip values).
+schedules, Beaumont et al. 2020, with skip values). There are too many groups to list, so the
+duals of the relaxation price them (column generation, Gilmore and Gomory 1961), and only those
+that may be in a better schedule than the best one known enter the integer program.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cvxpy as cp
 import numpy as np
 import scipy.sparse as sp
 
-from jax_hremat._chain import Chain, Selection
+from jax_hremat._chain import Chain, Selection, predict
+from jax_hremat._errors import SolverError
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status, solve
+from jax_hremat._solve.groups import Piece, Prices, group_pieces, single_pieces
 
 _MIB = 2.0**20
-_MAX_GROUP = 8
+# Groups that enter the relaxation in one round of pricing, and rounds at most.
+_MAX_PRICED = 200
+_MAX_ROUNDS = 30
+# A reduced cost above minus this many ms counts as zero.
+_ZERO_MS = 1e-7
+# Of the time of the step: how dear a piece the first integer program with groups looks at.
+_FIRST_WORTH = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +52,9 @@ class Schedule:
 
     Attributes:
         selection: The options and groups chosen; None if the budget is infeasible.
-        outcome: What the solver proved.
+        outcome: What the solver proved. The objective is in ms over the fastest options
+            (`fastest_within`), or in MiB without arguments and outputs (`least_peak`); the gap
+            is relative to the whole time, or to that peak.
     """
 
     selection: Selection | None
@@ -58,228 +71,297 @@ def fastest_within(
         peak_bytes: Bound on the predicted peak.
         config: The solver's limits.
         groups: Whether consecutive blocks may be wrapped together.
+
+    Raises:
+        SolverError: The time limit passed without a schedule and without a proof of none.
     """
-    program = _Program(chain, groups)
-    limit = (peak_bytes - chain.fixed_bytes) / _MIB
-    # Σ_k Σ_o T_{k,o} x_{k,o} + Σ_k F_k [k in a group], constant left out.
-    problem = cp.Problem(
-        cp.Minimize(program.added_ms), [*program.constraints, program.peak_mib <= limit]
-    )
-    outcome = solve(problem, config, absolute_gap=config.relative_gap * program.base_ms)
-    return Schedule(program.selection() if _solved(outcome) else None, outcome)
+    program = _Program(chain, config)
+    limit = peak_bytes - chain.fixed_bytes
+    best = program.fastest(program.singles, limit)
+    if groups and limit > 0:
+        best = _with_groups(program, limit, best)
+    if best.pieces is None and best.lower < math.inf:
+        raise _out_of_time(config)
+    return program.schedule(best, program.base_ms)
 
 
 def least_peak(chain: Chain, config: SolverConfig, *, groups: bool = True) -> Schedule:
-    """Least predicted peak, whatever the time (of equal peaks, nearly the fastest)."""
-    program = _Program(chain, groups)
-    tie_break = 1e-3 * program.added_ms / max(program.base_ms, 1e-9)
-    problem = cp.Problem(cp.Minimize(program.peak_mib + tie_break), program.constraints)
-    outcome = solve(problem, config)
-    return Schedule(program.selection() if _solved(outcome) else None, outcome)
+    """Least predicted peak; of the schedules with that peak, the fastest.
+
+    Raises:
+        SolverError: The time limit passed without a schedule.
+    """
+    program = _Program(chain, config)
+    best = program.lowest(program.singles, math.inf)
+    if best.pieces is None:
+        raise _out_of_time(config)
+    if groups:
+        limit = program.peak_bytes(best.pieces)
+        inside = group_pieces(chain, limit, by_time=False)
+        if inside:
+            answer = program.lowest([*program.singles, *inside], limit)
+            best = best.improved(answer).bounded(answer.lower)
+    assert best.pieces is not None
+    schedule = program.schedule(best)
+    limit = program.peak_bytes(best.pieces) + chain.fixed_bytes
+    faster = fastest_within(chain, limit, config, groups=groups).selection
+    if faster is None or predict(chain, faster).peak_bytes > limit:
+        return schedule
+    return replace(schedule, selection=faster)
 
 
-def _solved(outcome: Outcome) -> bool:
-    return outcome.status is not Status.INFEASIBLE
+def _out_of_time(config: SolverConfig) -> SolverError:
+    return SolverError(
+        f"HiGHS found no schedule within {config.time_limit_s:g} s, and no proof that there is "
+        f"none. Raise `solver=SolverConfig(time_limit_s=…)`"
+    )
+
+
+def _with_groups(program: _Program, limit: int, best: _Answer) -> _Answer:
+    """The best schedule if groups are allowed, given the best without."""
+    bound_ms, prices = program.price(limit)
+    worth_ms = _FIRST_WORTH * program.base_ms
+    while True:
+        # A schedule that beats the best one by the gap has no piece of a higher reduced cost
+        # than this; without any schedule, not even the slowest has.
+        wanted_ms = min(best.objective - program.gap_ms, program.most_ms)
+        enough_ms = wanted_ms - bound_ms
+        if enough_ms < 0:
+            return best.bounded(bound_ms if best.pieces else math.inf)
+        worth_ms = min(worth_ms, enough_ms)
+        pieces = [p for p in program.singles if prices.reduced_ms(p) <= worth_ms + _ZERO_MS]
+        pieces += group_pieces(program.chain, limit, prices=prices, worth_ms=worth_ms + _ZERO_MS)
+        answer = program.fastest(pieces, limit, wanted_ms)
+        best = best.improved(answer)
+        if worth_ms == enough_ms:
+            # All pieces that matter were there: what was proved of them holds for all.
+            lower = min(answer.lower, wanted_ms) if best.pieces else answer.lower
+            return best.bounded(max(lower, bound_ms))
+        worth_ms *= 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The pieces of the best schedule found (None: none), its objective, a proven bound."""
+
+    pieces: tuple[Piece, ...] | None
+    objective: float
+    lower: float
+    solve_s: float
+
+    def improved(self, other: _Answer) -> _Answer:
+        """The better of the two."""
+        best = other if other.objective < self.objective else self
+        return replace(best, solve_s=self.solve_s + other.solve_s)
+
+    def bounded(self, lower: float) -> _Answer:
+        """The same with a bound that holds for all schedules."""
+        return replace(self, lower=min(lower, self.objective))
 
 
 class _Program:
-    """Variables and constraints over one chain."""
+    """Variables and rows over one chain."""
 
-    def __init__(self, chain: Chain, groups: bool) -> None:
-        self._chain = chain
-        self._pairs = [(k, o) for k, opts in enumerate(chain.options) for o in range(len(opts))]
-        self._groups = _candidate_groups(chain) if groups else []
-        costs = [chain.options[k][o].cost for k, o in self._pairs]
-        fastest = [min(o.cost.time_s for o in opts) for opts in chain.options]
-        slack_ms = np.array(
-            [(c.time_s - fastest[k]) * 1e3 for (k, _), c in zip(self._pairs, costs, strict=True)]
+    def __init__(self, chain: Chain, config: SolverConfig) -> None:
+        self.chain = chain
+        self.singles = single_pieces(chain)
+        self.base_ms = 1e3 * sum(min(o.cost.time_s for o in opts) for opts in chain.options)
+        self.gap_ms = config.relative_gap * self.base_ms
+        slowest = [max(o.cost.time_s for o in opts) for opts in chain.options]
+        # No schedule adds more than this.
+        self.most_ms = 1e3 * (sum(slowest) + sum(chain.recompute_s)) - self.base_ms
+        self._config = config
+        # Columns of h: for each value, from the block that makes it to the last that reads it;
+        # later blocks see the last column.
+        keys = [
+            (v, k)
+            for v, c in enumerate(chain.crossings)
+            for k in range(c.producer, c.readers[-1] + 1)
+        ]
+        self._held = {key: column for column, key in enumerate(keys)}
+        self._forward_held, self._known_mib = self._forward_rows()
+        self._backward_held = self._backward_rows()
+
+    def peak_bytes(self, pieces: Sequence[Piece]) -> int:
+        """The predicted peak, arguments and outputs left out."""
+        return predict(self.chain, _selection(pieces)).peak_bytes - self.chain.fixed_bytes
+
+    def schedule(self, answer: _Answer, offset: float = 0.0) -> Schedule:
+        """The answer with its gap, relative to the objective and the offset."""
+        if answer.pieces is None:
+            return Schedule(None, Outcome(Status.INFEASIBLE, math.inf, 0.0, answer.solve_s))
+        whole = max(answer.objective + offset, 1e-12)
+        gap = max(answer.objective - answer.lower, 0.0) / whole
+        proven = gap <= self._config.relative_gap + 1e-6
+        status = Status.OPTIMAL if proven else Status.TIME_LIMIT
+        outcome = Outcome(status, answer.objective, gap, answer.solve_s)
+        return Schedule(_selection(answer.pieces), outcome)
+
+    def fastest(
+        self, pieces: Sequence[Piece], limit_bytes: int, below_ms: float = math.inf
+    ) -> _Answer:
+        """Least time added within the limit, if that is below a bound."""
+        x, h = self._variables(pieces, boolean=True)
+        # Σ_p T_p x_p.
+        added = np.array([p.added_ms for p in pieces]) @ x
+        constraints, _ = self._constraints(pieces, x, h, limit_bytes / _MIB)
+        if math.isfinite(below_ms):
+            constraints.append(added <= below_ms)
+        return self._answer(added, constraints, pieces, x, self.gap_ms)
+
+    def lowest(self, pieces: Sequence[Piece], limit_bytes: float) -> _Answer:
+        """Least peak, if that is no higher than a limit."""
+        x, h = self._variables(pieces, boolean=True)
+        peak = cp.Variable(name="P", nonneg=True)
+        constraints, _ = self._constraints(pieces, x, h, peak)
+        if math.isfinite(limit_bytes):
+            constraints.append(peak <= limit_bytes / _MIB)
+        return self._answer(peak, constraints, pieces, x, 0.0)
+
+    def price(self, limit_bytes: int) -> tuple[float, Prices]:
+        """A lower bound of the time added by any schedule, and what the rows charge a piece.
+
+        The relaxation may exceed the limit at a price, so that it has a solution and prices
+        whatever the limit.
+        """
+        pieces, known = list(self.singles), set(self.singles)
+        penalty = 1e3 * self.most_ms / (limit_bytes / _MIB)
+        for _ in range(_MAX_ROUNDS):
+            value, prices = self._relaxed(pieces, limit_bytes / _MIB, penalty)
+            found = group_pieces(self.chain, limit_bytes, prices=prices, worth_ms=-_ZERO_MS)
+            found = sorted((prices.reduced_ms(p), p.first, p.last, p.options, p) for p in found)
+            # Each group of a schedule improves on the relaxation by no more than the best does.
+            least = found[0][0] if found else 0.0
+            bound_ms = value + least * (len(self.chain) // 2)
+            new = [p for *_, p in found[:_MAX_PRICED] if p not in known]
+            if not new or -least * (len(self.chain) // 2) < 0.1 * self.gap_ms:
+                break
+            pieces += new
+            known.update(new)
+        return bound_ms, prices
+
+    def _relaxed(
+        self, pieces: Sequence[Piece], limit_mib: float, penalty: float
+    ) -> tuple[float, Prices]:
+        x, h = self._variables(pieces, boolean=False)
+        excess = cp.Variable(nonneg=True, name="u")
+        constraints, rows = self._constraints(pieces, x, h, limit_mib + excess)
+        added = np.array([p.added_ms for p in pieces]) @ x
+        outcome = solve(cp.Problem(cp.Minimize(added + penalty * excess), constraints), self._config)
+        cover, hold, forward, backward = (np.atleast_1d(r.dual_value) for r in rows)
+        prices = Prices(
+            cover=tuple(cover.tolist()),
+            forward=tuple(np.maximum(forward, 0).tolist()),
+            backward=tuple(np.maximum(backward, 0).tolist()),
+            hold={key: max(float(hold[c]), 0.0) for key, c in self._held.items()},
         )
-        self._kept = np.array([c.kept_bytes / _MIB for c in costs])
-        self._forward = np.array([c.forward_peak_bytes / _MIB for c in costs])
-        self._backward = np.array([c.backward_peak_bytes / _MIB for c in costs])
-        self.base_ms = sum(fastest) * 1e3
+        return outcome.objective, prices
 
-        self.x = cp.Variable(len(self._pairs), boolean=True, name="x")
-        self.y = cp.Variable(len(self._groups), boolean=True, name="y") if self._groups else None
-        self.q = cp.Variable(len(self._pairs), nonneg=True, name="q") if self._groups else None
-        self.peak_mib = cp.Variable(name="P", nonneg=True)
+    def _variables(
+        self, pieces: Sequence[Piece], *, boolean: bool
+    ) -> tuple[cp.Variable, cp.Variable]:
+        x = cp.Variable(len(pieces), name="x", boolean=boolean, nonneg=not boolean)
+        return x, cp.Variable(max(len(self._held), 1), nonneg=True, name="h")
 
-        self._of_block = _incidence([k for k, _ in self._pairs], len(chain))
-        self._cover = _cover(self._groups, len(chain))
-        self.constraints: list[cp.Constraint] = []
-        self._choose()
-        self._hold()
-        self._forward_peaks()
-        self._backward_peaks()
-        self.added_ms = slack_ms @ self.x
-        if self.y is not None:
-            recompute_ms = np.array(chain.recompute_s) * 1e3
-            self.added_ms += (recompute_ms @ self._cover) @ self.y
-
-    @property
-    def _top(self) -> cp.Expression:
-        return self.x if self.q is None else self.x - self.q
-
-    def _choose(self) -> None:
-        # One option for each block:  Σ_o x_{k,o} = 1.
-        self.constraints.append(self._of_block @ self.x == 1)
-        if self.y is None or self.q is None:
-            return
-        # A block is in at most one group:  in_k = Σ_{g ∋ k} y_g ≤ 1.
-        inside = self._cover @ self.y
-        self.constraints.append(inside <= 1)
-        # q_{k,o} = x_{k,o} · in_k:  q ≤ x,  Σ_o q_{k,o} = in_k.
-        self.constraints += [self.q <= self.x, self._of_block @ self.q == inside]
-
-    def _hold(self) -> None:
-        """h and i: one column for each (v, k) with k from p(v) to the last block that may need
-        v; later blocks see the last column."""
-        chain = self._chain
-        self._columns: list[dict[int, int]] = []
-        count = 0
-        for crossing in chain.crossings:
-            blocks = range(crossing.producer, crossing.readers[-1] + 1)
-            self._columns.append({k: count + n for n, k in enumerate(blocks)})
-            count += len(blocks)
-        self.h = cp.Variable(max(count, 1), nonneg=True, name="h")
-        self.i = cp.Variable(max(count, 1), nonneg=True, name="i") if self._groups else None
-        position = {pair: n for n, pair in enumerate(self._pairs)}
-        later, earlier, rows, taken, columns = [], [], [], [], []
-        grouped: list[tuple[int, int]] = []
-        for crossing, column in zip(chain.crossings, self._columns, strict=True):
-            for k, c in column.items():
-                if k - 1 in column:
-                    later.append(c)
-                    earlier.append(column[k - 1])
-                needing = [position[p] for p in crossing.needed if p[0] == k]
-                if needing:
-                    rows += [len(columns)] * len(needing)
-                    taken += needing
-                    columns.append(c)
-            for g, (a, b) in enumerate(self._groups):
-                if crossing.producer < a and any(a <= r <= b for r in crossing.readers):
-                    grouped.append((column[min(a, crossing.readers[-1])], g))
-        holders = [(self.h, self._top)] + ([(self.i, self.q)] if self.i is not None else [])
-        for hold, used in holders:
-            # What is held for a block is held for every later one:  h_{v,k} ≥ h_{v,k−1}.
-            if later:
-                self.constraints.append(hold[later] >= hold[earlier])
-            # An option whose backward reads v holds it:  h_{v,k} ≥ Σ_{o needs v} top_{k,o}.
-            if columns:
-                pick = sp.csr_matrix(
-                    (np.ones(len(rows)), (rows, taken)), shape=(len(columns), len(self._pairs))
-                )
-                self.constraints.append(hold[columns] >= pick @ used)
-        # A wrapped group holds what its recompute reads from outside:  h_{v,a} ≥ y_g.
-        if grouped and self.y is not None:
-            where, which = (list(z) for z in zip(*grouped, strict=True))
-            self.constraints.append(self.h[where] >= self.y[which])
-
-    def _held(self, k: int, first_producer: int, last_producer: int) -> sp.csr_matrix:
-        """Row vector over columns: bytes of each value made in the given blocks, as block k
-        sees it."""
-        row = np.zeros(self.h.size)
-        for crossing, column in zip(self._chain.crossings, self._columns, strict=True):
-            if first_producer <= crossing.producer <= last_producer:
-                row[column[min(k, crossing.readers[-1])]] += crossing.size_bytes / _MIB
-        return row
-
-    def _forward_peaks(self) -> None:
-        # At the forward of block k, everything earlier blocks keep, every value still to be
-        # read or held, and the block's own peak:
-        #   Σ_{j<k} K_j·top_j + Σ_{v: p(v)<k} b_v (1 if v is read from k on, else h_v)
-        #     + A_k·x_k ≤ P.
-        chain, rows, held, fixed = self._chain, [], [], []
-        for k in range(len(chain)):
-            row = np.zeros(self.h.size)
-            known = 0.0
-            for crossing, column in zip(chain.crossings, self._columns, strict=True):
-                if crossing.producer >= k:
-                    continue
-                if crossing.readers[-1] >= k:
-                    known += crossing.size_bytes / _MIB
-                else:
-                    row[column[crossing.readers[-1]]] += crossing.size_bytes / _MIB
-            rows.append(k)
-            held.append(row)
-            fixed.append(known)
-        self._peak_rows(rows, np.array(held), np.array(fixed), self._forward)
-
-    def _backward_peaks(self) -> None:
-        # At the backward of block k, seen from outside any group:
-        #   Σ_{j<k} K_j·top_j + Σ_{v: p(v)≤k} b_v h_{v,k} + W_k + B_k·x_k ≤ P.
-        chain = self._chain
-        blocks = list(range(len(chain)))
-        held = np.array([self._held(k, 0, k) for k in blocks])
-        pending = np.array([chain.pending_cotangent_bytes(k) / _MIB for k in blocks])
-        outside = self._peak_rows(blocks, held, pending, self._backward)
-        if self.y is None or self.q is None or self.i is None:
-            return
-        # Inside a group that begins at a < k, what its recompute has kept so far comes on top:
-        #   … + Σ_{a≤j<k} K_j·q_j + Σ_{v: a≤p(v)≤k} b_v i_{v,k} ≤ P + M (1 − Σ_{g=(a,b≥k)} y_g).
-        # Without the group the left side exceeds P by no more than M, the sum of the terms.
-        for a, k in sorted({(a, k) for a, b in self._groups for k in range(a + 1, b + 1)}):
-            inner_kept = np.array(
-                [c if a <= j < k else 0.0 for (j, _), c in zip(self._pairs, self._kept, strict=True)]
-            )
-            inner_held = self._held(k, a, k)
-            slack = float(inner_held.sum()) + sum(
-                max((o.cost.kept_bytes / _MIB for o in chain.options[j]), default=0.0)
-                for j in range(a, k)
-            )
-            here = [g for g, (first, last) in enumerate(self._groups) if first == a and last >= k]
-            self.constraints.append(
-                outside[k] + inner_kept @ self.q + inner_held @ self.i
-                <= self.peak_mib + slack * (1 - cp.sum(self.y[here]))
-            )
-
-    def _peak_rows(
-        self, blocks: Sequence[int], held: np.ndarray, fixed: np.ndarray, own: np.ndarray
-    ) -> cp.Expression:
-        before = np.array(
-            [
-                [c if j < k else 0.0 for (j, _), c in zip(self._pairs, self._kept, strict=True)]
-                for k in blocks
-            ]
+    def _constraints(
+        self, pieces: Sequence[Piece], x: cp.Variable, h: cp.Variable, peak: cp.Expression | float
+    ) -> tuple[list[cp.Constraint], tuple[cp.Constraint, ...]]:
+        """All rows, and those that the columns of pieces are in."""
+        n = len(self.chain)
+        covered, held, forward, backward = (_Entries() for _ in range(4))
+        for i, p in enumerate(pieces):
+            for k, own in zip(range(p.first, p.last + 1), p.forward_bytes, strict=True):
+                covered.add(k, i, 1.0)
+                forward.add(k, i, own / _MIB)
+                backward.add(k, i, p.backward_bytes / _MIB)
+            for key in p.holds:
+                held.add(self._held[key], i, 1.0)
+            if p.kept_bytes:
+                for k in range(p.last + 1, n):
+                    forward.add(k, i, p.kept_bytes / _MIB)
+                    backward.add(k, i, p.kept_bytes / _MIB)
+        width = len(pieces)
+        rows = (
+            # Each block is in one piece:  Σ_{p ∋ k} x_p = 1.
+            covered.matrix(n, width) @ x == 1,
+            # Who holds v as of block k holds it:  h_{v,k} ≥ Σ_{p holds v as of k} x_p.
+            h >= held.matrix(h.size, width) @ x,
+            # The forward of block k: what pieces before it keep, values still to be read or
+            # held, its own peak:  Σ_p (K_p [p before k] + A_{p,k}) x_p
+            #   + Σ_{v made before k} b_v (1 if v is read from k on, else h_v) ≤ P.
+            forward.matrix(n, width) @ x + self._forward_held @ h + self._known_mib <= peak,
+            # The backward of the piece that block k is in:
+            #   Σ_p (K_p [p before k] + B_p [k in p]) x_p + Σ_{v made up to k} b_v h_{v,k} ≤ P.
+            backward.matrix(n, width) @ x + self._backward_held @ h <= peak,
         )
-        mine = self._of_block.multiply(own).tocsr()[list(blocks)]
-        total = before @ self._top + held @ self.h + fixed + mine @ self.x
-        self.constraints.append(total <= self.peak_mib)
-        return total
+        # What is held for a block is held for every later one:  h_{v,k} ≥ h_{v,k−1}.
+        steps = [(c, self._held[v, k - 1]) for (v, k), c in self._held.items()
+                 if (v, k - 1) in self._held]
+        constraints: list[cp.Constraint] = list(rows)
+        if steps:
+            later, earlier = (list(c) for c in zip(*steps, strict=True))
+            constraints.append(h[later] >= h[earlier])
+        return constraints, rows
 
-    def selection(self) -> Selection:
-        """The options and groups at the solution."""
-        best: dict[int, tuple[float, int]] = {}
-        for (k, o), value in zip(self._pairs, self.x.value, strict=True):
-            if k not in best or value > best[k][0] + 0.5:
-                best[k] = (float(value), o)
-        groups = ()
-        if self.y is not None:
-            on = [g for g, value in zip(self._groups, self.y.value, strict=True) if value > 0.5]
-            groups = tuple(sorted(on))
-        return Selection(tuple(best[k][1] for k in range(len(self._chain))), groups)
+    def _forward_rows(self) -> tuple[sp.csr_matrix, np.ndarray]:
+        """Bytes of held values that block k sees in its forward; bytes that are there anyway."""
+        held, known = _Entries(), np.zeros(len(self.chain))
+        for v, c in enumerate(self.chain.crossings):
+            last = c.readers[-1]
+            known[c.producer + 1 : last + 1] += c.size_bytes / _MIB
+            for k in range(last + 1, len(self.chain)):
+                held.add(k, self._held[v, last], c.size_bytes / _MIB)
+        return held.matrix(len(self.chain), max(len(self._held), 1)), known
+
+    def _backward_rows(self) -> sp.csr_matrix:
+        """Bytes of held values that block k sees in its backward."""
+        held = _Entries()
+        for v, c in enumerate(self.chain.crossings):
+            for k in range(c.producer, len(self.chain)):
+                held.add(k, self._held[v, min(k, c.readers[-1])], c.size_bytes / _MIB)
+        return held.matrix(len(self.chain), max(len(self._held), 1))
+
+    def _answer(
+        self,
+        objective: cp.Expression,
+        constraints: list[cp.Constraint],
+        pieces: Sequence[Piece],
+        x: cp.Variable,
+        gap: float,
+    ) -> _Answer:
+        problem = cp.Problem(cp.Minimize(objective), constraints)
+        outcome = solve(problem, self._config, absolute_gap=gap)
+        if outcome.status is Status.INFEASIBLE:
+            return _Answer(None, math.inf, math.inf, outcome.solve_s)
+        chosen = tuple(p for p, on in zip(pieces, x.value, strict=True) if on > 0.5)
+        if sum(p.last + 1 - p.first for p in chosen) != len(self.chain):
+            # The time limit passed without a solution; the solver's zeros are none.
+            return _Answer(None, math.inf, -math.inf, outcome.solve_s)
+        lower = outcome.objective - outcome.gap * abs(outcome.objective)
+        return _Answer(chosen, outcome.objective, lower, outcome.solve_s)
 
 
-def _candidate_groups(chain: Chain) -> list[tuple[int, int]]:
-    """Two to `_MAX_GROUP` consecutive blocks, neither end at the loss.
+class _Entries:
+    """Entries of a sparse matrix, collected one by one."""
 
-    The last block's backward follows its forward at once, so wrapping it gains nothing.
-    """
-    last = len(chain) - 1
-    return [
-        (a, b)
-        for a in range(last)
-        for b in range(a + 1, min(a + _MAX_GROUP, last))
-        if b < last
-    ]
+    def __init__(self) -> None:
+        self._rows: list[int] = []
+        self._columns: list[int] = []
+        self._values: list[float] = []
+
+    def add(self, row: int, column: int, value: float) -> None:
+        self._rows.append(row)
+        self._columns.append(column)
+        self._values.append(value)
+
+    def matrix(self, height: int, width: int) -> sp.csr_matrix:
+        where = (self._rows, self._columns)
+        return sp.csr_matrix((self._values, where), shape=(height, width))
 
 
-def _incidence(blocks: Sequence[int], count: int) -> sp.csr_matrix:
-    ones = np.ones(len(blocks))
-    return sp.csr_matrix((ones, (list(blocks), range(len(blocks)))), shape=(count, len(blocks)))
-
-
-def _cover(groups: Sequence[tuple[int, int]], count: int) -> sp.csr_matrix:
-    entries = [(k, g) for g, (a, b) in enumerate(groups) for k in range(a, b + 1)]
-    rows, columns = zip(*entries, strict=True) if entries else ((), ())
-    return sp.csr_matrix((np.ones(len(entries)), (rows, columns)), shape=(count, len(groups)))
+def _selection(pieces: Sequence[Piece]) -> Selection:
+    ordered = sorted(pieces, key=lambda p: p.first)
+    return Selection(
+        options=tuple(o for p in ordered for o in p.options),
+        groups=tuple((p.first, p.last) for p in ordered if p.last > p.first),
+    )
