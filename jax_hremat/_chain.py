@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from jax_hremat._graph import Graph
 from jax_hremat._option import Option
-from jax_hremat._partition import Partition
+from jax_hremat._partition import Partition, has_deferrable_input, make_block
 from jax_hremat._region import Region
 from jax_hremat._search import BlockOptions
 
@@ -46,6 +46,7 @@ class Chain:
         recompute_s: Seconds of one more forward of each block.
         crossings: Values that cross a boundary.
         fixed_bytes: Arguments and outputs of the step.
+        pinned: Blocks with an effect, which must run exactly once: they are in no group.
     """
 
     starts: tuple[int, ...]
@@ -53,6 +54,7 @@ class Chain:
     recompute_s: tuple[float, ...]
     crossings: tuple[Crossing, ...]
     fixed_bytes: int
+    pinned: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -150,6 +152,11 @@ def make_chain(
         recompute_s=tuple(options[kind].bare.cost.forward_s for kind in partition.kinds),
         crossings=tuple(crossings),
         fixed_bytes=fixed_bytes,
+        pinned=frozenset(
+            index
+            for index, block in enumerate(partition.blocks)
+            if any(op.pinned for op in graph.operations[block.start : block.stop])
+        ),
     )
 
 
@@ -211,8 +218,8 @@ def predict(chain: Chain, selection: Selection) -> Prediction:
     )
 
 
-def selection_region(chain: Chain, selection: Selection, stop: int) -> Region:
-    """The region tree of a selection; `stop` is the number of operations."""
+def selection_region(graph: Graph, chain: Chain, selection: Selection) -> Region:
+    """The region tree of a selection over the whole program."""
     modes = [
         chain.options[b][o].mode.shifted(chain.starts[b])
         for b, o in enumerate(selection.options)
@@ -228,8 +235,13 @@ def selection_region(chain: Chain, selection: Selection, stop: int) -> Region:
         last = groups.get(block, block)
         inner = tuple(r for m in modes[block : last + 1] for r in flat(m))
         if last > block:
-            children.append(Region(modes[block].start, modes[last].stop, True, (), inner))
+            start, group_stop = modes[block].start, modes[last].stop
+            group = make_block(graph, start, group_stop)
+            tied = has_deferrable_input(graph, group, start, group_stop)
+            children.append(
+                Region(start, group_stop, wrapped=True, tied=tied, children=inner)
+            )
         else:
             children += inner
         block = last + 1
-    return Region(0, stop, children=tuple(children))
+    return Region(0, len(graph.operations), children=tuple(children))

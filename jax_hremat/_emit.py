@@ -128,7 +128,7 @@ class _Emitter:
         policy = jax.checkpoint_policies.save_only_these_names(*names) if names else None
         wrapped = jax.checkpoint(self.function(region, inputs, outputs, saved), policy=policy)
 
-        tied = [v for v in inputs if v in self._active]
+        tied = [v for v in inputs if v in self._active] if region.tied else []
 
         def step(env: dict[Any, Any]) -> None:
             given = {v: env[v] for v in inputs}

@@ -208,6 +208,30 @@ def boundary(graph: Graph, start: int, stop: int) -> tuple[tuple[int, ...], tupl
     return tuple(inputs), tuple(outputs)
 
 
+def has_deferrable_input(graph: Graph, block: Block, start: int, stop: int) -> bool:
+    """Whether part of the backward of `start … stop − 1` is not needed next.
+
+    Next comes the cotangent of the block's stream, the latest of its active inputs. An input of
+    the stretch that comes from another of them and not from the stream (an encoder's memory,
+    a skip connection) has a cotangent that XLA's scheduler may leave for later.
+    """
+    moving = [
+        v for v in block.inputs if graph.values[v].active and graph.values[v].kind == "computed"
+    ]
+    if not moving:
+        return False
+    stream = max(moving, key=lambda v: graph.values[v].producer or 0)
+    from_any, from_stream = set(moving), {stream}
+    for op in graph.operations[block.start : start]:
+        outputs = [v for v in op.outputs if graph.values[v].active]
+        if from_any.intersection(op.inputs):
+            from_any.update(outputs)
+        if from_stream.intersection(op.inputs):
+            from_stream.update(outputs)
+    inputs = set(boundary(graph, start, stop)[0])
+    return bool(inputs & (from_any - from_stream))
+
+
 def _fingerprint(
     graph: Graph, start: int, stop: int, inputs: Sequence[int], outputs: Sequence[int]
 ) -> str:

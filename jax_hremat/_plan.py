@@ -242,6 +242,8 @@ def _encode_region(region: Region) -> dict[str, Any]:
         data["wrapped"] = True
     if region.saved:
         data["saved"] = [list(ref) for ref in region.saved]
+    if region.tied:
+        data["tied"] = True
     if region.children:
         data["children"] = [_encode_region(c) for c in region.children]
     return data
@@ -253,6 +255,7 @@ def _decode_region(data: Mapping[str, Any]) -> Region:
         stop=data["stop"],
         wrapped=data.get("wrapped", False),
         saved=tuple((op, k) for op, k in data.get("saved", ())),
+        tied=data.get("tied", False),
         children=tuple(_decode_region(c) for c in data.get("children", ())),
     )
 

@@ -227,7 +227,7 @@ class _Session:
         return self._bench.baseline.step_s + prediction.time_s - self._base.time_s
 
     def candidate(self, chain: Chain, selection: Selection, outcome: Outcome) -> _Candidate:
-        root = selection_region(chain, selection, len(self._bench.graph.operations))
+        root = selection_region(self._bench.graph, chain, selection)
         if root not in self._seen:
             self._progress("certifying", len(self._seen) - 1, self._bench.config.max_rounds + 1)
             with _timed(self.timings_s, "certify"):

@@ -25,6 +25,8 @@ class Region:
         saved: Values made inside that a wrapped region keeps, in program order.
         children: Regions inside, disjoint and in program order; operations between them
             belong to this region itself.
+        tied: Whether the cotangents of all inputs of a wrapped region become available
+            together, so that none of its backward is put off (`_emit`).
     """
 
     start: int
@@ -32,12 +34,15 @@ class Region:
     wrapped: bool = False
     saved: tuple[ValueRef, ...] = ()
     children: tuple[Region, ...] = ()
+    tied: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.stop:
             raise ValueError(f"region [{self.start}, {self.stop}) is not a range")
         if self.saved and not self.wrapped:
             raise ValueError(f"bare region [{self.start}, {self.stop}) saves {self.saved}")
+        if self.tied and not self.wrapped:
+            raise ValueError(f"bare region [{self.start}, {self.stop}) ties its inputs")
         edges = [self.start, *(e for c in self.children for e in (c.start, c.stop)), self.stop]
         if edges != sorted(edges):
             raise ValueError(
@@ -56,6 +61,7 @@ class Region:
             stop=self.stop + offset,
             wrapped=self.wrapped,
             saved=tuple((op + offset, k) for op, k in self.saved),
+            tied=self.tied,
             children=tuple(c.shifted(offset) for c in self.children),
         )
 

@@ -14,7 +14,7 @@ from jax_hremat._cost.compiled import ModeCost
 from jax_hremat._cost.roofline import Rates
 from jax_hremat._graph import Graph
 from jax_hremat._option import Option, pareto
-from jax_hremat._partition import Block, Partition
+from jax_hremat._partition import Block, Partition, has_deferrable_input
 from jax_hremat._region import Region, ValueRef
 from jax_hremat._runs import Run, candidate_runs
 from jax_hremat._solve.backend import SolverConfig
@@ -169,7 +169,7 @@ class _BlockSearch:
         self._config = config
         self._solver = solver
         self.bare = Region(block.start, block.stop)
-        self.wrapped = Region(block.start, block.stop, wrapped=True)
+        self.wrapped = self._wrap(block.start, block.stop)
         operations = graph.operations[block.start : block.stop]
         if any(op.pinned for op in operations):
             # An effect must not run twice, so only the runs beside it may be wrapped.
@@ -209,7 +209,9 @@ class _BlockSearch:
         if self.wrapped.wrapped:
             # Inside a wrapped block the runs lower the peak of its backward, not what it keeps.
             nested = [m for m in modes if m.children]
-            modes += [replace(m, wrapped=True) for m in (nested[:1] + nested[-1:])]
+            modes += [
+                replace(self.wrapped, children=m.children) for m in (nested[:1] + nested[-1:])
+            ]
         return modes
 
     def policy_modes(self) -> dict[str, Region]:
@@ -241,8 +243,12 @@ class _BlockSearch:
         return [value_refs(self._graph, s.values) for s in sets[1:]]
 
     def _with_runs(self, runs: Sequence[Run]) -> Region:
-        children = tuple(Region(r.start, r.stop, wrapped=True) for r in runs)
+        children = tuple(self._wrap(r.start, r.stop) for r in runs)
         return replace(self.bare, children=children)
+
+    def _wrap(self, start: int, stop: int) -> Region:
+        tied = has_deferrable_input(self._graph, self._block, start, stop)
+        return Region(start, stop, wrapped=True, tied=tied)
 
     def options(self, measured: dict[Region, ModeCost]) -> BlockOptions:
         policies = {name: mode for name, mode in self.policy_modes().items() if mode in measured}

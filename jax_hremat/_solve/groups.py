@@ -107,7 +107,7 @@ def group_pieces(
     """The Pareto ways to run every group of two to `MAX_GROUP` blocks.
 
     The last block is in no group: its backward follows its forward at once, so wrapping it
-    gains nothing.
+    gains nothing. Nor is a pinned one.
 
     Args:
         chain: Blocks and their options.
@@ -142,14 +142,6 @@ class _Label(NamedTuple):
     forward_bytes: int
     options: tuple[int, ...]
 
-    def dominates(self, other: _Label) -> bool:
-        """Whether no way to go on is worse; the time is compared by the order of labels."""
-        return (
-            self.held_bytes <= other.held_bytes
-            and self.backward_bytes <= other.backward_bytes
-            and self.forward_bytes <= other.forward_bytes
-        )
-
 
 class _Start:
     """All groups that begin at one block."""
@@ -168,8 +160,11 @@ class _Start:
         self._first = first
         self._limit = limit_bytes
         self._worth = worth_ms
-        self._blocks = range(first, min(first + MAX_GROUP, len(chain) - 1))
+        end = min(first + MAX_GROUP, len(chain) - 1)
+        end = min((k for k in chain.pinned if first <= k < end), default=end)
+        self._blocks = range(first, end)
         self._fastest_s = [min(o.cost.time_s for o in chain.options[k]) for k in self._blocks]
+        self._pending = [chain.pending_cotangent_bytes(k) for k in self._blocks]
         # Bytes that wait during the forward of each block whatever the options: a value from
         # before the group that is read in it or after it, and one made in it until last read.
         self._waiting = [
@@ -229,23 +224,25 @@ class _Start:
         k = self._blocks[i]
         cost = self._chain.options[k][o].cost
         added_ms = (cost.time_s - self._fastest_s[i] + self._chain.recompute_s[k]) * 1e3
-        forward = self._waiting[i] + cost.forward_peak_bytes
-        if forward > self._limit:
+        here = self._waiting[i] + cost.forward_peak_bytes
+        if here > self._limit:
             return
-        own = taken_bytes + cost.backward_peak_bytes + self._chain.pending_cotangent_bytes(k)
-        outside = sum(self._chain.crossings[v].size_bytes for v in self._read[i])
-        for label in beginnings:
-            longer = _Label(
-                added_ms=label.added_ms + added_ms,
-                held_bytes=label.held_bytes + taken_bytes + cost.kept_bytes,
-                backward_bytes=max(label.backward_bytes, label.held_bytes + own),
-                forward_bytes=max(label.forward_bytes, forward),
-                options=(*label.options, o),
-            )
-            if longer.backward_bytes + outside > self._limit:
+        own = taken_bytes + cost.backward_peak_bytes + self._pending[i]
+        taken = taken_bytes + cost.kept_bytes
+        room = self._limit - sum(self._chain.crossings[v].size_bytes for v in self._read[i])
+        onward = None if self._charge is None else self._charge.onward[i]
+        for before_ms, held, backward, forward_before, options in beginnings:
+            backward = max(backward, held + own)
+            if backward > room:
                 continue
-            if self._charge is None or self._charge.least(i, longer) <= self._worth:
-                yield longer
+            forward = max(forward_before, here)
+            total_ms = before_ms + added_ms
+            if onward is not None:
+                # The least reduced cost of the groups that begin so.
+                spare = self._worth - total_ms
+                if all(c + f * forward + b * backward > spare for c, f, b in onward):
+                    continue
+            yield _Label(total_ms, held + taken, backward, forward, (*options, o))
 
     def _piece(self, i: int, label: _Label) -> Piece:
         inside = self._blocks[: i + 1]
@@ -298,24 +295,19 @@ class _Charge:
             self._terms.append((constant + held, forward, backward))
         # For each position, the same for all ends from there on, the least time of the blocks
         # in between added.
-        self._onward: list[list[tuple[float, float, float]]] = []
+        self.onward: list[list[tuple[float, float, float]]] = []
         for i in range(len(self._terms)):
             extra, onward = 0.0, []
             for j in range(i, len(self._terms)):
                 extra += start.least_added_ms(j) if j > i else 0.0
                 c, f, b = self._terms[j]
                 onward.append((c + extra, f, b))
-            self._onward.append(onward)
+            self.onward.append(onward)
 
     def exact(self, i: int, label: _Label) -> float:
         """The reduced cost of the group that ends here."""
         c, f, b = self._terms[i]
         return label.added_ms + c + f * label.forward_bytes + b * label.backward_bytes
-
-    def least(self, i: int, label: _Label) -> float:
-        """A lower bound for the groups that begin so."""
-        forward, backward = label.forward_bytes, label.backward_bytes
-        return label.added_ms + min(c + f * forward + b * backward for c, f, b in self._onward[i])
 
 
 def _undominated(labels: list[_Label], by_time: bool) -> list[_Label]:
@@ -328,6 +320,10 @@ def _undominated(labels: list[_Label], by_time: bool) -> list[_Label]:
         )
     kept: list[_Label] = []
     for label in ordered:
-        if not any(k.dominates(label) for k in kept):
+        _, held, backward, forward, _ = label
+        for _, h, b, f, _ in kept:
+            if h <= held and b <= backward and f <= forward:
+                break
+        else:
             kept.append(label)
     return kept

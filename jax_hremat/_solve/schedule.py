@@ -119,7 +119,10 @@ def _out_of_time(config: SolverConfig) -> SolverError:
 
 def _with_groups(program: _Program, limit: int, best: _Answer) -> _Answer:
     """The best schedule if groups are allowed, given the best without."""
-    bound_ms, prices = program.price(limit)
+    priced = program.price(limit)
+    if priced is None:
+        return best.bounded(-math.inf)
+    bound_ms, prices = priced
     worth_ms = _FIRST_WORTH * program.base_ms
     while True:
         # A schedule that beats the best one by the gap has no piece of a higher reduced cost
@@ -133,6 +136,8 @@ def _with_groups(program: _Program, limit: int, best: _Answer) -> _Answer:
         pieces += group_pieces(program.chain, limit, prices=prices, worth_ms=worth_ms + _ZERO_MS)
         answer = program.fastest(pieces, limit, wanted_ms)
         best = best.improved(answer)
+        if answer.lower == -math.inf:
+            return best.bounded(bound_ms)
         if worth_ms == enough_ms:
             # All pieces that matter were there: what was proved of them holds for all.
             lower = min(answer.lower, wanted_ms) if best.pieces else answer.lower
@@ -218,36 +223,51 @@ class _Program:
             constraints.append(peak <= limit_bytes / _MIB)
         return self._answer(peak, constraints, pieces, x, 0.0)
 
-    def price(self, limit_bytes: int) -> tuple[float, Prices]:
-        """A lower bound of the time added by any schedule, and what the rows charge a piece.
+    def price(self, limit_bytes: int) -> tuple[float, Prices] | None:
+        """A lower bound of the time added by any schedule, and what the rows charge a piece;
+        None if time runs out.
 
         The relaxation may exceed the limit at a price, so that it has a solution and prices
         whatever the limit.
         """
         pieces, known = list(self.singles), set(self.singles)
         penalty = 1e3 * self.most_ms / (limit_bytes / _MIB)
+        most = max(len(self.chain) // 2, 1)
+        # A schedule has at most so many groups, and each improves on the relaxation by no more
+        # than the best does: what is below this in sum is no matter.
+        fine = max(0.3 * self.gap_ms / most, _ZERO_MS)
+        coarse = self.most_ms
         for _ in range(_MAX_ROUNDS):
-            value, prices = self._relaxed(pieces, limit_bytes / _MIB, penalty)
-            found = group_pieces(self.chain, limit_bytes, prices=prices, worth_ms=-_ZERO_MS)
-            found = sorted((prices.reduced_ms(p), p.first, p.last, p.options, p) for p in found)
-            # Each group of a schedule improves on the relaxation by no more than the best does.
-            least = found[0][0] if found else 0.0
-            bound_ms = value + least * (len(self.chain) // 2)
-            new = [p for *_, p in found[:_MAX_PRICED] if p not in known]
-            if not new or -least * (len(self.chain) // 2) < 0.1 * self.gap_ms:
+            relaxed = self._relaxed(pieces, limit_bytes / _MIB, penalty)
+            if relaxed is None:
+                return None
+            value, prices = relaxed
+            # The dearest groups are cheap to list; ever less dear ones, once they run out.
+            while True:
+                found = group_pieces(self.chain, limit_bytes, prices=prices, worth_ms=-coarse)
+                found = [(prices.reduced_ms(p), p) for p in found if p not in known]
+                if found or coarse <= fine:
+                    break
+                coarse = max(fine, coarse / 4)
+            if not found:
                 break
-            pieces += new
-            known.update(new)
-        return bound_ms, prices
+            found.sort(key=lambda f: (f[0], f[1].first, f[1].last, f[1].options))
+            pieces += [p for _, p in found[:_MAX_PRICED]]
+            known.update(p for _, p in found[:_MAX_PRICED])
+        least = min((r for r, _ in found), default=-coarse)
+        return value + min(least, -coarse) * most, prices
 
     def _relaxed(
         self, pieces: Sequence[Piece], limit_mib: float, penalty: float
-    ) -> tuple[float, Prices]:
+    ) -> tuple[float, Prices] | None:
         x, h = self._variables(pieces, boolean=False)
         excess = cp.Variable(nonneg=True, name="u")
         constraints, rows = self._constraints(pieces, x, h, limit_mib + excess)
         added = np.array([p.added_ms for p in pieces]) @ x
-        outcome = solve(cp.Problem(cp.Minimize(added + penalty * excess), constraints), self._config)
+        problem = cp.Problem(cp.Minimize(added + penalty * excess), constraints)
+        outcome = solve(problem, self._config)
+        if outcome.status is not Status.OPTIMAL:
+            return None
         cover, hold, forward, backward = (np.atleast_1d(r.dual_value) for r in rows)
         prices = Prices(
             cover=tuple(cover.tolist()),
@@ -295,8 +315,11 @@ class _Program:
             backward.matrix(n, width) @ x + self._backward_held @ h <= peak,
         )
         # What is held for a block is held for every later one:  h_{v,k} ≥ h_{v,k−1}.
-        steps = [(c, self._held[v, k - 1]) for (v, k), c in self._held.items()
-                 if (v, k - 1) in self._held]
+        steps = [
+            (c, self._held[v, k - 1])
+            for (v, k), c in self._held.items()
+            if (v, k - 1) in self._held
+        ]
         constraints: list[cp.Constraint] = list(rows)
         if steps:
             later, earlier = (list(c) for c in zip(*steps, strict=True))

@@ -1,0 +1,302 @@
+"""The root program against every selection there is, as `predict` prices them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import cvxpy as cp
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jax_hremat._chain import Chain, Crossing, Prediction, Selection, predict, selection_region
+from jax_hremat._cost.compiled import ModeCost
+from jax_hremat._errors import SolverError
+from jax_hremat._graph import build_graph
+from jax_hremat._option import Option
+from jax_hremat._region import Region
+from jax_hremat._solve import schedule
+from jax_hremat._solve.backend import Outcome, SolverConfig, Status
+from jax_hremat._solve.groups import MAX_GROUP
+from jax_hremat._solve.schedule import fastest_within, least_peak
+from jax_hremat._trace import trace_loss
+
+MIB = 2**20
+EXACT = SolverConfig(relative_gap=0.0)
+# The solver counts in MiB and meets a row within 1e-6 of them, about one byte; a binary within
+# 1e-6 of 1 may hide as much of each of a schedule's few values.
+ROUNDING_BYTES = 64
+QUICK = settings(
+    max_examples=15,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+def option(
+    forward_ms: float, backward_ms: float, kept: int, forward_peak: int, backward_peak: int
+) -> Option:
+    """An option from times in ms and sizes in MiB."""
+    cost = ModeCost(
+        forward_s=forward_ms * 1e-3,
+        backward_s=backward_ms * 1e-3,
+        kept_bytes=kept * MIB,
+        kept_inputs=(),
+        kept_outputs=(),
+        forward_peak_bytes=forward_peak * MIB,
+        backward_peak_bytes=backward_peak * MIB,
+    )
+    return Option(Region(0, 4), cost, "bare")
+
+
+def make(
+    options: list[list[Option]],
+    recompute_ms: list[float],
+    crossings: list[Crossing],
+    fixed: int = 10,
+) -> Chain:
+    return Chain(
+        starts=tuple(4 * k for k in range(len(options))),
+        options=tuple(map(tuple, options)),
+        recompute_s=tuple(r * 1e-3 for r in recompute_ms),
+        crossings=tuple(crossings),
+        fixed_bytes=fixed * MIB,
+    )
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> Chain:
+    """Three to five blocks; a stream from each to the next and up to four skips."""
+    num_blocks = draw(st.integers(3, 5))
+    num_options = 3 if num_blocks < 5 else 2
+    size, time_ms = st.integers(0, 12), st.integers(0, 9)
+    options = [
+        [
+            option(draw(time_ms), draw(time_ms), draw(size), draw(size), draw(size))
+            for _ in range(draw(st.integers(1, num_options)))
+        ]
+        for _ in range(num_blocks)
+    ]
+    ends = [(k, (k + 1,)) for k in range(num_blocks - 1)]
+    for _ in range(draw(st.integers(0, 4))):
+        producer = draw(st.integers(0, num_blocks - 2))
+        later = st.integers(producer + 1, num_blocks - 1)
+        ends.append((producer, tuple(sorted(draw(st.sets(later, min_size=1))))))
+    crossings = []
+    for producer, readers in ends:
+        pairs = [(k, o) for k in (producer, *readers) for o in range(len(options[k]))]
+        crossings.append(
+            Crossing(
+                size_bytes=draw(size) * MIB,
+                producer=producer,
+                readers=readers,
+                active=draw(st.booleans()),
+                needed=frozenset(draw(st.sets(st.sampled_from(pairs)))),
+            )
+        )
+    recompute_ms = [draw(st.integers(0, 3)) for _ in options]
+    chain = make(options, recompute_ms, crossings, draw(size))
+    pinned = draw(st.sampled_from([frozenset(), frozenset(), frozenset({1})]))
+    return replace(chain, pinned=pinned)
+
+
+def group_sets(chain: Chain, first: int = 0) -> Iterator[tuple[tuple[int, int], ...]]:
+    """All sets of disjoint groups of at least two blocks, without the block at the loss."""
+    yield ()
+    last = len(chain) - 2
+    for a in range(first, last):
+        for b in range(a + 1, min(last, a + MAX_GROUP - 1) + 1):
+            if not chain.pinned.intersection(range(a, b + 1)):
+                for rest in group_sets(chain, b + 1):
+                    yield ((a, b), *rest)
+
+
+def all_predictions(chain: Chain, *, groups: bool = True) -> list[Prediction]:
+    sets = list(group_sets(chain)) if groups else [()]
+    picks = itertools.product(*(range(len(o)) for o in chain.options))
+    return [predict(chain, Selection(p, g)) for p, g in itertools.product(picks, sets)]
+
+
+def alike(num_blocks: int) -> Chain:
+    """Equal blocks, bare or wrapped, the stream needed by every backward."""
+    blocks = [[option(2, 3, 9, 10, 14), option(2, 5, 0, 3, 14)] for _ in range(num_blocks)]
+    crossings = [
+        Crossing(2 * MIB, k, (k + 1,), True, frozenset({(k + 1, 0), (k + 1, 1)}))
+        for k in range(num_blocks - 1)
+    ]
+    return make(blocks, [2.0] * num_blocks, crossings)
+
+
+def test_predict_by_hand() -> None:
+    chain = alike(4)
+    # The last backward: three blocks' 9 kept, three streams of 2, its own 14, 10 fixed.
+    bare = predict(chain, Selection((0, 0, 0, 0)))
+    assert bare.peak_bytes == (10 + 27 + 6 + 14) * MIB
+    assert (bare.peak_block, bare.in_backward) == (3, True)
+    assert bare.time_s == pytest.approx(20e-3)
+    wrapped = predict(chain, Selection((1, 1, 1, 1)))
+    assert wrapped.peak_bytes == (10 + 6 + 14) * MIB
+    assert wrapped.time_s == pytest.approx(28e-3)
+    # A group of the first three keeps nothing (block 0 reads no stream), so that the last block
+    # is alone with its input; in the group the third backward is the worst.
+    grouped = predict(chain, Selection((0, 0, 0, 0), ((0, 2),)))
+    assert grouped.peak_bytes == (10 + 18 + 4 + 14) * MIB
+    assert (grouped.peak_block, grouped.in_backward) == (2, True)
+    assert grouped.time_s == pytest.approx(26e-3)
+    # A group of the second and third holds its own input, but not what is handed on inside.
+    assert predict(chain, Selection((1, 1, 1, 1), ((1, 2),))).peak_bytes == (10 + 4 + 14) * MIB
+
+
+def test_predict_counts_skips_and_pending_cotangents() -> None:
+    blocks = [[option(1, 1, 0, 1, 1)] for _ in range(4)]
+    skip = Crossing(50 * MIB, 0, (3,), True, frozenset())
+    # Nothing needs the skip's value, but its cotangent waits from block 3 to block 0, and the
+    # value itself from block 0 to block 3.
+    for active, peak_block, in_backward in [(True, 1, False), (False, 1, False)]:
+        chain = make(blocks, [1.0] * 4, [replace(skip, active=active)], 0)
+        found = predict(chain, Selection((0,) * 4))
+        assert (found.peak_block, found.in_backward) == (peak_block, in_backward)
+        assert found.peak_bytes == 51 * MIB
+        assert chain.pending_cotangent_bytes(2) == (50 * MIB if active else 0)
+        assert chain.pending_cotangent_bytes(0) == chain.pending_cotangent_bytes(3) == 0
+
+
+@given(chains(), st.data(), st.booleans())
+@QUICK
+def test_fastest_within_is_what_enumeration_finds(
+    chain: Chain, data: st.DataObject, groups: bool
+) -> None:
+    everything = all_predictions(chain, groups=groups)
+    peaks = sorted({p.peak_bytes for p in everything})
+    # All peaks are whole MiB: a limit is met exactly, or missed by half a MiB.
+    limits = [p - missed for p in peaks for missed in (0, MIB // 2)]
+    for limit in sorted(data.draw(st.sets(st.sampled_from(limits), min_size=2, max_size=3))):
+        within = [p.time_s for p in everything if p.peak_bytes <= limit]
+        found = fastest_within(chain, limit, EXACT, groups=groups)
+        assert (found.selection is None) == (not within)
+        if found.selection is None:
+            assert found.outcome.status is Status.INFEASIBLE
+            continue
+        prediction = predict(chain, found.selection)
+        assert prediction.time_s == pytest.approx(min(within), abs=1e-9)
+        assert prediction.peak_bytes <= limit + ROUNDING_BYTES
+        assert found.outcome.status is Status.OPTIMAL
+        fastest_s = sum(min(o.cost.time_s for o in opts) for opts in chain.options)
+        assert found.outcome.objective == pytest.approx(
+            1e3 * (prediction.time_s - fastest_s), abs=1e-5
+        )
+
+
+@given(chains(), st.booleans())
+@QUICK
+def test_least_peak_is_what_enumeration_finds(chain: Chain, groups: bool) -> None:
+    everything = all_predictions(chain, groups=groups)
+    least = min(p.peak_bytes for p in everything)
+    found = least_peak(chain, EXACT, groups=groups)
+    prediction = predict(chain, found.selection)
+    assert prediction.peak_bytes == pytest.approx(least, abs=ROUNDING_BYTES)
+    # Of the schedules with that peak it is the fastest.
+    fastest_s = min(p.time_s for p in everything if p.peak_bytes <= least)
+    assert prediction.time_s == pytest.approx(fastest_s, abs=1e-9)
+
+
+@pytest.mark.parametrize("groups", [True, False])
+def test_more_memory_never_gives_a_slower_schedule(groups: bool) -> None:
+    chain = alike(9)
+    floor = predict(chain, least_peak(chain, EXACT, groups=groups).selection).peak_bytes
+    ceiling = predict(chain, Selection((0,) * 9)).peak_bytes
+    assert fastest_within(chain, floor - MIB // 2, EXACT, groups=groups).selection is None
+    times = []
+    for limit in range(floor, ceiling + 1, (ceiling - floor) // 8):
+        found = fastest_within(chain, limit, EXACT, groups=groups)
+        times.append(predict(chain, found.selection).time_s)
+    assert all(a >= b - 1e-9 for a, b in itertools.pairwise(times))
+    assert times[-1] < times[0]
+
+
+def test_groups_reach_a_lower_peak_and_cost_nothing_where_they_do_not_help() -> None:
+    chain = alike(12)
+    floors = [
+        predict(chain, least_peak(chain, EXACT, groups=groups).selection).peak_bytes
+        for groups in (False, True)
+    ]
+    assert floors[1] < floors[0]
+    limits = range(floors[0], predict(chain, Selection((0,) * 12)).peak_bytes, 20 * MIB)
+    for limit in limits:
+        without, allowed = (
+            predict(chain, fastest_within(chain, limit, EXACT, groups=groups).selection).time_s
+            for groups in (False, True)
+        )
+        assert allowed <= without + 1e-9
+
+
+def test_the_gap_is_kept_and_told() -> None:
+    chain = alike(12)
+    limit = 70 * MIB
+    best = predict(chain, fastest_within(chain, limit, EXACT).selection).time_s
+    found = fastest_within(chain, limit, SolverConfig(relative_gap=0.05))
+    assert predict(chain, found.selection).time_s <= best / (1 - 0.051)
+    assert 0 <= found.outcome.gap <= 0.051
+
+
+def test_the_same_chain_gives_the_same_schedule() -> None:
+    answers = {fastest_within(alike(8), 60 * MIB, SolverConfig()).selection for _ in range(3)}
+    assert len(answers) == 1
+    assert len({least_peak(alike(8), SolverConfig()).selection for _ in range(2)}) == 1
+
+
+def test_a_limit_below_the_arguments_is_infeasible() -> None:
+    for peak in (0, 10 * MIB):
+        found = fastest_within(alike(4), peak, EXACT)
+        assert found.selection is None
+        assert found.outcome.objective == math.inf
+
+
+def test_no_time_is_no_answer_rather_than_a_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_time(problem: cp.Problem, *_: object, **__: object) -> Outcome:
+        # What HiGHS hands back when the time is over before it has any solution.
+        for variable in problem.variables():
+            variable.value = np.zeros(variable.shape)
+        return Outcome(Status.TIME_LIMIT, 0.0, math.inf, 0.0)
+
+    monkeypatch.setattr(schedule, "solve", out_of_time)
+    with pytest.raises(SolverError, match="time_limit_s"):
+        fastest_within(alike(4), 60 * MIB, EXACT)
+    with pytest.raises(SolverError, match="time_limit_s"):
+        least_peak(alike(4), EXACT)
+
+
+def test_a_chain_of_one_block() -> None:
+    chain = make([[option(1, 1, 5, 5, 9), option(1, 2, 0, 5, 7)]], [1.0], [])
+    assert fastest_within(chain, 19 * MIB, EXACT).selection == Selection((0,))
+    assert fastest_within(chain, 18 * MIB, EXACT).selection == Selection((1,))
+    assert least_peak(chain, EXACT).selection == Selection((1,))
+
+
+def test_the_regions_of_a_selection() -> None:
+    def loss(x: jax.Array) -> jax.Array:
+        for _ in range(15):
+            x = jnp.sin(x)
+        return x.sum()
+
+    graph = build_graph(trace_loss(loss, (jnp.ones(4),), {}))
+    assert len(graph.operations) == 16
+    run = Region(0, 4, children=(Region(1, 3, wrapped=True),))
+    whole = Region(0, 4, wrapped=True, saved=((2, 0),))
+    modes = [[replace(option(1, 1, 0, 0, 0), mode=m) for m in (Region(0, 4), run, whole)]] * 4
+    chain = make(modes, [1.0] * 4, [])
+    inside = (Region(5, 7, wrapped=True), whole.shifted(8))
+    single = selection_region(graph, chain, Selection((0, 1, 2, 0)))
+    assert single == Region(0, 16, children=inside)
+    grouped = selection_region(graph, chain, Selection((0, 1, 2, 0), ((1, 2),)))
+    group = Region(4, 12, wrapped=True, children=inside)
+    assert grouped == Region(0, 16, children=(group,))
+    assert grouped.num_wrapped == 3
+    assert grouped.depth == 2
