@@ -123,9 +123,7 @@ def _trace(problem: zoo.Problem) -> Program:
     )
 
 
-def _hand_row(
-    name: str, size: zoo.Size, policy: Any, target: jax_hremat.Target
-) -> Row:
+def _hand_row(name: str, size: zoo.Size, policy: Any, target: jax_hremat.Target) -> Row:
     program = _trace(zoo.make(name, size, remat=policy))
     num_equations = len(program.jaxpr.jaxpr.eqns)
     step = compile_step(program, Region(0, num_equations), target)

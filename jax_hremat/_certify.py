@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from jax_hremat._compile import MemoryStats, compile_flat
-from jax_hremat._cost.hlo import parse_hlo
-from jax_hremat._cost.liveness import buffer_timeline
+from jax_hremat._cost.hlo import HloModule, parse_hlo
+from jax_hremat._cost.liveness import Buffer, buffer_timeline
 from jax_hremat._cost.roofline import estimate_step
 from jax_hremat._emit import emit_flat
 from jax_hremat._plan import BufferReport
@@ -52,11 +53,25 @@ def compile_step(program: Program, root: Region, target: Target) -> CompiledStep
         step_s=roofline.time_s,
         flops=roofline.flops,
         buffers=tuple(
-            BufferReport(b.nbytes, b.kind, _scope(b.op_name) or b.opcode)
+            BufferReport(b.nbytes, _shape_text(module, b.name), b.kind, _maker(program, b))
             for b in own[:_NUM_BUFFERS]
         ),
         unknown=tuple(sorted(roofline.unknown.items())),
     )
+
+
+def _shape_text(module: HloModule, buffer_name: str) -> str:
+    """Dtype and shape of the instruction's result, or of one of its results: `fusion.3{1}`."""
+    name, _, leaf = buffer_name.removesuffix("}").partition("{")
+    shape = module.entry[name].shape.leaves[int(leaf or 0)]
+    return f"{shape.dtype}[{','.join(map(str, shape.dims))}]"
+
+
+def _maker(program: Program, buffer: Buffer) -> str:
+    number = re.fullmatch(r"flat\[(\d+)\]", buffer.op_name)
+    if number and int(number[1]) < len(program.input_names):
+        return program.input_names[int(number[1])]
+    return _scope(buffer.op_name) or buffer.opcode
 
 
 class StepCompiler:
@@ -77,7 +92,8 @@ def _scope(op_name: str) -> str:
     """The user's scopes in an HLO `op_name`, without the transformations around them."""
     transforms = ("jit(", "jvp(", "transpose(", "vmap(")
     parts = []
-    for part in op_name.split("/"):
+    # Of an instruction merged from several, the first names it.
+    for part in op_name.split(";")[0].split("/"):
         core = part
         while core.startswith(transforms):
             core = core[core.index("(") + 1 :].removesuffix(")")

@@ -198,9 +198,7 @@ def predict(chain: Chain, selection: Selection) -> Prediction:
 
         group = group_of.get(block)
         live = kept + chain.pending_cotangent_bytes(block) + cost.backward_peak_bytes
-        live += sum(
-            c.size_bytes for c in chain.crossings if c.producer <= block and held(c, block)
-        )
+        live += sum(c.size_bytes for c in chain.crossings if c.producer <= block and held(c, block))
         if group is not None:
             live += sum(costs[b].kept_bytes for b in range(group[0], block))
             live += sum(
@@ -221,8 +219,7 @@ def predict(chain: Chain, selection: Selection) -> Prediction:
 def selection_region(graph: Graph, chain: Chain, selection: Selection) -> Region:
     """The region tree of a selection over the whole program."""
     modes = [
-        chain.options[b][o].mode.shifted(chain.starts[b])
-        for b, o in enumerate(selection.options)
+        chain.options[b][o].mode.shifted(chain.starts[b]) for b, o in enumerate(selection.options)
     ]
 
     def flat(mode: Region) -> tuple[Region, ...]:
@@ -238,9 +235,7 @@ def selection_region(graph: Graph, chain: Chain, selection: Selection) -> Region
             start, group_stop = modes[block].start, modes[last].stop
             group = make_block(graph, start, group_stop)
             tied = has_deferrable_input(graph, group, start, group_stop)
-            children.append(
-                Region(start, group_stop, wrapped=True, tied=tied, children=inner)
-            )
+            children.append(Region(start, group_stop, wrapped=True, tied=tied, children=inner))
         else:
             children += inner
         block = last + 1

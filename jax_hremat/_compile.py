@@ -123,7 +123,7 @@ def compile_flat(
         compiler_options=dict(target.compiler_options),
     )
     started_s = time.perf_counter()
-    lowered = jitted.lower(*map(_abstract, avals))
+    lowered = _lower(jitted, avals, target)
     lowered_s = time.perf_counter()
     executable = _build(lowered, target)
     compiled_s = time.perf_counter()
@@ -203,6 +203,19 @@ def _cpu_sharding() -> Sharding:
         raise TargetUnavailableError(
             "JAX has no CPU backend in this process, so nothing can be compiled for the CPU. "
             'Add "cpu" to JAX_PLATFORMS, or leave it unset.'
+        ) from error
+
+
+def _lower(jitted: Any, avals: Sequence[Any], target: Target) -> jax.stages.Lowered:
+    try:
+        return jitted.lower(*map(_abstract, avals))
+    except RuntimeError as error:
+        if target.platform != "cuda" or "Unknown backend" not in str(error):
+            raise
+        raise TargetUnavailableError(
+            f"the function calls back to the host (`jax.debug.print`, `io_callback` and the "
+            f"like), which JAX compiles only where the GPU is attached, and target "
+            f"{target.name!r} is not. Take the callbacks out for planning, or plan on the GPU"
         ) from error
 
 

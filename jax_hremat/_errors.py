@@ -1,5 +1,7 @@
 """Every exception the library raises on purpose, each with an example and its fix."""
 
+from jax_hremat._format import format_bytes
+
 __all__ = [
     "BudgetFormatError",
     "CertificationError",
@@ -57,8 +59,8 @@ class InfeasibleBudgetError(HRematError):
         self.budget_bytes = budget_bytes
         self.bottleneck = bottleneck
         super().__init__(
-            f"no plan fits the budget of {_bytes_text(budget_bytes)}; the smallest that would "
-            f"do is {_bytes_text(min_budget_bytes)}, set by {bottleneck}. Raise the budget to "
+            f"no plan fits the budget of {format_bytes(budget_bytes)}; the smallest that would "
+            f"do is {format_bytes(min_budget_bytes)}, set by {bottleneck}. Raise the budget to "
             f"at least {min_budget_bytes} bytes, or make that part of the step smaller (smaller "
             "batch, donated arguments, narrower dtype)."
         )
@@ -139,12 +141,12 @@ class PlanFormatError(HRematError, ValueError):
 
     Failing example::
 
-        jax_hremat.Plan.from_json("{}")
+        jax_hremat.RematPlan.load("params.json")
 
-    Fix: read what ``Plan.to_json`` wrote, with the library version that wrote it or a later
+    Fix: read what ``RematPlan.save`` wrote, with the library version that wrote it or a later
     one; else make the plan again::
 
-        jax_hremat.Plan.from_json(plan.to_json())
+        plan = jax_hremat.RematPlan.load("plan.json")
     """
 
 
@@ -175,11 +177,12 @@ class SolverError(HRematError, RuntimeError):
 
     Failing example: a time limit too short to find any solution::
 
-        jax_hremat.plan(loss_fn, params, batch, budget="70GiB", time_limit_s=1e-3)
+        config = PlannerConfig(solver=SolverConfig(time_limit_s=1e-3))
+        jax_hremat.plan_remat(loss_fn, budget="70GiB", config=config)(params, batch)
 
     Fix: more time; a limit reached *with* a solution is a result with its gap, not an error::
 
-        jax_hremat.plan(loss_fn, params, batch, budget="70GiB", time_limit_s=60.0)
+        config = PlannerConfig(solver=SolverConfig(time_limit_s=60.0))
     """
 
 
@@ -198,18 +201,12 @@ class UnsupportedConfigError(HRematError, RuntimeError):
 
 
 class CertificationError(HRematError, RuntimeError):
-    """The compiled step's peak is above the budget, after every replan that was allowed.
+    """A plan about to be returned does not hold: its compiled peak is above the budget.
 
-    The plan was within the budget by the library's estimate, but the executable XLA built is
-    not, so it is refused rather than returned.
+    Plans that miss are left out before, and a budget that none meets is an
+    `InfeasibleBudgetError`, so this one is a fault of the library.
 
-    Failing example: a budget with no slack and a single attempt::
-
-        jax_hremat.plan(loss_fn, params, batch, budget="70GiB", max_replans=0)
-
-    Fix: allow replans, or give a slightly larger budget::
-
-        jax_hremat.plan(loss_fn, params, batch, budget="70GiB", max_replans=4)
+    Fix: none; please report it, with the program.
     """
 
 
@@ -219,8 +216,3 @@ def _rebuild_infeasible(
     return InfeasibleBudgetError(
         min_budget_bytes=min_budget_bytes, budget_bytes=budget_bytes, bottleneck=bottleneck
     )
-
-
-def _bytes_text(count_bytes: int) -> str:
-    # _units imports this module for BudgetFormatError, so its format_bytes cannot be used here.
-    return f"{count_bytes / 2**30:.3f} GiB ({count_bytes} bytes)"

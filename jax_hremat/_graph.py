@@ -119,8 +119,7 @@ class Graph:
     def __repr__(self) -> str:
         active = sum(op.active for op in self.operations)
         return (
-            f"Graph({len(self.operations)} operations, {active} active, "
-            f"{len(self.values)} values)"
+            f"Graph({len(self.operations)} operations, {active} active, {len(self.values)} values)"
         )
 
 
@@ -186,16 +185,12 @@ def build_graph(program: Program) -> Graph:
                 has_batch_dims=_has_batch_dims(eqn),
                 pinned=_compat.has_effects(eqn),
                 signature=signature,
-                literals=",".join(
-                    str(v.val) for v in eqn.invars if isinstance(v, _compat.Literal)
-                ),
+                literals=",".join(str(v.val) for v in eqn.invars if isinstance(v, _compat.Literal)),
                 scope=_compat.scope_name(eqn),
                 source=_compat.source_line(eqn),
             )
         )
-    outputs_ids = tuple(
-        None if isinstance(v, _compat.Literal) else ids[v] for v in jaxpr.outvars
-    )
+    outputs_ids = tuple(None if isinstance(v, _compat.Literal) else ids[v] for v in jaxpr.outvars)
     returned = set(outputs_ids)
     loss_outputs = outputs_ids[:1] if program.is_loss else outputs_ids
     operations = _without_dead_ends(operations, active, loss_outputs)
@@ -258,9 +253,7 @@ def _residuals_of(eqn: Any, mask: Sequence[bool]) -> _Residuals:
     floating = [i for i, v in enumerate(eqn.outvars) if is_inexact(v.aval.dtype)]
     if not moving or not floating:
         return _NO_RESIDUALS
-    literals = {
-        i: v.val for i, v in enumerate(eqn.invars) if isinstance(v, _compat.Literal)
-    }
+    literals = {i: v.val for i, v in enumerate(eqn.invars) if isinstance(v, _compat.Literal)}
 
     def forward(*inputs: Any) -> Any:
         def active_part(*active: Any) -> Any:

@@ -201,9 +201,7 @@ def boundary(graph: Graph, start: int, stop: int) -> tuple[tuple[int, ...], tupl
             if producer is None or not start <= producer < stop:
                 inputs[v] = None
         outputs += [
-            v
-            for v in op.outputs
-            if graph.values[v].last_use >= stop or graph.values[v].is_output
+            v for v in op.outputs if graph.values[v].last_use >= stop or graph.values[v].is_output
         ]
     return tuple(inputs), tuple(outputs)
 

@@ -89,11 +89,13 @@ class BufferReport:
 
     Attributes:
         size_bytes: Its bytes.
+        text: Its dtype and shape.
         kind: "temp", "parameter" or "output".
-        made_by: The operation that made it, with its scope.
+        made_by: The operation that made it, with its scope; for an argument, its path.
     """
 
     size_bytes: int
+    text: str
     kind: str
     made_by: str
 

@@ -24,23 +24,26 @@ from jax_hremat._compile import compiler_versions, with_kernel_cache
 from jax_hremat._cost.compiled import measure_block
 from jax_hremat._errors import CertificationError, InfeasibleBudgetError
 from jax_hremat._fingerprint import fingerprint
+from jax_hremat._format import format_bytes
 from jax_hremat._graph import Graph, build_graph
 from jax_hremat._option import Option
 from jax_hremat._partition import Partition, partition_graph
-from jax_hremat._plan import BlockReport, Certificate, RematPlan
+from jax_hremat._plan import Certificate, RematPlan
 from jax_hremat._region import Region
+from jax_hremat._replay import replay
+from jax_hremat._report import Decision, block_reports, bottleneck_words
 from jax_hremat._search import BlockOptions, Progress, SearchConfig, search_options
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
 from jax_hremat._solve.schedule import fastest_within, least_peak
 from jax_hremat._target import Target, rates
 from jax_hremat._trace import Program
-from jax_hremat._units import Budget, format_bytes
+from jax_hremat._units import Budget
 
 # Stop improving a certified plan when this little of the budget is left unused.
 _SLACK = 0.01
 # Compile a standard plan as well if its predicted peak is at most this many times the limit.
 _HOPE = 1.05
-_NO_SOLVE = Outcome(Status.OPTIMAL, 0.0, 0.0, 0.0)
+_NO_SOLVE = Outcome(Status.NOT_SOLVED, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +101,7 @@ class Workbench:
         only = None
         if choose is not None:
             only = [(choose(self.options[kind]),) for kind in self.partition.kinds]
-        return make_chain(
-            self.graph, self.partition, self.options, self.fixed_bytes, only=only
-        )
+        return make_chain(self.graph, self.partition, self.options, self.fixed_bytes, only=only)
 
     def standard_chains(self) -> dict[str, Chain]:
         """What a user could write by hand: nothing, or every block under one policy."""
@@ -130,9 +131,7 @@ def prepare(
         ThreadPoolExecutor(1) as pool,
     ):
         compile_whole = StepCompiler(program, target)
-        baseline = pool.submit(
-            _compat.in_settings_of_this_thread(compile_whole), everything
-        )
+        baseline = pool.submit(_compat.in_settings_of_this_thread(compile_whole), everything)
         quick = with_kernel_cache(target, directory)
         options = search_options(
             graph,
@@ -187,9 +186,7 @@ def plan_within(
     Raises:
         InfeasibleBudgetError: No plan found fits; it carries the smallest that would do.
     """
-    budget_bytes = (
-        budget.resolve_bytes(bench.baseline.memory.peak_bytes + headroom_bytes)
-    )
+    budget_bytes = budget.resolve_bytes(bench.baseline.memory.peak_bytes + headroom_bytes)
     limit = budget_bytes - headroom_bytes
     session = _Session(bench, limit, progress)
     best = session.fastest()
@@ -201,7 +198,9 @@ def plan_within(
             raise InfeasibleBudgetError(
                 min_budget_bytes=floor.step.memory.peak_bytes + headroom_bytes,
                 budget_bytes=budget_bytes,
-                bottleneck=_bottleneck(bench, floor),
+                bottleneck=bottleneck_words(
+                    bench.graph, bench.partition, floor.prediction.peak_block, floor.step
+                ),
             )
     return _report(bench, best, session, budget_bytes, headroom_bytes, argnums, has_aux)
 
@@ -295,11 +294,9 @@ class _Session:
             with _timed(self.timings_s, "solve"):
                 schedule = least_peak(self._chain, solver, groups=groups)
             assert schedule.selection is not None, "without a peak bound a selection exists"
-            candidates.append(
-                self.candidate(self._chain, schedule.selection, schedule.outcome)
-            )
+            candidates.append(self.candidate(self._chain, schedule.selection, schedule.outcome))
         wrapped = self._bench.chain(lambda o: o.wrapped)
-        candidates.append(self.candidate(*_uniform(wrapped), candidates[0].outcome))
+        candidates.append(self.candidate(*_uniform(wrapped), _NO_SOLVE))
         return min(candidates, key=lambda c: (c.step.memory.peak_bytes, c.step.step_s))
 
 
@@ -355,119 +352,21 @@ def _report(
         cost_source="compiled",
         solver_status=best.outcome.status.value,
         solver_gap=best.outcome.gap,
-        blocks=_block_reports(bench, best),
+        blocks=block_reports(
+            Decision(
+                graph=bench.graph,
+                partition=bench.partition,
+                chain=best.chain,
+                selection=best.selection,
+                bare=[bench.options[kind].bare for kind in bench.partition.kinds],
+                recomputed=replay(bench.program, best.root).recomputed,
+            )
+        ),
         buffers=best.step.buffers,
         num_compiles=MappingProxyType(
             {"steps": session.num_compiled, "blocks": bench.num_measured}
         ),
         timings_s=MappingProxyType({**bench.timings_s, **session.timings_s}),
-    )
-
-
-def _block_reports(bench: Workbench, best: _Candidate) -> tuple[BlockReport, ...]:
-    grouped = {b for a, z in best.selection.groups for b in range(a, z + 1)}
-    reports = []
-    for index, (block, kind) in enumerate(
-        zip(bench.partition.blocks, bench.partition.kinds, strict=True)
-    ):
-        option = best.chain.options[index][best.selection.options[index]]
-        bare = bench.options[kind].bare
-        mode = option.mode.shifted(block.start)
-        extra = best.chain.recompute_s[index] if index in grouped else 0.0
-        reports.append(
-            BlockReport(
-                start=block.start,
-                stop=block.stop,
-                scope=block_scope(bench.graph, block.start, block.stop),
-                mode=_mode_words(bench.graph, mode, index in grouped),
-                kept_bytes=0 if index in grouped else option.cost.kept_bytes,
-                bare_bytes=bare.cost.kept_bytes,
-                added_s=option.cost.time_s - bare.cost.time_s + extra,
-                recomputed=sum(r.stop - r.start for r in _outermost(mode))
-                if index not in grouped
-                else len(block),
-                saved=tuple(
-                    _value_words(bench.graph, op, k)
-                    for _, r in mode.walk()
-                    for op, k in r.saved
-                ),
-            )
-        )
-    return tuple(reports)
-
-
-def _outermost(mode: Region) -> Iterator[Region]:
-    if mode.wrapped:
-        yield mode
-    else:
-        for child in mode.children:
-            yield from _outermost(child)
-
-
-def block_scope(graph: Graph, start: int, stop: int) -> str:
-    """The scopes a block spans, by its first and last operation that have one."""
-    scopes = [op.scope for op in graph.operations[start:stop] if op.scope and op.active]
-    if not scopes:
-        return "(no scope)"
-    first, last = scopes[0].split("/"), scopes[-1].split("/")
-    shared = 0
-    while shared < min(len(first), len(last)) and first[shared] == last[shared]:
-        shared += 1
-    prefix = "/".join(first[:shared])
-    if shared == len(first) or shared == len(last):
-        longest = max((first, last), key=len)
-        return "/".join(longest[: shared + 1]) if prefix else "/".join(longest)
-    joined = f"{first[shared]} … {last[shared]}"
-    return f"{prefix}/{joined}" if prefix else joined
-
-
-def _mode_words(graph: Graph, mode: Region, grouped: bool) -> str:
-    inner = [_run_words(graph, c) for c in mode.children]
-    if mode.wrapped:
-        words = "wrapped"
-        if mode.saved:
-            words += f", keeps {len(mode.saved)} values"
-        if inner:
-            words += ", inside it " + ", ".join(inner)
-    elif inner:
-        words = "wraps " + ", ".join(inner)
-    else:
-        words = "bare"
-    return f"in a group; {words}" if grouped else words
-
-
-def _run_words(graph: Graph, run: Region) -> str:
-    heavy = [op for op in graph.operations[run.start : run.stop] if not op.fusible]
-    first, last = graph.operations[run.start], graph.operations[run.stop - 1]
-    if heavy:
-        first, last = heavy[0], heavy[-1]
-    a = _op_words(first.scope, first.primitive)
-    b = _op_words(last.scope, last.primitive)
-    return f"[{a}]" if a == b else f"[{a} … {b}]"
-
-
-def _op_words(scope: str, primitive: str) -> str:
-    tail = scope.split("/")[-1]
-    return f"{tail}:{primitive}" if tail else primitive
-
-
-def _value_words(graph: Graph, op: int, k: int) -> str:
-    operation = graph.operations[op]
-    value = graph.values[operation.outputs[k]]
-    words = _op_words(operation.scope, operation.primitive)
-    return f"{words} {value.text} ({format_bytes(value.size_bytes)})"
-
-
-def _bottleneck(bench: Workbench, floor: _Candidate) -> str:
-    block = bench.partition.blocks[floor.prediction.peak_block]
-    scope = block_scope(bench.graph, block.start, block.stop)
-    if not floor.step.buffers:
-        return f"`{scope}`"
-    largest = floor.step.buffers[0]
-    what = {"parameter": "argument", "output": "result", "temp": "buffer"}[largest.kind]
-    return (
-        f"the {what} of {format_bytes(largest.size_bytes)} of `{largest.made_by}` (the largest "
-        f"at the peak, in `{scope}`)"
     )
 
 

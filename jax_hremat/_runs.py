@@ -63,9 +63,7 @@ def candidate_runs(
         byte_s: Seconds to read one byte.
         count: How many runs to return at most.
     """
-    residuals = frozenset(
-        v for op in graph.operations[block.start : block.stop] for v in op.needs
-    )
+    residuals = frozenset(v for op in graph.operations[block.start : block.stop] for v in op.needs)
     chosen: dict[tuple[int, int], Run] = {}
     rounds = []
     for price in _PRICES:

@@ -112,9 +112,7 @@ def search_options(
             for kind, search in searches.items()
         }
         more = _measure_all(pool, partition, measure, second, "compiling sets", progress)
-    return {
-        kind: search.options({**done[kind], **more[kind]}) for kind, search in searches.items()
-    }
+    return {kind: search.options({**done[kind], **more[kind]}) for kind, search in searches.items()}
 
 
 def _residual_shares(graph: Graph, partition: Partition) -> dict[int, float]:

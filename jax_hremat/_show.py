@@ -9,8 +9,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from jax_hremat._format import format_bytes, format_seconds
 from jax_hremat._plan import BlockReport, RematPlan
-from jax_hremat._units import format_bytes, format_seconds
 
 _WIDTH = 118
 _MAX_SAVED = 4
@@ -114,8 +114,10 @@ def _signed(seconds: float) -> str:
 def _buffers(plan: RematPlan) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="")
     table.add_column("largest buffers at the peak", justify="right")
+    table.add_column("")
     table.add_column("kind")
     table.add_column("made by", overflow="fold")
     for buffer in plan.buffers:
-        table.add_row(format_bytes(buffer.size_bytes), buffer.kind, Text(buffer.made_by))
+        size = format_bytes(buffer.size_bytes)
+        table.add_row(size, Text(buffer.text), buffer.kind, Text(buffer.made_by))
     return table

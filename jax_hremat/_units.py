@@ -19,7 +19,6 @@ _UNITS_BYTES = {
     "tib": 2**40,
     "pib": 2**50,
 }
-_IEC_NAMES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _AMOUNT = re.compile(r"([0-9]*\.?[0-9]+|[0-9]+\.)(e\+?[0-9]{1,3})?\s*([a-z]*)", re.ASCII)
 _ACCEPTED = (
     'an integer number of bytes (75161927680), a text with a unit ("70GiB", "70 GB", "512MiB"), '
@@ -87,38 +86,6 @@ def parse_budget(budget: int | float | str | Budget) -> Budget:
     return Budget(bytes=budget)
 
 
-def format_bytes(count_bytes: int) -> str:
-    """Returns a size as a short text in IEC units: 1320702444 gives "1.23 GiB".
-
-    Sizes below 1024 bytes are exact, larger ones have two decimals; negative sizes (savings)
-    keep their sign. The text is itself a budget that `parse_budget` reads when positive.
-    """
-    size = float(abs(count_bytes))
-    sign = "-" if count_bytes < 0 else ""
-    if size < 1024:
-        return f"{sign}{abs(count_bytes)} B"
-    unit = 0
-    # 1023.995 would print as 1024.00, so the next unit begins a little early.
-    while size >= 1023.995 and unit + 1 < len(_IEC_NAMES):
-        size /= 1024
-        unit += 1
-    return f"{sign}{size:.2f} {_IEC_NAMES[unit]}"
-
-
-def format_seconds(duration_s: float) -> str:
-    """Returns a duration as a short text with three digits: 0.0123 gives "12.3 ms".
-
-    Units are s, ms, us and ns; durations of 1000 s and more are whole seconds.
-    """
-    if duration_s == 0:
-        return "0 s"
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        # The largest unit in which three rounded digits still read 1.00 or more.
-        if abs(duration_s) >= 0.9995 * scale:
-            return f"{_three_digits(duration_s / scale)} {unit}"
-    return f"{_three_digits(duration_s / 1e-9)} ns"
-
-
 def _text_bytes(text: str) -> int:
     match = _AMOUNT.fullmatch(text.strip().lower())
     if match is None:
@@ -161,9 +128,3 @@ def _refuse(budget: object, reason: str) -> BudgetFormatError:
 
 def _type_words(value: object) -> str:
     return "None" if value is None else f"of type {type(value).__name__}"
-
-
-def _three_digits(value: float) -> str:
-    size = abs(value)
-    decimals = 2 if size < 9.995 else 1 if size < 99.95 else 0
-    return f"{value:.{decimals}f}"

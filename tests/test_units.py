@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jax_hremat._errors import BudgetFormatError, InfeasibleBudgetError
-from jax_hremat._units import Budget, format_bytes, format_seconds, parse_budget
+from jax_hremat._format import format_bytes, format_seconds
+from jax_hremat._units import Budget, parse_budget
 
 
 @pytest.mark.parametrize(

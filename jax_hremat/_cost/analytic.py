@@ -23,7 +23,9 @@ def _time_s(graph: Graph, op: Operation, rates: Rates) -> float:
         return _FUSED_TRAFFIC * written / rates.bytes_per_s
     dtype = graph.values[op.outputs[0]].text.split("[")[0] if op.outputs else "f32"
     matrix = op.primitive in ("dot_general", "conv_general_dilated")
-    rate = rates.flops_per_s.get(dtype, rates.vector_flops_per_s) if matrix else (
-        rates.vector_flops_per_s
+    rate = (
+        rates.flops_per_s.get(dtype, rates.vector_flops_per_s)
+        if matrix
+        else (rates.vector_flops_per_s)
     )
     return max(op.flops / rate, op.moved_bytes / rates.bytes_per_s) + rates.launch_s

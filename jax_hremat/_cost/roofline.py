@@ -537,6 +537,8 @@ def _matrix_dtype(operands: tuple[Shape, ...]) -> str:
 
 def _matrix_flops(instruction: Instruction, operands: tuple[Shape, ...]) -> float | None:
     """Flops of a matmul or convolution; None for a custom call that is neither."""
+    if not instruction.shape.leaves:
+        return None
     result = instruction.shape.leaves[0]
     if instruction.opcode == "dot":
         contracted = instruction.int_list("lhs_contracting_dims")

@@ -20,6 +20,7 @@ class Status(enum.Enum):
     OPTIMAL = "optimal within the gap asked for"
     TIME_LIMIT = "best found within the time limit"
     INFEASIBLE = "no solution exists"
+    NOT_SOLVED = "a standard plan, taken as it is"
 
 
 @dataclass(frozen=True, slots=True)

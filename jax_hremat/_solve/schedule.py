@@ -80,7 +80,7 @@ def fastest_within(
     best = program.fastest(program.singles, limit)
     if groups and limit > 0:
         best = _with_groups(program, limit, best)
-    if best.pieces is None and best.lower < math.inf:
+    if best.out_of_time:
         raise _out_of_time(config)
     return program.schedule(best, program.base_ms)
 
@@ -104,7 +104,10 @@ def least_peak(chain: Chain, config: SolverConfig, *, groups: bool = True) -> Sc
     assert best.pieces is not None
     schedule = program.schedule(best)
     limit = program.peak_bytes(best.pieces) + chain.fixed_bytes
-    faster = fastest_within(chain, limit, config, groups=groups).selection
+    try:
+        faster = fastest_within(chain, limit, config, groups=groups).selection
+    except SolverError:
+        return schedule
     if faster is None or predict(chain, faster).peak_bytes > limit:
         return schedule
     return replace(schedule, selection=faster)
@@ -121,28 +124,24 @@ def _with_groups(program: _Program, limit: int, best: _Answer) -> _Answer:
     """The best schedule if groups are allowed, given the best without."""
     priced = program.price(limit)
     if priced is None:
-        return best.bounded(-math.inf)
+        return best.bounded(0.0)
     bound_ms, prices = priced
     worth_ms = _FIRST_WORTH * program.base_ms
-    while True:
-        # A schedule that beats the best one by the gap has no piece of a higher reduced cost
-        # than this; without any schedule, not even the slowest has.
-        wanted_ms = min(best.objective - program.gap_ms, program.most_ms)
-        enough_ms = wanted_ms - bound_ms
-        if enough_ms < 0:
-            return best.bounded(bound_ms if best.pieces else math.inf)
-        worth_ms = min(worth_ms, enough_ms)
+    while bound_ms <= (wanted_ms := program.wanted_ms(best)):
+        worth_ms = min(worth_ms, wanted_ms - bound_ms)
         pieces = [p for p in program.singles if prices.reduced_ms(p) <= worth_ms + _ZERO_MS]
         pieces += group_pieces(program.chain, limit, prices=prices, worth_ms=worth_ms + _ZERO_MS)
         answer = program.fastest(pieces, limit, wanted_ms)
         best = best.improved(answer)
-        if answer.lower == -math.inf:
+        if answer.out_of_time:
             return best.bounded(bound_ms)
-        if worth_ms == enough_ms:
-            # All pieces that matter were there: what was proved of them holds for all.
-            lower = min(answer.lower, wanted_ms) if best.pieces else answer.lower
-            return best.bounded(max(lower, bound_ms))
+        # A schedule below `wanted_ms` has no piece of a higher reduced cost than its distance
+        # from the bound: if all others were there, what was proved of them holds for all.
+        wanted_ms = program.wanted_ms(best)
+        if worth_ms >= wanted_ms - bound_ms:
+            return best.bounded(min(answer.lower, wanted_ms) if best.pieces else math.inf)
         worth_ms *= 4
+    return best.bounded(bound_ms if best.pieces else math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +152,11 @@ class _Answer:
     objective: float
     lower: float
     solve_s: float
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether there is neither a schedule nor a proof that there is none."""
+        return self.pieces is None and self.lower < math.inf
 
     def improved(self, other: _Answer) -> _Answer:
         """The better of the two."""
@@ -186,6 +190,10 @@ class _Program:
         self._held = {key: column for column, key in enumerate(keys)}
         self._forward_held, self._known_mib = self._forward_rows()
         self._backward_held = self._backward_rows()
+
+    def wanted_ms(self, best: _Answer) -> float:
+        """What a better schedule than this takes at most, or the slowest of all."""
+        return min(best.objective - self.gap_ms, self.most_ms)
 
     def peak_bytes(self, pieces: Sequence[Piece]) -> int:
         """The predicted peak, arguments and outputs left out."""
@@ -242,7 +250,7 @@ class _Program:
             if relaxed is None:
                 return None
             value, prices = relaxed
-            # The dearest groups are cheap to list; ever less dear ones, once they run out.
+            # The most wanted groups are quick to list; the less wanted once they run out.
             while True:
                 found = group_pieces(self.chain, limit_bytes, prices=prices, worth_ms=-coarse)
                 found = [(prices.reduced_ms(p), p) for p in found if p not in known]
@@ -359,7 +367,7 @@ class _Program:
         chosen = tuple(p for p, on in zip(pieces, x.value, strict=True) if on > 0.5)
         if sum(p.last + 1 - p.first for p in chosen) != len(self.chain):
             # The time limit passed without a solution; the solver's zeros are none.
-            return _Answer(None, math.inf, -math.inf, outcome.solve_s)
+            return _Answer(None, math.inf, 0.0, outcome.solve_s)
         lower = outcome.objective - outcome.gap * abs(outcome.objective)
         return _Answer(chosen, outcome.objective, lower, outcome.solve_s)
 
