@@ -128,8 +128,8 @@ def in_settings_of_this_thread(fun: Callable[..., Any]) -> Callable[..., Any]:
 
     JAX's context managers act on one thread only.
     """
-    x64 = bool(jax.config.jax_enable_x64)
-    precision = jax.config.jax_default_matmul_precision
+    settings: Any = jax.config
+    x64, precision = settings.jax_enable_x64, settings.jax_default_matmul_precision
 
     def run(*args: Any) -> Any:
         with jax.enable_x64(x64), jax.default_matmul_precision(precision):

@@ -1,0 +1,87 @@
+"""Tied regions: which need it, and that only the cotangents change hands together."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_hremat._emit import emit_flat
+from jax_hremat._graph import build_graph
+from jax_hremat._partition import has_deferrable_input, make_block
+from jax_hremat._region import Region
+from jax_hremat._trace import trace_loss
+
+WIDTH = 8
+
+
+def decoder_loss(weights, memory):
+    """Two layers that read the same memory; each region is `memory @ w` to the product."""
+    encoded = jnp.tanh(memory @ weights["encode"])
+    x = jnp.sin(encoded)
+    for w in weights["layers"]:
+        x = x + jnp.tanh(x * 2.0) * jnp.tanh(encoded @ w)
+    return jnp.sum(x)
+
+
+def traced():
+    rng = np.random.default_rng(0)
+    draw = lambda: jnp.asarray(rng.normal(size=(WIDTH, WIDTH)), jnp.float32)  # noqa: E731
+    weights = {"encode": draw(), "layers": [draw(), draw()]}
+    args = (weights, draw())
+    program = trace_loss(decoder_loss, args, {})
+    return program, build_graph(program), jax.tree.leaves(args)
+
+
+def layer_bounds(graph):
+    """First and last-plus-one operation of the second layer."""
+    adds = [op.id for op in graph.operations if op.primitive == "add"]
+    return adds[0] + 1, adds[1] + 1
+
+
+def test_a_layer_that_reads_a_memory_made_earlier_has_a_deferrable_input():
+    _, graph, _ = traced()
+    start, stop = layer_bounds(graph)
+    block = make_block(graph, start, stop)
+    assert has_deferrable_input(graph, block, start, stop)
+
+
+def test_a_run_that_only_reads_the_stream_has_none():
+    _, graph, _ = traced()
+    start, stop = layer_bounds(graph)
+    block = make_block(graph, start, stop)
+    first = graph.operations[start]
+    assert first.primitive == "mul"
+    assert not has_deferrable_input(graph, block, start, start + 2)
+
+
+def barriers(step, inputs):
+    return str(jax.make_jaxpr(step)(*inputs)).count("optimization_barrier")
+
+
+def test_a_tied_region_ties_cotangents_and_changes_no_value():
+    program, graph, inputs = traced()
+    start, stop = layer_bounds(graph)
+    loose = Region(start, stop, wrapped=True)
+    trees = [
+        Region(0, len(graph.operations), children=(r,)) for r in (loose, replace(loose, tied=True))
+    ]
+    steps = [program.step(emit_flat(program, tree)) for tree in trees]
+    plain = program.step(emit_flat(program, Region(0, len(graph.operations))))
+    assert barriers(steps[1], inputs) == barriers(steps[0], inputs) + 1
+    for step in steps:
+        for a, b in zip(
+            jax.tree.leaves(plain(*inputs)), jax.tree.leaves(step(*inputs)), strict=True
+        ):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_a_tied_region_still_has_forward_mode():
+    program, graph, inputs = traced()
+    start, stop = layer_bounds(graph)
+    tied = Region(0, len(graph.operations), children=(Region(start, stop, True, tied=True),))
+    tangents = [jnp.ones_like(x) for x in inputs]
+    plain = emit_flat(program, Region(0, len(graph.operations)))
+    _, expected = jax.jvp(lambda *a: plain(*a)[0], inputs, tangents)
+    _, got = jax.jvp(lambda *a: emit_flat(program, tied)(*a)[0], inputs, tangents)
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
