@@ -1,0 +1,352 @@
+"""Plans as files and texts, and the fingerprint of the program a plan is for."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jax_hremat._errors import PlanFormatError
+from jax_hremat._fingerprint import Fingerprint, fingerprint
+from jax_hremat._graph import build_graph
+from jax_hremat._plan import BlockReport, BufferReport, Certificate, RematPlan
+from jax_hremat._region import Region
+from jax_hremat._trace import trace_loss
+
+MIB = 2**20
+ROOT = Region(
+    0,
+    6,
+    children=(
+        Region(0, 4, True, ((1, 0), (2, 1)), (Region(1, 3, wrapped=True),), tied=True),
+        Region(4, 6, wrapped=True),
+    ),
+)
+FINGERPRINT = Fingerprint(
+    inputs=("args[0]['w']: f32[8,8]*", "args[1]: f32[4,8]"),
+    signatures=("sin[](f32[4,8])->f32[4,8]", "reduce_sum[](f32[4,8])->f32[]"),
+    operations=(0, 0, 1),
+    digests=("01", "02", "03"),
+    outputs="5",
+)
+CERTIFICATE = Certificate(
+    peak_bytes=700 * MIB,
+    budget_bytes=768 * MIB,
+    headroom_bytes=32 * MIB,
+    argument_bytes=100 * MIB,
+    output_bytes=50 * MIB,
+    temp_bytes=550 * MIB,
+    target="h200",
+    compiler_options=MappingProxyType({"xla_b": "1", "xla_a": "2"}),
+    versions=MappingProxyType({"jax": "0.0", "python": "3"}),
+)
+
+
+def block(scope: str, **changes: Any) -> BlockReport:
+    plain = BlockReport(
+        start=0,
+        stop=4,
+        scope=scope,
+        mode="wrapped, keeps 2 values",
+        kept_bytes=3 * MIB,
+        bare_bytes=9 * MIB,
+        added_s=1.5e-3,
+        recomputed=2,
+        saved=("attention:dot_general bf16[16,8] (3.00 MiB)",),
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+def plan(**changes: Any) -> RematPlan:
+    plain = RematPlan(
+        root=ROOT,
+        fingerprint=FINGERPRINT,
+        argnums=(0, 2),
+        has_aux=True,
+        certificate=CERTIFICATE,
+        estimated_step_s=0.11,
+        baseline_step_s=0.1,
+        baseline_peak_bytes=1000 * MIB,
+        predicted_peak_bytes=690 * MIB,
+        predicted_step_s=0.1 + 0.2,
+        cost_source="compiled",
+        solver_status="optimal within the gap asked for",
+        solver_gap=1e-4,
+        blocks=(block("encoder/layer_0"), block("decoder [x]", start=4, stop=6, saved=())),
+        buffers=(BufferReport(500 * MIB, "f32[512,512]", "temp", "decoder/logits"),),
+        num_compiles=MappingProxyType({"steps": 3, "blocks": 17}),
+        timings_s=MappingProxyType({"trace": 0.1, "solve": 0.2}),
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+def test_json_keeps_everything_but_the_timings() -> None:
+    made = plan()
+    loaded = RematPlan.from_json(made.to_json())
+    assert loaded == made
+    assert loaded.timings_s == {}
+    for field in dataclasses.fields(RematPlan):
+        if field.name != "timings_s":
+            assert getattr(loaded, field.name) == getattr(made, field.name), field.name
+    assert loaded.root.children[0].tied
+    assert json.loads(made.to_json())["version"] == 1
+
+
+def test_equal_plans_have_equal_bytes() -> None:
+    versions = MappingProxyType({"python": "3", "jax": "0.0"})
+    other_order = dataclasses.replace(CERTIFICATE, versions=versions)
+    again = plan(certificate=other_order, timings_s=MappingProxyType({"trace": 99.0}))
+    assert again == plan()
+    assert again.to_json() == plan().to_json()
+    assert RematPlan.from_json(plan().to_json()).to_json() == plan().to_json()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"root": Region(0, 6)},
+        {"argnums": (0,)},
+        {"has_aux": False},
+        {"certificate": dataclasses.replace(CERTIFICATE, peak_bytes=1)},
+        {"estimated_step_s": 0.12},
+        {"solver_gap": 0.0},
+        {"blocks": ()},
+        {"buffers": ()},
+        {"num_compiles": MappingProxyType({"steps": 4, "blocks": 17})},
+        {"fingerprint": dataclasses.replace(FINGERPRINT, outputs="4")},
+    ],
+)
+def test_different_plans_have_different_bytes(changes: dict[str, Any]) -> None:
+    other = plan(**changes)
+    assert other != plan()
+    assert other.to_json() != plan().to_json()
+    assert RematPlan.from_json(other.to_json()) == other
+
+
+@st.composite
+def regions(draw: st.DrawFn, start: int = 0, stop: int = 20, depth: int = 3) -> Region:
+    wrapped = draw(st.booleans())
+    saved = draw(st.sets(st.tuples(st.integers(start, stop - 1), st.integers(0, 2)), max_size=3))
+    edges = sorted(draw(st.sets(st.integers(start, stop), max_size=6))) if depth else []
+    return Region(
+        start,
+        stop,
+        wrapped,
+        tuple(sorted(saved)) if wrapped else (),
+        tuple(
+            draw(regions(a, b, depth - 1)) for a, b in zip(edges[::2], edges[1::2], strict=False)
+        ),
+        tied=wrapped and draw(st.booleans()),
+    )
+
+
+@given(regions(), st.floats(0, 1e3), st.text(max_size=20))
+def test_any_regions_numbers_and_names_survive(root: Region, time_s: float, scope: str) -> None:
+    made = plan(root=root, estimated_step_s=time_s, blocks=(block(scope),))
+    assert RematPlan.from_json(made.to_json()) == made
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    plan().save(path)
+    assert RematPlan.load(path) == plan()
+    assert RematPlan.load(str(path)) == plan()
+    plan(has_aux=False).save(str(path))
+    assert not RematPlan.load(path).has_aux
+    assert os.listdir(tmp_path) == ["plan.json"]
+
+
+@pytest.mark.parametrize("step", ["replace", "fdopen"])
+def test_an_interrupted_save_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    path = tmp_path / "plan.json"
+    plan().save(path)
+    real = getattr(os, step)
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        if step == "fdopen":
+            os.close(args[0])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, step, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        plan(has_aux=False).save(path)
+    monkeypatch.setattr(os, step, real)
+    assert RematPlan.load(path) == plan()
+    assert os.listdir(tmp_path) == ["plan.json"]
+
+
+def edited(change: Callable[[dict[str, Any]], Any]) -> str:
+    data = json.loads(plan().to_json())
+    change(data)
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not JSON.*make the plan again"),
+        (plan().to_json()[:-40], "not JSON.*cut off; make the plan again"),
+        ("[1, 2]", "not a plan that `RematPlan.save` wrote"),
+        ("{}", "not a plan that `RematPlan.save` wrote"),
+        (edited(lambda d: d.update(format="pytorch")), "not a plan that `RematPlan.save` wrote"),
+        (edited(lambda d: d.update(version=99)), "version 99;.*reads version 1. Make the plan"),
+        (edited(lambda d: d.pop("version")), "version None"),
+        (edited(lambda d: d.pop("root")), "damaged plan: KeyError: 'root'. Make it again"),
+        (edited(lambda d: d["root"].update(stop=-1)), "damaged plan: ValueError: region"),
+        (edited(lambda d: d.update(certificate=None)), "damaged plan: TypeError"),
+        (edited(lambda d: d["certificate"].update(extra=1)), "damaged plan.*extra"),
+        (edited(lambda d: d["fingerprint"].pop("digests")), "damaged plan: KeyError: 'digests'"),
+        (edited(lambda d: d["blocks"][0].pop("scope")), "damaged plan.*scope"),
+    ],
+)
+def test_what_is_no_plan_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "my-plan.json"
+    path.write_text(text)
+    with pytest.raises(PlanFormatError, match=f"(?s)my-plan.json.*{message}"):
+        RematPlan.load(path)
+    with pytest.raises(PlanFormatError, match=f"(?s)^the text.*{message}"):
+        RematPlan.from_json(text)
+
+
+def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        RematPlan.load(tmp_path / "nothing.json")
+    with pytest.raises(FileNotFoundError):
+        plan().save(tmp_path / "nowhere" / "plan.json")
+
+
+def test_plans_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan().has_aux = False  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        plan().certificate.versions["jax"] = "1"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("peak", "headroom", "holds"), [(700, 68, True), (700, 69, False), (768, 0, True)]
+)
+def test_a_certificate_holds_with_its_headroom(peak: int, headroom: int, holds: bool) -> None:
+    certificate = dataclasses.replace(
+        CERTIFICATE, peak_bytes=peak * MIB, headroom_bytes=headroom * MIB
+    )
+    assert certificate.holds == holds
+
+
+def test_the_text_of_a_plan() -> None:
+    text = str(plan())
+    for shown in (
+        "700.00 MiB",  # The certified peak,
+        "768.00 MiB",  # the budget,
+        "32.00 MiB of it headroom",
+        "1000.00 MiB",  # the peak without rematerialization,
+        "h200",
+        "+10.0 %",
+        "encoder/layer_0",  # the blocks,
+        "decoder [x]",  # brackets and all,
+        "wrapped, keeps 2 values",
+        "attention:dot_general bf16[16,8]",
+        "500.00 MiB",  # the buffers left.
+        "decoder/logits",
+    ):
+        assert shown in text, shown
+    assert max(map(len, text.splitlines())) <= 120
+    assert "700" in repr(plan()) or str(700 * MIB) in repr(plan())
+
+
+def test_equal_blocks_are_shown_once() -> None:
+    text = str(plan(blocks=tuple(block(f"layer_{i}") for i in range(9))))
+    assert "9 × layer_0 … layer_8" in text
+    assert "layer_4" not in text
+
+
+# Fingerprints.
+
+
+def fingerprint_of(fun: Callable[..., Any], *shapes: tuple[int, ...], argnums: Any = 0) -> Any:
+    args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes or [(4, 4)]]
+    program = trace_loss(fun, args, {}, argnums=argnums)
+    return fingerprint(program, build_graph(program))
+
+
+def loss(x: jax.Array) -> jax.Array:
+    return (jnp.sin(x) * 2.0 + x).sum()
+
+
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        (lambda x: (jnp.cos(x) * 2.0 + x).sum(), r"operation 0 was sin.* and is cos"),
+        (lambda x: (jnp.sin(x) * 3.0 + x).sum(), "operation 1, mul.*another literal"),
+        (lambda x: (x + jnp.sin(x) * 2.0).sum(), "operation 2, add.*reads other values"),
+        (lambda x: (jnp.sin(x) * 2.0 + x).sum() * 1.0 + 1.0, "4 operations became [56]"),
+        (lambda x: (jnp.sin(x) * 2.0 + x)[0, 0], "operation 3 was reduce_sum.* and is "),
+    ],
+)
+def test_the_first_difference_is_named(other: Callable[..., Any], difference: str) -> None:
+    found = fingerprint_of(loss).first_difference(fingerprint_of(other))
+    assert found is not None
+    assert_matches(difference, found)
+
+
+def test_the_first_difference_of_inputs_and_outputs() -> None:
+    mine = fingerprint_of(loss)
+    assert_matches(
+        r"input args\[0\]: f32\[4,4\]\* became args\[0\]: f32\[4,5\]\*",
+        mine.first_difference(fingerprint_of(loss, (4, 5))),
+    )
+    two = fingerprint_of(lambda x, y: loss(x), (4, 4), (4, 4))
+    assert_matches("1 inputs became 2", mine.first_difference(two))
+    both = fingerprint_of(lambda x, y: loss(x), (4, 4), (4, 4), argnums=(0, 1))
+    assert_matches(r"input args\[1\]: .* became .*\*", two.first_difference(both))
+    shorter = dataclasses.replace(mine, operations=mine.operations[:-1])
+    assert_matches("4 operations became 3", mine.first_difference(shorter))
+    returned = dataclasses.replace(mine, outputs="0")
+    assert_matches("returned the values .* and returns 0", mine.first_difference(returned))
+
+
+def assert_matches(pattern: str, text: str | None) -> None:
+    with pytest.raises(ValueError, match=pattern):
+        raise ValueError(text)
+
+
+def test_names_of_scopes_are_no_difference() -> None:
+    def scoped(x: jax.Array) -> jax.Array:
+        with jax.named_scope("layer"):
+            return loss(x)
+
+    mine, other = fingerprint_of(loss), fingerprint_of(scoped)
+    assert mine.first_difference(other) is None
+    assert mine == other
+    assert mine.digest == other.digest
+
+
+@given(st.data())
+def test_equal_fingerprints_and_no_others_have_no_difference(data: st.DataObject) -> None:
+    changed = data.draw(st.sampled_from(["inputs", "signatures", "digests", "operations", ""]))
+    other = FINGERPRINT
+    if changed:
+        values = list(getattr(FINGERPRINT, changed))
+        at = data.draw(st.integers(0, len(values) - 1))
+        values[at] = 1 - values[at] if changed == "operations" else values[at] + "x"
+        other = dataclasses.replace(FINGERPRINT, **{changed: tuple(values)})
+    assert (FINGERPRINT.first_difference(other) is None) == (other == FINGERPRINT)
+    assert (FINGERPRINT.digest == other.digest) == (other == FINGERPRINT)
+
+
+def test_fingerprints_survive_json() -> None:
+    again = Fingerprint.from_json(json.loads(json.dumps(FINGERPRINT.to_json())))
+    assert again == FINGERPRINT
+    with pytest.raises(KeyError):
+        Fingerprint.from_json({"inputs": []})

@@ -1,0 +1,327 @@
+"""Planning from end to end on the CPU, and every wrong input with its message."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import io_callback
+
+import jax_hremat
+from jax_hremat import (
+    BudgetFormatError,
+    InfeasibleBudgetError,
+    PlannerConfig,
+    RematPlan,
+    SearchConfig,
+    SolverConfig,
+    StalePlanError,
+    UnknownTargetError,
+    UnsupportedConfigError,
+    UnsupportedProgramError,
+)
+from jax_hremat._chain import Selection, selection_region
+from jax_hremat._planner import Workbench, plan_within, prepare
+from jax_hremat._target import get_target
+from jax_hremat._trace import trace_loss
+from jax_hremat._units import parse_budget
+
+WIDE, BATCH, LENGTH = 16, 4, 64
+QUICK = PlannerConfig(
+    search=SearchConfig(max_runs=3, max_packings=2, max_saved_sets=1, max_workers=2),
+    solver=SolverConfig(time_limit_s=30.0),
+    max_rounds=2,
+)
+TINY = dataclasses.replace(
+    QUICK, search=SearchConfig(max_runs=1, max_packings=1, max_saved_sets=1, max_workers=2)
+)
+BUDGETS = (1.0, 0.85, 0.7, 0.5)
+
+
+def struct(*shape: int, dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def layer(p: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    q, k, v = (x @ p[name] for name in "qkv")
+    x = x + jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", q, k) / 4.0) @ v
+    return x + jax.nn.gelu(x @ p["in"]) @ p["out"]
+
+
+def transformer(params: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
+    for i, p in enumerate(params):
+        with jax.named_scope(f"layer_{i}"):
+            x = layer(p, x)
+    return (x * x).mean()
+
+
+def mlp(params: list[jax.Array], x: jax.Array) -> jax.Array:
+    for w in params:
+        x = x + jax.nn.gelu(x @ w) @ w.T
+    return (x * x).mean()
+
+
+LAYER = {
+    **{name: struct(WIDE, WIDE) for name in "qkv"},
+    "in": struct(WIDE, 4 * WIDE),
+    "out": struct(4 * WIDE, WIDE),
+}
+TRANSFORMER = ([LAYER] * 4, struct(BATCH, LENGTH, WIDE))
+MLP = ([struct(8, 32)] * 3, struct(256, 8))
+
+
+def quiet(stage: str, done: int, total: int) -> None:
+    assert 0 <= done <= total or stage in ("certifying", "solving")
+
+
+@pytest.fixture(scope="module")
+def bench() -> Workbench:
+    program = trace_loss(transformer, TRANSFORMER, {})
+    return prepare(program, get_target("cpu"), QUICK, 0.0, quiet)
+
+
+def plan_of(bench: Workbench, budget: int | float, headroom_bytes: int = 0) -> RematPlan:
+    return plan_within(
+        bench,
+        parse_budget(budget),
+        headroom_bytes=headroom_bytes,
+        argnums=(0,),
+        has_aux=False,
+        progress=quiet,
+    )
+
+
+@pytest.fixture(scope="module")
+def plans(bench: Workbench) -> dict[float, RematPlan]:
+    return {budget: plan_of(bench, budget) for budget in BUDGETS}
+
+
+@pytest.fixture(scope="module")
+def floor_bytes(bench: Workbench) -> int:
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        plan_of(bench, 0.01)
+    return caught.value.min_budget_bytes
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_the_certificate_holds(plans: dict[float, RematPlan], budget: float) -> None:
+    plan = plans[budget]
+    certificate = plan.certificate
+    assert certificate.holds
+    assert certificate.peak_bytes <= certificate.budget_bytes
+    assert certificate.budget_bytes == int(budget * plan.baseline_peak_bytes)
+    parts = (certificate.argument_bytes, certificate.output_bytes, certificate.temp_bytes)
+    assert certificate.peak_bytes <= sum(parts)
+    assert certificate.target == "cpu"
+    # Where the whole budget of no rematerialization is given, there is nothing to do.
+    assert (plan.root.num_wrapped == 0) == (budget == 1.0)
+
+
+def test_less_memory_is_never_faster(plans: dict[float, RematPlan]) -> None:
+    times = [plans[budget].estimated_step_s for budget in BUDGETS]
+    assert all(a <= b for a, b in itertools.pairwise(times))
+    assert plans[1.0].slowdown <= 1.0
+
+
+def test_more_than_the_baseline_is_never_slower_than_no_remat(bench: Workbench) -> None:
+    plan = plan_of(bench, 10 * bench.baseline.memory.peak_bytes)
+    assert plan.estimated_step_s <= plan.baseline_step_s
+    assert plan.certificate.holds
+
+
+def test_at_the_peak_of_a_standard_plan_none_is_faster(bench: Workbench) -> None:
+    for name, chain in bench.standard_chains().items():
+        root = selection_region(bench.graph, chain, Selection((0,) * len(chain)))
+        step = bench.compile_step(root)
+        plan = plan_of(bench, step.memory.peak_bytes)
+        assert plan.estimated_step_s <= step.step_s, name
+
+
+def test_the_smallest_budget_is_feasible_and_nothing_below(
+    bench: Workbench, floor_bytes: int
+) -> None:
+    assert floor_bytes < 0.5 * bench.baseline.memory.peak_bytes
+    plan = plan_of(bench, floor_bytes)
+    assert plan.certificate.holds
+    with pytest.raises(InfeasibleBudgetError, match=str(floor_bytes)) as caught:
+        plan_of(bench, floor_bytes - 1)
+    error = caught.value
+    assert (error.min_budget_bytes, error.budget_bytes) == (floor_bytes, floor_bytes - 1)
+    # It says what is in the way: a buffer, how large, and where.
+    assert "f32[" in error.bottleneck
+    assert "layer_" in error.bottleneck
+
+
+def test_headroom_is_taken_off_first(bench: Workbench, floor_bytes: int) -> None:
+    headroom = 12345
+    plan = plan_of(bench, 0.7, headroom)
+    assert plan.certificate.headroom_bytes == headroom
+    assert plan.certificate.holds
+    # A fraction is one of the peak and the headroom together.
+    assert plan.certificate.budget_bytes == int(0.7 * (plan.baseline_peak_bytes + headroom))
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        plan_of(bench, floor_bytes, headroom)
+    assert caught.value.min_budget_bytes == floor_bytes + headroom
+
+
+def test_the_certified_peak_is_that_of_the_users_own_jit(plans: dict[float, RematPlan]) -> None:
+    plan = plans[0.5]
+    step = jax.jit(jax.value_and_grad(jax_hremat.apply_plan(transformer, plan)))
+    options = jax_hremat.compiler_options("cpu")
+    memory = step.lower(*TRANSFORMER).compile(compiler_options=options).memory_analysis()
+    peak = (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        + memory.temp_size_in_bytes
+        - memory.alias_size_in_bytes
+    )
+    assert peak == plan.certificate.peak_bytes
+
+
+def test_a_plan_says_what_it_does(plans: dict[float, RematPlan]) -> None:
+    plan = plans[0.5]
+    assert plan.blocks[0].start == 0
+    assert all(a.stop == b.start for a, b in itertools.pairwise(plan.blocks))
+    assert plan.blocks[-1].stop == plan.root.stop
+    assert any(b.recomputed for b in plan.blocks)
+    assert sum(b.kept_bytes for b in plan.blocks) < sum(b.bare_bytes for b in plan.blocks)
+    assert plan.buffers
+    assert {"trace", "partition", "cost", "solve", "certify"} <= plan.timings_s.keys()
+    text = str(plan)
+    assert "layer_0" in text and "layer_3" in text
+    assert "certified peak" in text and "budget" in text
+
+
+def test_the_same_input_gives_the_same_plan() -> None:
+    make = jax_hremat.plan_remat(mlp, budget=0.8, target="cpu", config=TINY)
+    first = make(*MLP)
+    assert make(*MLP).to_json() == first.to_json()
+    # Arrays and shapes alike.
+    arrays = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), MLP)
+    assert make(*arrays).to_json() == first.to_json()
+
+
+# Wrong inputs.
+
+
+def refuse(fun: Callable[..., Any], *args: Any, **options: Any) -> None:
+    """Plan what must be refused before anything is compiled."""
+    options = {"budget": 0.5, "target": "cpu", "config": TINY} | options
+    jax_hremat.plan_remat(fun, **options)(*args)
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        ("70G", 'did you mean "70GiB"'),
+        ("lots", "not a positive number"),
+        ("-1GiB", "not a positive number"),
+        (2.0, "at most 1; for bytes, write int"),
+        (0, "budget=0"),
+        (0.0, "not positive"),
+        (float("nan"), "not finite"),
+        (None, "None"),
+        (True, "True"),
+    ],
+)
+@pytest.mark.parametrize("entry", [jax_hremat.plan_remat, jax_hremat.hremat])
+def test_a_malformed_budget(entry: Callable[..., Any], budget: Any, message: str) -> None:
+    with pytest.raises(BudgetFormatError, match=message):
+        entry(mlp, budget=budget, target="cpu")
+
+
+@pytest.mark.parametrize("entry", [jax_hremat.plan_remat, jax_hremat.hremat])
+def test_an_unknown_target(entry: Callable[..., Any]) -> None:
+    with pytest.raises(UnknownTargetError, match="h20(?s:.*)h200"):
+        entry(mlp, budget=0.5, target="h20")
+
+
+def test_a_plan_for_another_program(plans: dict[float, RematPlan]) -> None:
+    plan = plans[0.5]
+    params, x = TRANSFORMER
+    applied = jax_hremat.apply_plan(transformer, plan)
+    wide = struct(2 * BATCH, LENGTH, WIDE)
+    with pytest.raises(StalePlanError, match=r"`transformer`.*input args\[1\]: .* became .*8,64"):
+        jax.eval_shape(applied, params, wide)
+
+    def other(params: Any, x: jax.Array) -> jax.Array:
+        return transformer(params, jnp.sin(x))
+
+    with pytest.raises(StalePlanError, match=r"`other`.*operation 0 was dot_general.* is sin"):
+        jax.eval_shape(jax_hremat.apply_plan(other, plan), *TRANSFORMER)
+    with pytest.raises(StalePlanError, match="make it again with `jax_hremat.plan_remat`"):
+        jax.eval_shape(applied, params[:3], x)
+
+
+def ordered_print(w: jax.Array, x: jax.Array) -> jax.Array:
+    jax.debug.print("{}", x.sum(), ordered=True)
+    return (w * x).sum()
+
+
+def ordered_callback(w: jax.Array, x: jax.Array) -> jax.Array:
+    seen = io_callback(lambda v: v, jax.ShapeDtypeStruct((), np.float32), x.sum(), ordered=True)
+    return (w * x).sum() + seen
+
+
+@pytest.mark.parametrize("fun", [ordered_print, ordered_callback])
+def test_an_ordered_effect(fun: Callable[..., Any]) -> None:
+    with pytest.raises(UnsupportedProgramError, match=r"ordered effects \(.*`ordered=False`"):
+        refuse(fun, struct(4), struct(4))
+
+
+@pytest.mark.parametrize(
+    ("fun", "options", "message"),
+    [
+        (lambda w, x: w * x, {}, "must return a real floating scalar; it returned float32"),
+        (lambda w, x: (w * x).sum().astype(int), {}, "real floating scalar; it returned int32"),
+        (lambda w, x: (w * x).sum() + 0j, {}, "real floating scalar; it returned complex64"),
+        (lambda w, x: ((w * x).sum(), x), {}, "one scalar loss.*`has_aux=True`"),
+        (lambda w, x: (w * x).sum(), {"has_aux": True}, r"a pair `\(loss, aux\)`"),
+        (lambda w, x: (w * x, x), {"has_aux": True}, "real floating scalar"),
+    ],
+)
+def test_no_scalar_loss(fun: Callable[..., Any], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedProgramError, match=message):
+        refuse(fun, struct(4), struct(4), **options)
+
+
+def test_integer_parameters() -> None:
+    def fun(params: Any, x: jax.Array) -> jax.Array:
+        return sum(p.sum() for p in jax.tree.leaves(params)) * x.sum()
+
+    integers = struct(4, dtype=np.int32)
+    with pytest.raises(UnsupportedProgramError, match="nothing to differentiate.*int32.*Cast"):
+        refuse(fun, {"a": integers, "b": integers}, struct(4))
+    with pytest.raises(UnsupportedProgramError, match=r"`args\[0\]\['b'\]` has dtype int32"):
+        refuse(fun, {"a": struct(4), "b": integers}, struct(4))
+    with pytest.raises(UnsupportedProgramError, match=r"dtype \(none\)"):
+        refuse(fun, {}, struct(4))
+
+
+@pytest.mark.parametrize("argnums", [2, -3, (0, 5)])
+def test_argnums_out_of_range(argnums: Any) -> None:
+    with pytest.raises(UnsupportedProgramError, match="names argument .* passed by position"):
+        refuse(lambda w, x: (w * x).sum(), struct(4), struct(4), argnums=argnums)
+
+
+@pytest.fixture
+def remat3() -> Iterator[None]:
+    if not hasattr(jax.config, "jax_remat3"):
+        pytest.skip("this version of JAX has no `jax_remat3`")
+    before = jax.config.jax_remat3
+    jax.config.update("jax_remat3", True)
+    yield
+    jax.config.update("jax_remat3", before)
+
+
+def test_remat3_is_refused(remat3: None) -> None:
+    with pytest.raises(UnsupportedConfigError, match=r"config.update\('jax_remat3', False\)"):
+        refuse(mlp, *MLP)
+    with pytest.raises(UnsupportedConfigError, match="jax_remat3"):
+        jax_hremat.hremat(mlp, budget=0.5, target="cpu")(*jax.tree.map(jnp.zeros_like, MLP))

@@ -1,0 +1,150 @@
+"""Candidate runs: inside their block, never around an effect, the same every time."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from random_plans import WIDTH, losses
+
+from jax_hremat._graph import Graph, build_graph
+from jax_hremat._partition import Block, make_block, partition_graph
+from jax_hremat._runs import Run, candidate_runs, evaluate_run
+from jax_hremat._trace import trace_loss
+
+BYTE_S = 1e-12
+QUICK = settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+def struct(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, np.float32)
+
+
+def graph_of(fun: Any, *args: Any) -> Graph:
+    return build_graph(trace_loss(fun, args, {}))
+
+
+def attention(effect: bool = False) -> Graph:
+    """Three layers of attention; with `effect`, a callback in the middle of the second."""
+
+    def layer(x: jax.Array, w: jax.Array, noisy: bool) -> jax.Array:
+        scores = jnp.einsum("qd,kd->qk", x @ w, x)
+        if noisy:
+            jax.debug.callback(lambda _: None, scores[0, 0])
+        return x + jax.nn.softmax(scores) @ x @ w
+
+    def loss(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+        for i, w in enumerate(ws):
+            x = layer(x, w, effect and i == 1)
+        return (x * x).mean()
+
+    return graph_of(loss, [struct(16, 16)] * 3, struct(128, 16))
+
+
+def runs_of(graph: Graph, block: Block, count: int = 12) -> tuple[Run, ...]:
+    # A GPU's ratio of flops to bytes: 100 flops in the time of a byte.
+    times = [
+        BYTE_S * (op.flops / 100 + (0 if op.fusible else op.moved_bytes))
+        for op in graph.operations
+    ]
+    held = frozenset(
+        v for op in graph.operations if not op.fusible for v in op.outputs
+    )
+    return candidate_runs(graph, block, held, times, BYTE_S, count)
+
+
+def assert_sound(graph: Graph, block: Block, runs: tuple[Run, ...]) -> None:
+    assert len({(r.start, r.stop) for r in runs}) == len(runs)
+    for run in runs:
+        assert block.start <= run.start < run.stop <= block.stop
+        assert (run.start, run.stop) != (block.start, block.stop)
+        assert not any(op.pinned for op in graph.operations[run.start : run.stop])
+        assert run.freed_bytes > 0
+        assert run.added_s >= 0
+
+
+@given(losses())
+@QUICK
+def test_runs_lie_in_their_block(loss: Any) -> None:
+    graph = graph_of(loss, struct(WIDTH, WIDTH), struct(WIDTH, WIDTH))
+    whole = make_block(graph, 0, len(graph.operations))
+    for block in (whole, *partition_graph(graph).blocks):
+        runs = runs_of(graph, block)
+        assert_sound(graph, block, runs)
+        assert runs == runs_of(graph, block)
+
+
+def test_runs_never_hold_an_effect() -> None:
+    graph = attention(effect=True)
+    (effect,) = [op.id for op in graph.operations if op.pinned]
+    whole = make_block(graph, 0, len(graph.operations))
+    runs = runs_of(graph, whole)
+    assert_sound(graph, whole, runs)
+    # There is something worth wrapping on either side.
+    assert any(r.stop <= effect for r in runs)
+    assert any(r.start > effect for r in runs)
+
+
+def test_the_attention_core_is_among_the_candidates() -> None:
+    graph = attention()
+    whole = make_block(graph, 0, len(graph.operations))
+    products = [op.id for op in graph.operations if op.primitive == "dot_general"]
+    # In each layer: x w, scores, scores x, … w. The core is from the second to the third.
+    first, last = products[1], products[2]
+    assert any(r.start <= first and last <= r.stop for r in runs_of(graph, whole))
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 100])
+def test_no_more_runs_than_asked_for_and_the_best_first(count: int) -> None:
+    graph = attention()
+    whole = make_block(graph, 0, len(graph.operations))
+    assert runs_of(graph, whole, count) == runs_of(graph, whole, 100)[:count]
+
+
+def test_another_copy_of_a_layer_has_the_same_runs() -> None:
+    graph = attention()
+    partition = partition_graph(graph)
+    places: dict[int, list[Block]] = {}
+    for kind, block in zip(partition.kinds, partition.blocks, strict=True):
+        places.setdefault(kind, []).append(block)
+    for blocks in places.values():
+        for a, b in itertools.pairwise(blocks):
+            relative = [
+                [(r.start - block.start, r.stop - block.start) for r in runs_of(graph, block)]
+                for block in (a, b)
+            ]
+            assert relative[0] == relative[1]
+
+
+def test_what_a_run_frees_and_costs_by_hand() -> None:
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        first = x @ w
+        second = jnp.sin(first)
+        third = jnp.cos(second)
+        return (third @ w).sum()
+
+    graph = graph_of(loss, struct(8, 8), struct(4, 8))
+    product, sine, cosine, last, _ = graph.operations
+    size = 4 * 8 * 4
+    times = [1.0, 2.0, 4.0, 8.0, 16.0]
+    held = frozenset({product.outputs[0], sine.outputs[0], cosine.outputs[0]})
+    # Sine and cosine wrapped: the argument of the cosine goes; it is made again from that of the
+    # sine, which is held anyway. The result, which the product after the run reads, stays.
+    run = evaluate_run(graph, sine.id, cosine.id + 1, held, times)
+    assert (run.freed_bytes, run.added_s) == (size, times[sine.id])
+    # With both products in it everything goes, and all but the last is made again.
+    run = evaluate_run(graph, product.id, last.id + 1, held, times)
+    assert (run.freed_bytes, run.added_s) == (3 * size, sum(times[:3]))
+    # Where the argument of the sine would not be held otherwise, it now is: nothing is won.
+    run = evaluate_run(graph, sine.id, cosine.id + 1, frozenset({sine.outputs[0]}), times)
+    assert run.freed_bytes == 0
