@@ -85,9 +85,7 @@ def test_residuals_of_a_custom_rule_are_opaque() -> None:
         lambda kept, g: (g * kept[0] * kept[1],),
     )
     (op,) = [
-        op
-        for op in graph_of(lambda x: scaled(x).sum()).operations
-        if "custom_vjp" in op.primitive
+        op for op in graph_of(lambda x: scaled(x).sum()).operations if "custom_vjp" in op.primitive
     ]
     assert op.needs == (op.inputs[0],)
     assert op.opaque_bytes == 4 * 4 * 2

@@ -24,9 +24,7 @@ def run(start: int, stop: int, freed: int, added_ms: float) -> Run:
 @st.composite
 def runs(draw: st.DrawFn) -> list[Run]:
     """Up to seven different runs of twelve operations; some free nothing, some save time."""
-    ranges = draw(
-        st.sets(st.tuples(st.integers(0, 10), st.integers(1, 6)), min_size=1, max_size=7)
-    )
+    ranges = draw(st.sets(st.tuples(st.integers(0, 10), st.integers(1, 6)), min_size=1, max_size=7))
     return [
         run(start, start + length, draw(st.integers(-2, 20)), draw(st.integers(-3, 10)))
         for start, length in sorted(ranges)

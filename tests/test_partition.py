@@ -164,9 +164,7 @@ def test_skip_connections_cross_every_block_in_between() -> None:
             x = jax.nn.relu(jnp.concatenate([x, skips.pop()], -1) @ w)
         return (x * x).mean()
 
-    graph = graph_of(
-        loss, [struct(64, 64)] * 3, [struct(128, 64)] * 3, struct(16, 64)
-    )
+    graph = graph_of(loss, [struct(64, 64)] * 3, [struct(128, 64)] * 3, struct(16, 64))
     partition = partition_graph(graph)
     assert_covers(graph, partition)
     outputs = {v for b in partition.blocks for v in b.outputs}

@@ -135,11 +135,12 @@ def test_more_than_the_baseline_is_never_slower_than_no_remat(bench: Workbench) 
     assert plan.certificate.holds
 
 
-def test_at_the_peak_of_a_standard_plan_none_is_faster(bench: Workbench) -> None:
+@pytest.mark.parametrize("margin", [1.0, 1.06])
+def test_where_a_standard_plan_fits_it_is_not_faster(bench: Workbench, margin: float) -> None:
     for name, chain in bench.standard_chains().items():
         root = selection_region(bench.graph, chain, Selection((0,) * len(chain)))
         step = bench.compile_step(root)
-        plan = plan_of(bench, step.memory.peak_bytes)
+        plan = plan_of(bench, int(margin * step.memory.peak_bytes))
         assert plan.estimated_step_s <= step.step_s, name
 
 
@@ -200,11 +201,11 @@ def test_a_plan_says_what_it_does(plans: dict[float, RematPlan]) -> None:
 
 def test_the_same_input_gives_the_same_plan() -> None:
     make = jax_hremat.plan_remat(mlp, budget=0.8, target="cpu", config=TINY)
-    first = make(*MLP)
-    assert make(*MLP).to_json() == first.to_json()
     # Arrays and shapes alike.
     arrays = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), MLP)
-    assert make(*arrays).to_json() == first.to_json()
+    first, second = make(*MLP), make(*arrays)
+    assert first.root.num_wrapped > 0
+    assert first.to_json() == second.to_json()
 
 
 # Wrong inputs.

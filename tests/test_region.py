@@ -75,8 +75,9 @@ def test_shifting_there_and_back_changes_nothing(region: Region, offset: int) ->
     assert moved.shifted(-offset) == region
     assert (moved.num_wrapped, moved.depth) == (region.num_wrapped, region.depth)
     pairs = zip(region.walk(), moved.walk(), strict=True)
-    assert all((d, r.start + offset, r.wrapped) == (e, m.start, m.wrapped)
-               for (d, r), (e, m) in pairs)
+    assert all(
+        (d, r.start + offset, r.wrapped) == (e, m.start, m.wrapped) for (d, r), (e, m) in pairs
+    )
 
 
 @given(regions())

@@ -54,12 +54,9 @@ def attention(effect: bool = False) -> Graph:
 def runs_of(graph: Graph, block: Block, count: int = 12) -> tuple[Run, ...]:
     # A GPU's ratio of flops to bytes: 100 flops in the time of a byte.
     times = [
-        BYTE_S * (op.flops / 100 + (0 if op.fusible else op.moved_bytes))
-        for op in graph.operations
+        BYTE_S * (op.flops / 100 + (0 if op.fusible else op.moved_bytes)) for op in graph.operations
     ]
-    held = frozenset(
-        v for op in graph.operations if not op.fusible for v in op.outputs
-    )
+    held = frozenset(v for op in graph.operations if not op.fusible for v in op.outputs)
     return candidate_runs(graph, block, held, times, BYTE_S, count)
 
 

@@ -65,9 +65,7 @@ def operation(
     )
 
 
-def graph_of(
-    operations: list[Operation], sizes: list[int], producers: list[int | None]
-) -> Graph:
+def graph_of(operations: list[Operation], sizes: list[int], producers: list[int | None]) -> Graph:
     values = tuple(
         Value(
             id=v,
@@ -196,9 +194,7 @@ def test_keeping_its_own_output_spares_no_recompute() -> None:
     assert answer.recomputed == (0,)
     assert answer.values == ()
     # Were it the input that is read, the value would be worth keeping.
-    graph = graph_of(
-        [operation(0, (0,), (1,), [0], True), reads_input], [4, 1, 1], [None, 0, 1]
-    )
+    graph = graph_of([operation(0, (0,), (1,), [0], True), reads_input], [4, 1, 1], [None, 0, 1])
     (answer,) = saved_value_sets(graph, 0, 2, [1e-3, 1e-3], EXACT, 1)
     assert (answer.values, answer.recomputed) == ((1,), ())
 

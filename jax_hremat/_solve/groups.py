@@ -190,9 +190,7 @@ class _Start:
     def pieces(self, by_time: bool) -> Iterator[Piece]:
         """The groups, by their end."""
         # Labels by the set of values made in the group that are held and may be read again.
-        labels: dict[frozenset[int], list[_Label]] = {
-            frozenset(): [_Label(0.0, 0, 0, 0, ())]
-        }
+        labels: dict[frozenset[int], list[_Label]] = {frozenset(): [_Label(0.0, 0, 0, 0, ())]}
         for i, k in enumerate(self._blocks):
             longer: dict[frozenset[int], list[_Label]] = {}
             for held, beginnings in labels.items():
@@ -315,9 +313,7 @@ def _undominated(labels: list[_Label], by_time: bool) -> list[_Label]:
     if by_time:
         ordered = sorted(labels)
     else:
-        ordered = sorted(
-            labels, key=lambda x: (x.held_bytes, x.backward_bytes, x.forward_bytes, x)
-        )
+        ordered = sorted(labels, key=lambda x: (x.held_bytes, x.backward_bytes, x.forward_bytes, x))
     kept: list[_Label] = []
     for label in ordered:
         _, held, backward, forward, _ = label
