@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -44,6 +44,8 @@ from jax_hremat._units import Budget
 _SLACK = 0.01
 # Compile another plan only if it promises a step this much shorter.
 _WORTH = 0.002
+# A plan misses widely if its peak is above the limit by more than this part of it.
+_WIDE_MISS = 0.1
 # Compile a standard plan as well if its predicted peak is at most this many times the limit.
 _HOPE = 1.05
 _NO_SOLVE = Outcome(Status.NOT_SOLVED, 0.0, 0.0, 0.0)
@@ -99,22 +101,24 @@ class Workbench:
         memory = self.baseline.memory
         return memory.argument_bytes + memory.output_bytes - memory.alias_bytes
 
-    def chain(self, choose: Callable[[BlockOptions], Option] | None = None) -> Chain:
-        """The program as a chain, of all options or of one chosen for each kind of block."""
+    def chain(self, choose: Callable[[BlockOptions], Sequence[Option]] | None = None) -> Chain:
+        """The program as a chain, of all options or of those chosen for each kind of block."""
         only = None
         if choose is not None:
-            only = [(choose(self.options[kind]),) for kind in self.partition.kinds]
+            only = [
+                tuple(dict.fromkeys(choose(self.options[kind]))) for kind in self.partition.kinds
+            ]
         return make_chain(self.graph, self.partition, self.options, self.fixed_bytes, only=only)
 
     def standard_chains(self) -> dict[str, Chain]:
         """What a user could write by hand: nothing, or every block under one policy."""
         names = sorted({name for o in self.options.values() for name, _ in o.policies})
         chains = {
-            "no remat": self.chain(lambda o: o.bare),
-            "per-block remat": self.chain(lambda o: o.wrapped),
+            "no remat": self.chain(lambda o: (o.bare,)),
+            "per-block remat": self.chain(lambda o: (o.wrapped,)),
         }
         for name in names:
-            chains[name] = self.chain(lambda o, name=name: dict(o.policies).get(name, o.bare))
+            chains[name] = self.chain(lambda o, name=name: (dict(o.policies).get(name, o.bare),))
         return chains
 
 
@@ -214,7 +218,7 @@ class _Session:
         self._progress = progress
         self._seen = {Region(0, len(bench.graph.operations))}
         self.timings_s = {"solve": 0.0, "certify": 0.0}
-        self._base = predict(*_uniform(bench.chain(lambda o: o.bare)))
+        self._base = predict(*_uniform(bench.chain(lambda o: (o.bare,))))
         self._chain = bench.chain()
 
     @property
@@ -241,7 +245,7 @@ class _Session:
 
     def fastest(self) -> _Candidate | None:
         """The fastest plan that fits, of the solver's and of the standard ones."""
-        bare = self.candidate(*_uniform(self._bench.chain(lambda o: o.bare)), _NO_SOLVE)
+        bare = self.candidate(*_uniform(self._bench.chain(lambda o: (o.bare,))), _NO_SOLVE)
         best = bare if self.fits(bare) else None
         solved = self._solved(best)
         if solved is None and best is None:
@@ -272,10 +276,12 @@ class _Session:
             candidate = self.candidate(self._chain, schedule.selection, schedule.outcome)
             excess = candidate.step.memory.peak_bytes - self._limit
             if excess > 0:
-                # Groups are predicted less well than blocks; once missed, go without them.
-                groups = groups and not candidate.selection.groups
+                # Groups are predicted less well than blocks; after a wide miss, go without.
+                wide = excess > _WIDE_MISS * self._limit
+                groups = groups and not (wide and candidate.selection.groups)
                 missed_at = min(missed_at, promise.peak_bytes)
-                limit = promise.peak_bytes - excess
+                # A little further down than the miss, or the next plan may miss by a hair.
+                limit = promise.peak_bytes - excess - int(_SLACK * self._limit)
             else:
                 best = _faster(best, candidate)
                 if -excess <= _SLACK * self._limit:
@@ -298,17 +304,16 @@ class _Session:
 
     @functools.cached_property
     def lowest(self) -> list[_Candidate]:
-        """Plans of little memory, compiled: the solver's with and without groups, and every
-        block wrapped."""
+        """Plans of little memory, compiled: the solver's with all options, with and without
+        groups, and with blocks only bare or wrapped, whose groups are predicted best."""
         solver = replace(self._bench.config.solver, relative_gap=0.01)
+        plain = self._bench.chain(lambda o: (o.bare, o.wrapped))
         candidates = []
-        for groups in (True, False):
+        for chain, groups in ((self._chain, True), (self._chain, False), (plain, True)):
             with _timed(self.timings_s, "solve"):
-                schedule = least_peak(self._chain, solver, groups=groups)
+                schedule = least_peak(chain, solver, groups=groups)
             assert schedule.selection is not None, "without a peak bound a selection exists"
-            candidates.append(self.candidate(self._chain, schedule.selection, schedule.outcome))
-        wrapped = self._bench.chain(lambda o: o.wrapped)
-        candidates.append(self.candidate(*_uniform(wrapped), _NO_SOLVE))
+            candidates.append(self.candidate(chain, schedule.selection, schedule.outcome))
         return candidates
 
     def floor(self) -> _Candidate:

@@ -12,32 +12,39 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import jax_hremat
 from benchmarks import equality, zoo
 from jax_hremat._emit import emit
 from jax_hremat._graph import Graph, Operation, build_graph
-from jax_hremat._partition import Block, Partition, has_deferrable_input, make_block, partition_graph
+from jax_hremat._partition import (
+    Block,
+    Partition,
+    has_deferrable_input,
+    make_block,
+    partition_graph,
+)
 from jax_hremat._region import Region
-from jax_hremat._replay import replay
 from jax_hremat._trace import Program, trace_loss
 
 # The first keeps XLA:CPU from merging a recompute with the first forward; the second is for
 # the time the tests take.
 COMPILER_OPTIONS = {**jax_hremat.compiler_options("cpu"), "xla_backend_optimization_level": 0}
-# Of what a leaf holds at most. A plan moves no rounding but XLA's: it fuses otherwise.
+# Relative to the largest element of each leaf, as `equality.difference` says. A plan moves no
+# rounding but XLA's, which fuses in another way.
 TOLERANCES = {"float32": 2e-5, "bfloat16": 4 * float(jnp.finfo(jnp.bfloat16).eps)}
-CASES = [(name, "float32") for name in equality.MODELS] + [("gpt2-small", "bfloat16")]
+# At the zoo's tiny size a 3 x 3 kernel meets an image of 2 x 2, and XLA leaves out the taps that
+# only meet padding.
+CONFIGS = {"resnet50": {"image": 32}}
 
 
 class Ran(NamedTuple):
-    """What a compiled step returned, and the flops the compiler counts in it."""
+    """What a compiled step returned, and its flops in matrix products and convolutions."""
 
     out: Any
     grads: Any
-    flops: float
+    matrix_flops: float
 
 
 class Model(NamedTuple):
@@ -58,12 +65,12 @@ class Model(NamedTuple):
 def run(problem: zoo.Problem, loss_fn: Any, args: tuple[Any, ...]) -> Ran:
     step = jax.value_and_grad(loss_fn, argnums=problem.argnums, has_aux=problem.has_aux)
     compiled = jax.jit(step, compiler_options=COMPILER_OPTIONS).lower(*args).compile()
-    return Ran(*compiled(*args), flops=equality.counted_flops(compiled))
+    return Ran(*compiled(*args), matrix_flops=equality.matrix_flops(compiled))
 
 
 @cache
 def model(name: str, dtype: str) -> Model:
-    problem = zoo.make(name, "tiny", dropout=0.1, dtype=dtype)
+    problem = zoo.make(name, "tiny", dropout=0.1, dtype=dtype, **CONFIGS.get(name, {}))
     program = trace_loss(
         problem.loss_fn, problem.args, {}, argnums=problem.argnums, has_aux=problem.has_aux
     )
@@ -132,47 +139,31 @@ TREES = {
 }
 
 
-def assert_same(actual: Any, expected: Any, tolerance: float) -> None:
-    """Every leaf within `tolerance` of its own largest element.
-
-    A leaf whose elements all cancel (the gradient of a key's bias) is rounding only; it is
-    measured by the largest element of the tree instead, a thousandth of which counts as zero.
-    """
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(expected)]
-    zero = 1e-3 * max(np.abs(leaf).max() for leaf in leaves)
-    for path, got in jax.tree_util.tree_leaves_with_path(actual):
-        want = leaves.pop(0)
-        scale = max(np.abs(want).max(), zero)
-        name = jax.tree_util.keystr(path)
-        np.testing.assert_allclose(got, want, rtol=0, atol=tolerance * scale, err_msg=name)
-
-
-@pytest.mark.parametrize("tree", TREES)
-@pytest.mark.parametrize(("name", "dtype"), CASES)
+@pytest.mark.parametrize(
+    ("name", "dtype", "tree"),
+    [
+        *((name, "float32", tree) for name in equality.MODELS for tree in TREES),
+        ("gpt2-small", "bfloat16", "products_saved"),
+        ("gpt2-small", "bfloat16", "pairs_with_runs"),
+    ],
+)
 def test_step_is_unchanged(name, dtype, tree):
     one, step = model(name, dtype), ran(name, dtype, tree)
     assert "dropout_key" in one.args[1]
-    assert_same(step.out, one.original.out, TOLERANCES[dtype])
-    assert_same(step.grads, one.original.grads, TOLERANCES[dtype])
+    for actual, expected in ((step.out, one.original.out), (step.grads, one.original.grads)):
+        found = equality.difference(actual, expected)
+        assert found.relative <= TOLERANCES[dtype], found
 
 
+@pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("name", equality.MODELS)
-def test_compiled_step_really_recomputes(name):
+def test_compiled_step_recomputes_what_the_replay_says(name, tree):
     """Equal values show nothing if XLA has merged the recompute with the first forward."""
     one = model(name, "float32")
-    flops = {tree: ran(name, "float32", tree).flops for tree in TREES}
-    assert one.original.flops < flops["products_saved"] < flops["every_block"]
-    assert 1.1 * one.original.flops < flops["every_block"] < flops["pairs_with_runs"]
-
-
-@pytest.mark.parametrize("name", equality.MODELS)
-def test_compilers_flops_follow_the_replay(name):
-    one = model(name, "float32")
-    bare = replay(one.program, whole(one.graph, [])).flops
-    wrapped = replay(one.program, every_block(one.graph, one.partition)).flops
-    by_compiler = ran(name, "float32", "every_block").flops / one.original.flops
-    assert by_compiler == pytest.approx(wrapped / bare, rel=0.1)
+    added = ran(name, "float32", tree).matrix_flops - one.original.matrix_flops
+    root = TREES[tree](one.graph, one.partition)
+    assert added == equality.recomputed_matrix_flops(one.program, root)
+    assert (added > 0) == (tree != "products_saved")
 
 
 def test_trees_have_everything_a_plan_may_have():
@@ -190,10 +181,10 @@ def test_trees_have_everything_a_plan_may_have():
 @pytest.mark.slow
 def test_planned_step_is_unchanged():
     found = equality.compare("gpt2-small", "tiny", budget=0.6)
-    assert found.peak_bytes <= found.budget_bytes
+    assert found.feasible
+    assert found.executed_peak_bytes == found.peak_bytes <= found.budget_bytes
     assert found.num_checkpoints > 0
     assert found.loss.relative <= TOLERANCES["float32"]
     assert found.gradients.relative <= TOLERANCES["float32"]
-    by_compiler = found.planned.compiler_flops / found.original.compiler_flops
-    by_replay = found.planned.replay_flops / found.original.replay_flops
-    assert by_compiler == pytest.approx(by_replay, rel=0.1)
+    added = found.planned.matrix_flops - found.original.matrix_flops
+    assert added == found.recomputed_matrix_flops > 0

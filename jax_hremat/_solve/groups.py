@@ -9,6 +9,7 @@ extending groups block by block, dominated beginnings dropped (label setting, ex
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -103,6 +104,7 @@ def group_pieces(
     prices: Prices | None = None,
     worth_ms: float = float("inf"),
     by_time: bool = True,
+    only: frozenset[tuple[int, int]] | None = None,
 ) -> list[Piece]:
     """The Pareto ways to run every group of two to `MAX_GROUP` blocks.
 
@@ -115,13 +117,17 @@ def group_pieces(
         prices: What the rows of the root program charge.
         worth_ms: With prices, leave out what has a higher reduced cost.
         by_time: Whether time counts; if not, only the peaks do.
+        only: The groups to look at, by first and last block; all if None.
     """
     needs = _needs(chain)
-    return [
-        piece
-        for first in range(len(chain) - 1)
-        for piece in _Start(chain, needs, first, limit_bytes, prices, worth_ms).pieces(by_time)
-    ]
+    pieces: list[Piece] = []
+    for first in range(len(chain) - 1):
+        last = min(first + MAX_GROUP, len(chain) - 1) - 1
+        if only is not None:
+            last = max((b for a, b in only if a == first), default=first)
+        start = _Start(chain, needs, first, last, limit_bytes, prices, worth_ms)
+        pieces += start.pieces(by_time)
+    return [p for p in pieces if only is None or (p.first, p.last) in only]
 
 
 def _needs(chain: Chain) -> list[list[list[int]]]:
@@ -151,6 +157,7 @@ class _Start:
         chain: Chain,
         needs: list[list[list[int]]],
         first: int,
+        last: int,
         limit_bytes: float,
         prices: Prices | None,
         worth_ms: float,
@@ -160,8 +167,7 @@ class _Start:
         self._first = first
         self._limit = limit_bytes
         self._worth = worth_ms
-        end = min(first + MAX_GROUP, len(chain) - 1)
-        end = min((k for k in chain.pinned if first <= k < end), default=end)
+        end = min((k for k in chain.pinned if first <= k <= last), default=last + 1)
         self._blocks = range(first, end)
         self._fastest_s = [min(o.cost.time_s for o in chain.options[k]) for k in self._blocks]
         self._pending = [chain.pending_cotangent_bytes(k) for k in self._blocks]
@@ -185,6 +191,7 @@ class _Start:
             ]
             for k in self._blocks
         ]
+        self._read_bytes = [sum(chain.crossings[v].size_bytes for v in r) for r in self._read]
         self._charge = None if prices is None else _Charge(self, prices)
 
     def pieces(self, by_time: bool) -> Iterator[Piece]:
@@ -205,14 +212,15 @@ class _Start:
                     )
                     taken = sum(self._chain.crossings[v].size_bytes for v in now_held - held)
                     longer.setdefault(still, []).extend(self._extend(beginnings, i, o, taken))
-            labels = {held: _undominated(group, by_time) for held, group in longer.items()}
+            read = self._read_bytes[i]
+            labels = {held: _undominated(group, by_time, read) for held, group in longer.items()}
             if i > 0:
                 ends = [
                     _Label(x.added_ms, 0, x.backward_bytes, x.forward_bytes, x.options)
                     for group in labels.values()
                     for x in group
                 ]
-                for label in _undominated(ends, by_time):
+                for label in _undominated(ends, by_time, read):
                     if self._charge is None or self._charge.exact(i, label) <= self._worth:
                         yield self._piece(i, label)
 
@@ -227,13 +235,16 @@ class _Start:
             return
         own = taken_bytes + cost.backward_peak_bytes + self._pending[i]
         taken = taken_bytes + cost.kept_bytes
-        room = self._limit - sum(self._chain.crossings[v].size_bytes for v in self._read[i])
+        read = self._read_bytes[i]
+        room = self._limit - read
         onward = None if self._charge is None else self._charge.onward[i]
         for before_ms, held, backward, forward_before, options in beginnings:
             backward = max(backward, held + own)
             if backward > room:
                 continue
-            forward = max(forward_before, here)
+            # A forward peak up to that of the backward with the group's inputs sets nothing: what
+            # else lives outside the group lives in its backward too.
+            forward = max(forward_before, here, backward + read)
             total_ms = before_ms + added_ms
             if onward is not None:
                 # The least reduced cost of the groups that begin so.
@@ -308,18 +319,32 @@ class _Charge:
         return label.added_ms + c + f * label.forward_bytes + b * label.backward_bytes
 
 
-def _undominated(labels: list[_Label], by_time: bool) -> list[_Label]:
+def _undominated(labels: list[_Label], by_time: bool, read_bytes: int) -> list[_Label]:
     """Labels that no other dominates; of equals the first in order."""
-    if by_time:
-        ordered = sorted(labels)
-    else:
-        ordered = sorted(labels, key=lambda x: (x.held_bytes, x.backward_bytes, x.forward_bytes, x))
+    # In this order only earlier labels can dominate, and what is left to compare is the bytes.
+    ordered = sorted(labels if by_time else [(0.0, *x[1:], x[0]) for x in labels])
+    if not by_time:
+        ordered = [_Label(x[5], *x[1:5]) for x in ordered]
     kept: list[_Label] = []
+    # Of the labels kept, those whose forward peak is no matter, so that two figures say all:
+    # held bytes ascending, backward peaks descending. The others are few.
+    held_steps: list[int] = []
+    backward_steps: list[int] = []
+    others: list[tuple[int, int, int]] = []
     for label in ordered:
         _, held, backward, forward, _ = label
-        for _, h, b, f, _ in kept:
-            if h <= held and b <= backward and f <= forward:
-                break
-        else:
-            kept.append(label)
+        at = bisect_right(held_steps, held)
+        if at and backward_steps[at - 1] <= backward:
+            continue
+        if any(h <= held and b <= backward and f <= forward for h, b, f in others):
+            continue
+        kept.append(label)
+        if forward > backward + read_bytes:
+            others.append((held, backward, forward))
+            continue
+        end = at
+        while end < len(backward_steps) and backward_steps[end] >= backward:
+            end += 1
+        held_steps[at:end] = [held]
+        backward_steps[at:end] = [backward]
     return kept

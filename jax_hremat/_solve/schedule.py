@@ -24,6 +24,7 @@ that may be in a better schedule than the best one known enter the integer progr
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -44,6 +45,8 @@ _MAX_ROUNDS = 30
 _ZERO_MS = 1e-7
 # Of the time of the step: how dear a piece the first integer program with groups looks at.
 _FIRST_WORTH = 0.005
+# Likewise, how far from the best a first schedule may be where single blocks have none.
+_ROUGH = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ def fastest_within(
 
 
 def least_peak(chain: Chain, config: SolverConfig, *, groups: bool = True) -> Schedule:
-    """Least predicted peak; of the schedules with that peak, the fastest.
+    """Least predicted peak; of the schedules with that peak and the same groups, the fastest.
 
     Raises:
         SolverError: The time limit passed without a schedule.
@@ -103,14 +106,13 @@ def least_peak(chain: Chain, config: SolverConfig, *, groups: bool = True) -> Sc
             best = best.improved(answer).bounded(answer.lower)
     assert best.pieces is not None
     schedule = program.schedule(best)
-    limit = program.peak_bytes(best.pieces) + chain.fixed_bytes
-    try:
-        faster = fastest_within(chain, limit, config, groups=groups).selection
-    except SolverError:
+    limit = program.peak_bytes(best.pieces)
+    same = frozenset((p.first, p.last) for p in best.pieces if p.last > p.first)
+    inside = group_pieces(chain, limit, only=same)
+    faster = program.fastest([*program.singles, *inside], limit)
+    if faster.pieces is None or program.peak_bytes(faster.pieces) > limit:
         return schedule
-    if faster is None or predict(chain, faster).peak_bytes > limit:
-        return schedule
-    return replace(schedule, selection=faster)
+    return replace(schedule, selection=_selection(faster.pieces))
 
 
 def _out_of_time(config: SolverConfig) -> SolverError:
@@ -122,12 +124,19 @@ def _out_of_time(config: SolverConfig) -> SolverError:
 
 def _with_groups(program: _Program, limit: int, best: _Answer) -> _Answer:
     """The best schedule if groups are allowed, given the best without."""
+    if best.pieces is None:
+        # There is a schedule only if there is one of the groups with the least peaks.
+        inside = group_pieces(program.chain, limit, by_time=False)
+        rough_ms = _ROUGH * program.base_ms
+        best = program.fastest([*program.singles, *inside], limit, gap_ms=rough_ms)
+        if best.pieces is None:
+            return best
     priced = program.price(limit)
     if priced is None:
         return best.bounded(0.0)
     bound_ms, prices = priced
     worth_ms = _FIRST_WORTH * program.base_ms
-    while bound_ms <= (wanted_ms := program.wanted_ms(best)):
+    while bound_ms <= (wanted_ms := best.objective - program.gap_ms):
         worth_ms = min(worth_ms, wanted_ms - bound_ms)
         pieces = [p for p in program.singles if prices.reduced_ms(p) <= worth_ms + _ZERO_MS]
         pieces += group_pieces(program.chain, limit, prices=prices, worth_ms=worth_ms + _ZERO_MS)
@@ -137,11 +146,11 @@ def _with_groups(program: _Program, limit: int, best: _Answer) -> _Answer:
             return best.bounded(bound_ms)
         # A schedule below `wanted_ms` has no piece of a higher reduced cost than its distance
         # from the bound: if all others were there, what was proved of them holds for all.
-        wanted_ms = program.wanted_ms(best)
+        wanted_ms = best.objective - program.gap_ms
         if worth_ms >= wanted_ms - bound_ms:
-            return best.bounded(min(answer.lower, wanted_ms) if best.pieces else math.inf)
+            return best.bounded(min(answer.lower, wanted_ms))
         worth_ms *= 4
-    return best.bounded(bound_ms if best.pieces else math.inf)
+    return best.bounded(bound_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +189,7 @@ class _Program:
         # No schedule adds more than this.
         self.most_ms = 1e3 * (sum(slowest) + sum(chain.recompute_s)) - self.base_ms
         self._config = config
+        self._deadline = time.perf_counter() + config.time_limit_s
         # Columns of h: for each value, from the block that makes it to the last that reads it;
         # later blocks see the last column.
         keys = [
@@ -191,9 +201,10 @@ class _Program:
         self._forward_held, self._known_mib = self._forward_rows()
         self._backward_held = self._backward_rows()
 
-    def wanted_ms(self, best: _Answer) -> float:
-        """What a better schedule than this takes at most, or the slowest of all."""
-        return min(best.objective - self.gap_ms, self.most_ms)
+    def _limits(self) -> SolverConfig:
+        """The solver's limits for what is left of the time; the limit is one for all programs."""
+        left_s = self._deadline - time.perf_counter()
+        return replace(self._config, time_limit_s=max(left_s, 0.0))
 
     def peak_bytes(self, pieces: Sequence[Piece]) -> int:
         """The predicted peak, arguments and outputs left out."""
@@ -211,7 +222,12 @@ class _Program:
         return Schedule(_selection(answer.pieces), outcome)
 
     def fastest(
-        self, pieces: Sequence[Piece], limit_bytes: int, below_ms: float = math.inf
+        self,
+        pieces: Sequence[Piece],
+        limit_bytes: int,
+        below_ms: float = math.inf,
+        *,
+        gap_ms: float | None = None,
     ) -> _Answer:
         """Least time added within the limit, if that is below a bound."""
         x, h = self._variables(pieces, boolean=True)
@@ -220,7 +236,8 @@ class _Program:
         constraints, _ = self._constraints(pieces, x, h, limit_bytes / _MIB)
         if math.isfinite(below_ms):
             constraints.append(added <= below_ms)
-        return self._answer(added, constraints, pieces, x, self.gap_ms)
+        gap_ms = self.gap_ms if gap_ms is None else gap_ms
+        return self._answer(added, constraints, pieces, x, gap_ms)
 
     def lowest(self, pieces: Sequence[Piece], limit_bytes: float) -> _Answer:
         """Least peak, if that is no higher than a limit."""
@@ -273,7 +290,7 @@ class _Program:
         constraints, rows = self._constraints(pieces, x, h, limit_mib + excess)
         added = np.array([p.added_ms for p in pieces]) @ x
         problem = cp.Problem(cp.Minimize(added + penalty * excess), constraints)
-        outcome = solve(problem, self._config)
+        outcome = solve(problem, self._limits())
         if outcome.status is not Status.OPTIMAL:
             return None
         cover, hold, forward, backward = (np.atleast_1d(r.dual_value) for r in rows)
@@ -361,7 +378,7 @@ class _Program:
         gap: float,
     ) -> _Answer:
         problem = cp.Problem(cp.Minimize(objective), constraints)
-        outcome = solve(problem, self._config, absolute_gap=gap)
+        outcome = solve(problem, self._limits(), absolute_gap=gap)
         if outcome.status is Status.INFEASIBLE:
             return _Answer(None, math.inf, math.inf, outcome.solve_s)
         chosen = tuple(p for p, on in zip(pieces, x.value, strict=True) if on > 0.5)
