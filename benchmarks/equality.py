@@ -348,6 +348,18 @@ def _dtypes(found: Sequence[Mapping[str, Any]]) -> list[str]:
     return sorted({row["dtype"] for row in found})
 
 
+def _write(path: Path, found: Sequence[Mapping[str, Any]]) -> None:
+    data = {
+        "date": time.strftime("%Y-%m-%d"),
+        "versions": compiler_versions(),
+        "compiler_options": jax_hremat.compiler_options("cpu"),
+        "dropout": DROPOUT,
+        "models": found,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data, indent=1) + "\n")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Compare the models named, or make the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -368,15 +380,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 f"{result.peak_bytes} of {result.budget_bytes} bytes, {result.plan_s:.0f} s",
                 flush=True,
             )
-        data = {
-            "date": time.strftime("%Y-%m-%d"),
-            "versions": compiler_versions(),
-            "compiler_options": jax_hremat.compiler_options("cpu"),
-            "dropout": DROPOUT,
-            "models": found,
-        }
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(data, indent=1) + "\n")
+            _write(options.out, found)
         print(f"wrote {options.out}")
     if options.page:
         path = _DOCS / "equality.md"

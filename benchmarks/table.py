@@ -95,7 +95,7 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Measurement
     program = _trace(problem)
     trace_s = time.perf_counter() - start_s
     bench = prepare(program, target, jax_hremat.PlannerConfig(), trace_s, _say)
-    bare = bench.standard_chains()["no remat"]
+    bare = bench.chain(lambda options: (options.bare,))
     hand = [_hand_row(name, size, policy, target) for policy in HAND_POLICIES]
     return Measurement(
         model=name,

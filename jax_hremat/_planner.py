@@ -44,8 +44,12 @@ from jax_hremat._units import Budget
 _SLACK = 0.01
 # Compile another plan only if it promises a step this much shorter.
 _WORTH = 0.002
+# After a miss, aim lower by this part of the limit, then by twice as much.
+_MARGIN = 0.0025
 # A plan misses widely if its peak is above the limit by more than this part of it.
 _WIDE_MISS = 0.1
+# Numbers of consecutive blocks that the standard plans wrap together.
+_GROUP_SIZES = (2, 3, 4)
 # Compile a standard plan as well if its predicted peak is at most this many times the limit.
 _HOPE = 1.05
 _NO_SOLVE = Outcome(Status.NOT_SOLVED, 0.0, 0.0, 0.0)
@@ -110,16 +114,35 @@ class Workbench:
             ]
         return make_chain(self.graph, self.partition, self.options, self.fixed_bytes, only=only)
 
-    def standard_chains(self) -> dict[str, Chain]:
-        """What a user could write by hand: nothing, or every block under one policy."""
+    def standard_plans(self) -> list[tuple[Chain, Selection]]:
+        """What a user could write by hand: nothing, every block under one policy, every few
+        blocks together under `jax.checkpoint`."""
         names = sorted({name for o in self.options.values() for name, _ in o.policies})
-        chains = {
-            "no remat": self.chain(lambda o: (o.bare,)),
-            "per-block remat": self.chain(lambda o: (o.wrapped,)),
-        }
-        for name in names:
-            chains[name] = self.chain(lambda o, name=name: (dict(o.policies).get(name, o.bare),))
-        return chains
+        bare = self.chain(lambda o: (o.bare,))
+        chains = [bare, self.chain(lambda o: (o.wrapped,))]
+        chains += [
+            self.chain(lambda o, name=name: (dict(o.policies).get(name, o.bare),)) for name in names
+        ]
+        grouped = [
+            min(
+                (_every(bare, count, first) for first in range(count)),
+                key=lambda selection: predict(bare, selection).peak_bytes,
+            )
+            for count in _GROUP_SIZES
+            if count < len(bare)
+        ]
+        return [_uniform(chain) for chain in chains] + [(bare, s) for s in grouped]
+
+
+def _every(chain: Chain, count: int, first: int) -> Selection:
+    """Each `count` blocks from `first` on wrapped together; the last block, at the loss, and
+    blocks with an effect in no group."""
+    groups = [
+        (a, a + count - 1)
+        for a in range(first, len(chain) - count, count)
+        if chain.pinned.isdisjoint(range(a, a + count))
+    ]
+    return Selection((0,) * len(chain), tuple(groups))
 
 
 def prepare(
@@ -220,6 +243,8 @@ class _Session:
         self.timings_s = {"solve": 0.0, "certify": 0.0}
         self._base = predict(*_uniform(bench.chain(lambda o: (o.bare,))))
         self._chain = bench.chain()
+        self._plain = bench.chain(lambda o: (o.bare, o.wrapped))
+        self._missed = False
 
     @property
     def num_compiled(self) -> int:
@@ -247,14 +272,17 @@ class _Session:
         """The fastest plan that fits, of the solver's and of the standard ones."""
         bare = self.candidate(*_uniform(self._bench.chain(lambda o: (o.bare,))), _NO_SOLVE)
         best = bare if self.fits(bare) else None
-        solved = self._solved(best)
+        solved = self._solved(best, self._chain)
+        if self._missed:
+            # Groups of blocks that are only bare or wrapped are predicted best.
+            solved = self._solved(solved or best, self._plain)
         if solved is None and best is None:
             # Plans near the least peak are predicted worst; the least itself may still fit.
             lowest = [c for c in self.lowest if self.fits(c)]
             solved = min(lowest, key=lambda c: c.step.step_s, default=None)
         return self._or_standard(solved or best)
 
-    def _solved(self, best: _Candidate | None) -> _Candidate | None:
+    def _solved(self, best: _Candidate | None, chain: Chain) -> _Candidate | None:
         """Solve, compile, compare, and solve again at a predicted peak that makes up for what
         was seen; the fastest plan that fits, if it is faster than `best`."""
         # Most of the prediction's error is the same in every plan of a program, so what it is
@@ -262,26 +290,27 @@ class _Session:
         limit = self._limit + max(0, self._base.peak_bytes - self._bench.baseline.memory.peak_bytes)
         missed_at = limit + 1
         groups = True
+        margin = _MARGIN * self._limit
         for _ in range(self._bench.config.max_rounds + 1):
             self._progress("solving", 0, 1)
             with _timed(self.timings_s, "solve"):
-                schedule = fastest_within(
-                    self._chain, limit, self._bench.config.solver, groups=groups
-                )
+                schedule = fastest_within(chain, limit, self._bench.config.solver, groups=groups)
             if schedule.selection is None:
                 break
-            promise = predict(self._chain, schedule.selection)
+            promise = predict(chain, schedule.selection)
             if best is not None and self.step_s(promise) > (1 - _WORTH) * best.step.step_s:
                 break
-            candidate = self.candidate(self._chain, schedule.selection, schedule.outcome)
+            candidate = self.candidate(chain, schedule.selection, schedule.outcome)
             excess = candidate.step.memory.peak_bytes - self._limit
             if excess > 0:
+                self._missed = True
                 # Groups are predicted less well than blocks; after a wide miss, go without.
                 wide = excess > _WIDE_MISS * self._limit
                 groups = groups and not (wide and candidate.selection.groups)
                 missed_at = min(missed_at, promise.peak_bytes)
-                # A little further down than the miss, or the next plan may miss by a hair.
-                limit = promise.peak_bytes - excess - int(_SLACK * self._limit)
+                # Further down than the miss, or the next plan may miss by a hair.
+                limit = promise.peak_bytes - excess - int(margin)
+                margin *= 2
             else:
                 best = _faster(best, candidate)
                 if -excess <= _SLACK * self._limit:
@@ -291,13 +320,13 @@ class _Session:
 
     def _or_standard(self, best: _Candidate | None) -> _Candidate | None:
         """The best plan, or a standard one that is faster and fits."""
-        for chain in self._bench.standard_chains().values():
-            prediction = predict(chain, _uniform(chain)[1])
+        for chain, selection in self._bench.standard_plans():
+            prediction = predict(chain, selection)
             hopeful = prediction.peak_bytes <= _HOPE * self._limit and (
                 best is None or self.step_s(prediction) < best.step.step_s
             )
             if hopeful:
-                candidate = self.candidate(*_uniform(chain), _NO_SOLVE)
+                candidate = self.candidate(chain, selection, _NO_SOLVE)
                 if self.fits(candidate):
                     best = _faster(best, candidate)
         return best
@@ -307,9 +336,8 @@ class _Session:
         """Plans of little memory, compiled: the solver's with all options, with and without
         groups, and with blocks only bare or wrapped, whose groups are predicted best."""
         solver = replace(self._bench.config.solver, relative_gap=0.01)
-        plain = self._bench.chain(lambda o: (o.bare, o.wrapped))
         candidates = []
-        for chain, groups in ((self._chain, True), (self._chain, False), (plain, True)):
+        for chain, groups in ((self._chain, True), (self._chain, False), (self._plain, True)):
             with _timed(self.timings_s, "solve"):
                 schedule = least_peak(chain, solver, groups=groups)
             assert schedule.selection is not None, "without a peak bound a selection exists"

@@ -55,9 +55,7 @@ class Outcome:
     solve_s: float
 
 
-def solve(
-    problem: cp.Problem, config: SolverConfig, *, absolute_gap: float = 0.0
-) -> Outcome:
+def solve(problem: cp.Problem, config: SolverConfig, *, absolute_gap: float = 0.0) -> Outcome:
     """Solve one minimisation with HiGHS, on one thread with a fixed seed.
 
     The relative gap is taken of the objective as HiGHS sees it, without its constant term;

@@ -322,9 +322,10 @@ class _Charge:
 def _undominated(labels: list[_Label], by_time: bool, read_bytes: int) -> list[_Label]:
     """Labels that no other dominates; of equals the first in order."""
     # In this order only earlier labels can dominate, and what is left to compare is the bytes.
-    ordered = sorted(labels if by_time else [(0.0, *x[1:], x[0]) for x in labels])
-    if not by_time:
-        ordered = [_Label(x[5], *x[1:5]) for x in ordered]
+    if by_time:
+        ordered = sorted(labels)
+    else:
+        ordered = sorted(labels, key=lambda x: (*x[1:], x.added_ms))
     kept: list[_Label] = []
     # Of the labels kept, those whose forward peak is no matter, so that two figures say all:
     # held bytes ascending, backward peaks descending. The others are few.

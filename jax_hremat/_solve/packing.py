@@ -35,9 +35,7 @@ class Packing:
     added_s: float
 
 
-def pareto_packings(
-    runs: Sequence[Run], config: SolverConfig, count: int
-) -> tuple[Packing, ...]:
+def pareto_packings(runs: Sequence[Run], config: SolverConfig, count: int) -> tuple[Packing, ...]:
     """Least added time for a sweep of bytes to free, from none to as much as can be freed.
 
     The first answer has no byte bound: where wrapping a run makes the step faster, it is in it.

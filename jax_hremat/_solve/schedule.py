@@ -27,6 +27,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import cvxpy as cp
 import numpy as np
@@ -262,7 +263,9 @@ class _Program:
         # than the best does: what is below this in sum is no matter.
         fine = max(0.3 * self.gap_ms / most, _ZERO_MS)
         coarse = self.most_ms
-        for _ in range(_MAX_ROUNDS):
+        rounds = 0
+        while True:
+            rounds += 1
             relaxed = self._relaxed(pieces, limit_bytes / _MIB, penalty)
             if relaxed is None:
                 return None
@@ -274,13 +277,12 @@ class _Program:
                 if found or coarse <= fine:
                     break
                 coarse = max(fine, coarse / 4)
-            if not found:
-                break
             found.sort(key=lambda f: (f[0], f[1].first, f[1].last, f[1].options))
+            if not found or rounds == _MAX_ROUNDS:
+                least = min(found[0][0] if found else 0.0, -coarse)
+                return value + least * most, prices
             pieces += [p for _, p in found[:_MAX_PRICED]]
             known.update(p for _, p in found[:_MAX_PRICED])
-        least = min((r for r, _ in found), default=-coarse)
-        return value + min(least, -coarse) * most, prices
 
     def _relaxed(
         self, pieces: Sequence[Piece], limit_mib: float, penalty: float
@@ -293,7 +295,9 @@ class _Program:
         outcome = solve(problem, self._limits())
         if outcome.status is not Status.OPTIMAL:
             return None
-        cover, hold, forward, backward = (np.atleast_1d(r.dual_value) for r in rows)
+        cover, hold, forward, backward = (
+            np.atleast_1d(np.asarray(r.dual_value, float)) for r in rows
+        )
         prices = Prices(
             cover=tuple(cover.tolist()),
             forward=tuple(np.maximum(forward, 0).tolist()),
@@ -326,7 +330,8 @@ class _Program:
                     forward.add(k, i, p.kept_bytes / _MIB)
                     backward.add(k, i, p.kept_bytes / _MIB)
         width = len(pieces)
-        rows = (
+        # cvxpy's operators are typed as booleans, so `Any`.
+        rows: tuple[Any, ...] = (
             # Each block is in one piece:  Σ_{p ∋ k} x_p = 1.
             covered.matrix(n, width) @ x == 1,
             # Who holds v as of block k holds it:  h_{v,k} ≥ Σ_{p holds v as of k} x_p.
@@ -381,6 +386,7 @@ class _Program:
         outcome = solve(problem, self._limits(), absolute_gap=gap)
         if outcome.status is Status.INFEASIBLE:
             return _Answer(None, math.inf, math.inf, outcome.solve_s)
+        assert x.value is not None
         chosen = tuple(p for p, on in zip(pieces, x.value, strict=True) if on > 0.5)
         if sum(p.last + 1 - p.first for p in chosen) != len(self.chain):
             # The time limit passed without a solution; the solver's zeros are none.
