@@ -21,7 +21,7 @@ from jax_hremat._chain import (
     predict,
     selection_region,
 )
-from jax_hremat._compile import compiler_versions, with_kernel_cache
+from jax_hremat._compile import compiler_versions, with_quick_code
 from jax_hremat._cost.compiled import measure_block
 from jax_hremat._errors import CertificationError, InfeasibleBudgetError
 from jax_hremat._fingerprint import fingerprint
@@ -162,7 +162,7 @@ def prepare(
     ):
         compile_whole = StepCompiler(program, target)
         baseline = pool.submit(_compat.in_settings_of_this_thread(compile_whole), everything)
-        quick = with_kernel_cache(target, directory)
+        quick = with_quick_code(target, directory)
         options = search_options(
             graph,
             partition,

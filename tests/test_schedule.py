@@ -194,6 +194,40 @@ def test_fastest_within_is_what_enumeration_finds(
         )
 
 
+def uneven() -> Chain:
+    """Six blocks that differ, with skips into, out of and across any group, where groups pay."""
+    blocks = [
+        [option(1, 2, 8 + k % 3, 12, 9 + k % 2), option(1, 4, k % 2, 5 + k % 4, 11)]
+        for k in range(6)
+    ]
+    ends = [(k, (k + 1,)) for k in range(5)] + [(0, (2, 4)), (1, (5,)), (2, (3, 5))]
+    crossings = [
+        Crossing((2 + i % 3) * MIB, a, b, i % 2 == 0, frozenset((k, 0) for k in b) | {(b[0], 1)})
+        for i, (a, b) in enumerate(ends)
+    ]
+    return make(blocks, [0.5] * 6, crossings, 3)
+
+
+def test_every_limit_of_a_chain_where_groups_pay() -> None:
+    chain = uneven()
+    everything = all_predictions(chain)
+    without = min(p.peak_bytes for p in all_predictions(chain, groups=False))
+    limits = sorted({p.peak_bytes for p in everything})
+    assert limits[0] < without
+    fastest_s = min(p.time_s for p in everything)
+    grouped = 0
+    for limit in limits:
+        best = min(p.time_s for p in everything if p.peak_bytes <= limit)
+        # What decides which groups are looked at is a lower bound.
+        priced = schedule._Program(chain, EXACT).price(limit - chain.fixed_bytes)
+        assert priced[0] <= 1e3 * (best - fastest_s) + 1e-6
+        found = fastest_within(chain, limit, EXACT)
+        assert predict(chain, found.selection).time_s == pytest.approx(best, abs=1e-9)
+        grouped += bool(found.selection.groups)
+    assert grouped > 3
+    assert fastest_within(chain, limits[0] - MIB // 2, EXACT).selection is None
+
+
 @given(chains(), st.booleans())
 @QUICK
 def test_least_peak_is_what_enumeration_finds(chain: Chain, groups: bool) -> None:
