@@ -26,8 +26,8 @@ from jax_hremat import (
     UnsupportedConfigError,
     UnsupportedProgramError,
 )
-from jax_hremat._chain import selection_region
-from jax_hremat._planner import Workbench, plan_within, prepare
+from jax_hremat._chain import predict, selection_region
+from jax_hremat._planner import _HOPE, Workbench, plan_within, prepare
 from jax_hremat._target import get_target
 from jax_hremat._trace import trace_loss
 from jax_hremat._units import parse_budget
@@ -137,11 +137,15 @@ def test_more_than_the_baseline_is_never_slower_than_no_remat(bench: Workbench) 
 
 @pytest.mark.parametrize("margin", [1.0, 1.06])
 def test_where_a_standard_plan_fits_it_is_not_faster(bench: Workbench, margin: float) -> None:
+    compared = 0
     for chain, selection in bench.standard_plans():
-        root = selection_region(bench.graph, chain, selection)
-        step = bench.compile_step(root)
-        plan = plan_of(bench, int(margin * step.memory.peak_bytes))
-        assert plan.estimated_step_s <= step.step_s, selection
+        step = bench.compile_step(selection_region(bench.graph, chain, selection))
+        limit = int(margin * step.memory.peak_bytes)
+        # One predicted far too high is not compiled, so it is not in the running.
+        if predict(chain, selection).peak_bytes <= _HOPE * limit:
+            assert plan_of(bench, limit).estimated_step_s <= step.step_s, selection
+            compared += 1
+    assert compared >= 3
 
 
 def test_the_smallest_budget_is_feasible_and_nothing_below(
