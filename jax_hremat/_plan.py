@@ -172,7 +172,11 @@ class RematPlan:
             PlanFormatError: The file is not a plan, or one of another version.
             OSError: It cannot be read.
         """
-        return RematPlan.from_json(Path(path).read_text(encoding="utf-8"), where=str(path))
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise PlanFormatError(f"{path} is not a saved plan: it is not text") from error
+        return RematPlan.from_json(text, where=str(path))
 
     def to_json(self) -> str:
         """The plan as JSON text, the same for equal plans."""

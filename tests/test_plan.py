@@ -350,3 +350,10 @@ def test_fingerprints_survive_json() -> None:
     assert again == FINGERPRINT
     with pytest.raises(KeyError):
         Fingerprint.from_json({"inputs": []})
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_bytes(b"\xff\xfe\x00\x01")
+    with pytest.raises(PlanFormatError, match="not text"):
+        RematPlan.load(path)
