@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from jax_hremat import _compat
@@ -70,3 +72,16 @@ def region_trees(draw: st.DrawFn, program: Program, max_depth: int = 3) -> Regio
         return Region(start, stop, wrapped, tuple(sorted(saved)), tuple(children))
 
     return region(0, len(equations), 0)
+
+
+# The same examples in every run, few enough for programs that are traced one by one.
+QUICK = settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+def struct(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, np.float32)

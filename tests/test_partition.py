@@ -8,11 +8,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_plans import WIDTH, losses
+from random_plans import QUICK, WIDTH, losses, struct
 
 from jax_hremat._graph import Graph, build_graph
 from jax_hremat._partition import (
@@ -25,16 +24,6 @@ from jax_hremat._partition import (
 from jax_hremat._trace import trace_loss
 
 WIDE, HIDDEN, BATCH, LENGTH = 32, 128, 4, 64
-QUICK = settings(
-    max_examples=25,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-
-
-def struct(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, np.float32)
 
 
 def mlp(x: jax.Array, p: dict[str, jax.Array], activation: Any = jax.nn.gelu) -> jax.Array:

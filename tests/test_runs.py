@@ -7,10 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from random_plans import WIDTH, losses
+from hypothesis import given
+from random_plans import QUICK, WIDTH, losses, struct
 
 from jax_hremat._graph import Graph, build_graph
 from jax_hremat._partition import Block, make_block, partition_graph
@@ -18,16 +17,6 @@ from jax_hremat._runs import Run, candidate_runs, evaluate_run
 from jax_hremat._trace import trace_loss
 
 BYTE_S = 1e-12
-QUICK = settings(
-    max_examples=25,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-
-
-def struct(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, np.float32)
 
 
 def graph_of(fun: Any, *args: Any) -> Graph:
