@@ -43,7 +43,10 @@ class Chain:
     Attributes:
         starts: First operation of each block.
         options: Options of each block.
-        recompute_s: Seconds of one more forward of each block.
+        recompute_s: Seconds of one more forward of each block, one that keeps nothing.
+        last_recompute_s: For each option of each block, the seconds its recompute takes where
+            the block is the last of a group: what only makes its outputs is not run again,
+            for nothing reads them.
         crossings: Values that cross a boundary.
         fixed_bytes: Arguments and outputs of the step.
         pinned: Blocks with an effect, which must run exactly once: they are in no group.
@@ -52,6 +55,7 @@ class Chain:
     starts: tuple[int, ...]
     options: tuple[tuple[Option, ...], ...]
     recompute_s: tuple[float, ...]
+    last_recompute_s: tuple[tuple[float, ...], ...]
     crossings: tuple[Crossing, ...]
     fixed_bytes: int
     pinned: frozenset[int] = frozenset()
@@ -67,6 +71,12 @@ class Chain:
             for c in self.crossings
             if c.active and c.producer < block and c.readers[-1] > block
         )
+
+    def group_recompute_s(self, block: int, option: int, group: tuple[int, int]) -> float:
+        """Seconds that one more forward of a block takes in the recompute of its group."""
+        if block == group[1]:
+            return self.last_recompute_s[block][option]
+        return self.recompute_s[block]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +97,8 @@ class Prediction:
     """What a selection costs.
 
     Attributes:
-        time_s: Sum over the blocks, and one more forward of each grouped one.
+        time_s: Sum over the blocks, and one more forward of each grouped one as far as its
+            backward needs it.
         peak_bytes: Largest sum of live bytes, arguments and outputs included.
         peak_block: The block whose backward or forward sets it.
         in_backward: Which of the two.
@@ -149,7 +160,20 @@ def make_chain(
     return Chain(
         starts=tuple(b.start for b in partition.blocks),
         options=chosen,
-        recompute_s=tuple(options[kind].bare.cost.forward_s for kind in partition.kinds),
+        # The first forward of a group writes no residuals, like that of a wrapped block.
+        recompute_s=tuple(options[kind].wrapped.cost.forward_s for kind in partition.kinds),
+        # A wrapped block alone is a group of one: what it takes more than another option is what
+        # the option leaves for the group to recompute.
+        last_recompute_s=tuple(
+            tuple(
+                min(
+                    max(options[kind].wrapped.cost.time_s - option.cost.time_s, 0.0),
+                    options[kind].wrapped.cost.forward_s,
+                )
+                for option in chosen[index]
+            )
+            for index, kind in enumerate(partition.kinds)
+        ),
         crossings=tuple(crossings),
         fixed_bytes=fixed_bytes,
         pinned=frozenset(
@@ -209,7 +233,8 @@ def predict(chain: Chain, selection: Selection) -> Prediction:
         peaks.append((live, block, True))
     peak, block, in_backward = max(peaks, key=lambda p: p[0])
     return Prediction(
-        time_s=sum(c.time_s for c in costs) + sum(chain.recompute_s[b] for b in group_of),
+        time_s=sum(c.time_s for c in costs)
+        + sum(chain.group_recompute_s(b, selection.options[b], g) for b, g in group_of.items()),
         peak_bytes=chain.fixed_bytes + peak,
         peak_block=block,
         in_backward=in_backward,

@@ -40,14 +40,17 @@ class Decision:
 
 def block_reports(decision: Decision) -> tuple[BlockReport, ...]:
     """One report for each block, in program order."""
-    grouped = {b for a, z in decision.selection.groups for b in range(a, z + 1)}
+    group_of = {b: g for g in decision.selection.groups for b in range(g[0], g[1] + 1)}
     reports = []
     for index, block in enumerate(decision.partition.blocks):
         option = decision.chain.options[index][decision.selection.options[index]]
         bare = decision.bare[index]
         mode = option.mode.shifted(block.start)
-        in_group = index in grouped
-        extra = decision.chain.recompute_s[index] if in_group else 0.0
+        in_group = index in group_of
+        extra = 0.0
+        if in_group:
+            picked = decision.selection.options[index]
+            extra = decision.chain.group_recompute_s(index, picked, group_of[index])
         reports.append(
             BlockReport(
                 start=block.start,

@@ -61,11 +61,19 @@ def make(
     recompute_ms: list[float],
     crossings: list[Crossing],
     fixed: int = 10,
+    last_recompute_ms: list[list[float]] | None = None,
 ) -> Chain:
     return Chain(
         starts=tuple(4 * k for k in range(len(options))),
         options=tuple(map(tuple, options)),
         recompute_s=tuple(r * 1e-3 for r in recompute_ms),
+        last_recompute_s=(
+            tuple(
+                tuple(r * 1e-3 for _ in opts) for r, opts in zip(recompute_ms, options, strict=True)
+            )
+            if last_recompute_ms is None
+            else tuple(tuple(r * 1e-3 for r in row) for row in last_recompute_ms)
+        ),
         crossings=tuple(crossings),
         fixed_bytes=fixed * MIB,
     )
@@ -102,7 +110,11 @@ def chains(draw: st.DrawFn) -> Chain:
             )
         )
     recompute_ms = [draw(st.integers(0, 3)) for _ in options]
-    chain = make(options, recompute_ms, crossings, draw(size))
+    last_ms = [
+        [draw(st.integers(0, r)) for _ in opts]
+        for r, opts in zip(recompute_ms, options, strict=True)
+    ]
+    chain = make(options, recompute_ms, crossings, draw(size), last_ms)
     pinned = draw(st.sampled_from([frozenset(), frozenset(), frozenset({1})]))
     return replace(chain, pinned=pinned)
 

@@ -170,6 +170,11 @@ class _Start:
         end = min((k for k in chain.pinned if first <= k <= last), default=last + 1)
         self._blocks = range(first, end)
         self._fastest_s = [min(o.cost.time_s for o in chain.options[k]) for k in self._blocks]
+        # What the recompute of the last block is shorter by than that of one in the middle.
+        self._spared_ms = [
+            [(chain.recompute_s[k] - last_s) * 1e3 for last_s in chain.last_recompute_s[k]]
+            for k in self._blocks
+        ]
         self._pending = [chain.pending_cotangent_bytes(k) for k in self._blocks]
         # Bytes that wait during the forward of each block whatever the options: a value from
         # before the group that is read in it or after it, and one made in it until last read.
@@ -200,6 +205,7 @@ class _Start:
         labels: dict[frozenset[int], list[_Label]] = {frozenset(): [_Label(0.0, 0, 0, 0, ())]}
         for i, k in enumerate(self._blocks):
             longer: dict[frozenset[int], list[_Label]] = {}
+            ends: list[_Label] = []
             for held, beginnings in labels.items():
                 for o in range(len(self._chain.options[k])):
                     now_held = held.union(
@@ -211,15 +217,16 @@ class _Start:
                         v for v in now_held if self._chain.crossings[v].readers[-1] > k
                     )
                     taken = sum(self._chain.crossings[v].size_bytes for v in now_held - held)
-                    longer.setdefault(still, []).extend(self._extend(beginnings, i, o, taken))
+                    extended = list(self._extend(beginnings, i, o, taken))
+                    longer.setdefault(still, []).extend(extended)
+                    spared = self._spared_ms[i][o]
+                    ends += [
+                        _Label(x.added_ms - spared, 0, x.backward_bytes, x.forward_bytes, x.options)
+                        for x in extended
+                    ]
             read = self._read_bytes[i]
             labels = {held: _undominated(group, by_time, read) for held, group in longer.items()}
             if i > 0:
-                ends = [
-                    _Label(x.added_ms, 0, x.backward_bytes, x.forward_bytes, x.options)
-                    for group in labels.values()
-                    for x in group
-                ]
                 for label in _undominated(ends, by_time, read):
                     if self._charge is None or self._charge.exact(i, label) <= self._worth:
                         yield self._piece(i, label)
@@ -285,8 +292,12 @@ class _Start:
         return self._waiting
 
     def least_added_ms(self, i: int) -> float:
-        """The least time that the block at position i can add."""
+        """The least time that the block at position i can add if another follows it."""
         return self._chain.recompute_s[self._blocks[i]] * 1e3
+
+    def most_spared_ms(self, i: int) -> float:
+        """The most that ending with the block at position i can take off that."""
+        return max(self._spared_ms[i])
 
 
 class _Charge:
@@ -310,7 +321,7 @@ class _Charge:
             for j in range(i, len(self._terms)):
                 extra += start.least_added_ms(j) if j > i else 0.0
                 c, f, b = self._terms[j]
-                onward.append((c + extra, f, b))
+                onward.append((c + extra - start.most_spared_ms(j), f, b))
             self.onward.append(onward)
 
     def exact(self, i: int, label: _Label) -> float:
