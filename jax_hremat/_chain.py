@@ -8,7 +8,8 @@ together.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 
 from jax_hremat._graph import Graph
 from jax_hremat._option import Option
@@ -241,7 +242,23 @@ def predict(chain: Chain, selection: Selection) -> Prediction:
     )
 
 
-def selection_region(graph: Graph, chain: Chain, selection: Selection) -> Region:
+class Ties(Enum):
+    """Which regions are tied (`Region.tied`).
+
+    Attributes:
+        NONE: None, as in a function with `jax.checkpoint` written by hand.
+        WRAPPED: The wrapped ones that leave the compiler something to put off.
+        LOSS_TOO: The bare block at the loss as well, so that its backward ends first.
+    """
+
+    NONE = "none"
+    WRAPPED = "wrapped"
+    LOSS_TOO = "loss too"
+
+
+def selection_region(
+    graph: Graph, chain: Chain, selection: Selection, ties: Ties = Ties.WRAPPED
+) -> Region:
     """The region tree of a selection over the whole program."""
     modes = [
         chain.options[b][o].mode.shifted(chain.starts[b]) for b, o in enumerate(selection.options)
@@ -261,7 +278,10 @@ def selection_region(graph: Graph, chain: Chain, selection: Selection) -> Region
             group = make_block(graph, start, group_stop)
             tied = has_deferrable_input(graph, group, start, group_stop)
             children.append(Region(start, group_stop, wrapped=True, tied=tied, children=inner))
+        elif ties is Ties.LOSS_TOO and last == len(modes) - 1 and not modes[last].wrapped:
+            children.append(replace(modes[last], tied=True))
         else:
             children += inner
         block = last + 1
-    return Region(0, len(graph.operations), children=tuple(children))
+    root = Region(0, len(graph.operations), children=tuple(children))
+    return root.untied() if ties is Ties.NONE else root

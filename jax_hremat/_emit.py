@@ -71,6 +71,7 @@ class _Emitter:
             if not isinstance(var, _compat.Literal):
                 last_use[var] = len(self._jaxpr.eqns)
         self._last_use = last_use
+        self._arguments = frozenset(self._jaxpr.invars[i] for i in program.differentiated)
         self._active = _active_variables(program)
 
     def function(
@@ -98,9 +99,12 @@ class _Emitter:
         position = region.start
         for child in region.children:
             steps += [self._equation(i, saved) for i in range(position, child.start)]
-            steps += (
-                [self._checkpoint(child, saved)] if child.wrapped else self._steps(child, saved)
-            )
+            if child.wrapped:
+                steps.append(self._checkpoint(child, saved))
+            elif child.tied:
+                steps.append(self._tied(child, saved))
+            else:
+                steps += self._steps(child, saved)
             position = child.stop
         steps += [self._equation(i, saved) for i in range(position, region.stop)]
         return steps
@@ -129,14 +133,15 @@ class _Emitter:
         wrapped = jax.checkpoint(self.function(region, inputs, outputs, saved), policy=policy)
 
         tied = [v for v in inputs if v in self._active] if region.tied else []
+        return _step(wrapped, inputs, outputs, tied)
 
-        def step(env: dict[Any, Any]) -> None:
-            given = {v: env[v] for v in inputs}
-            if len(tied) > 1:
-                given.update(zip(tied, _tie(*(env[v] for v in tied)), strict=True))
-            env.update(zip(outputs, wrapped(*given.values()), strict=True))
-
-        return step
+    def _tied(
+        self, region: Region, saved: frozenset[tuple[int, int]]
+    ) -> Callable[[dict[Any, Any]], None]:
+        inputs, outputs = self._boundary(region)
+        inner = self.function(region, inputs, outputs, saved)
+        tied = [v for v in inputs if v in self._active or v in self._arguments]
+        return _step(inner, inputs, outputs, tied)
 
     def _boundary(self, region: Region) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         inputs: dict[Any, None] = {}
@@ -148,6 +153,20 @@ class _Emitter:
             made.update(dict.fromkeys(eqn.outvars))
         outputs = tuple(v for v in made if self._last_use.get(v, -1) >= region.stop)
         return tuple(inputs), outputs
+
+
+def _step(
+    function: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any], tied: Sequence[Any]
+) -> Callable[[dict[Any, Any]], None]:
+    """Calls a region's function on values of the environment, some of them tied."""
+
+    def step(env: dict[Any, Any]) -> None:
+        given = {v: env[v] for v in inputs}
+        if len(tied) > 1:
+            given.update(zip(tied, _tie(*(env[v] for v in tied)), strict=True))
+        env.update(zip(outputs, function(*given.values()), strict=True))
+
+    return step
 
 
 def _active_variables(program: Program) -> frozenset[Any]:

@@ -17,6 +17,7 @@ from jax_hremat._chain import (
     Chain,
     Prediction,
     Selection,
+    Ties,
     make_chain,
     predict,
     selection_region,
@@ -34,8 +35,9 @@ from jax_hremat._region import Region
 from jax_hremat._replay import replay
 from jax_hremat._report import Decision, block_reports, bottleneck_words
 from jax_hremat._search import BlockOptions, Progress, SearchConfig, search_options
-from jax_hremat._solve.backend import Outcome, SolverConfig, Status
+from jax_hremat._solve.backend import Outcome, SolverConfig, Status, out_of_time
 from jax_hremat._solve.schedule import fastest_within, least_peak
+from jax_hremat._standard import grouped_selections
 from jax_hremat._target import Target, rates
 from jax_hremat._trace import Program
 from jax_hremat._units import Budget
@@ -48,13 +50,13 @@ _WORTH = 0.002
 _MARGIN = 0.0025
 # A plan misses widely if its peak is above the limit by more than this part of it.
 _WIDE_MISS = 0.1
-# Numbers of consecutive blocks that the standard plans wrap together.
-_GROUP_SIZES = (2, 3, 4)
-# Compile a standard plan as well if its predicted peak is at most this many times the limit.
+# Compile a standard plan as well if its predicted peak, were it as much too high as the worst one
+# seen, is at most this many times the limit.
 _HOPE = 1.05
-# … and its predicted time at most this many times the best one's: the time of a group is
-# predicted with all of its last block recomputed, though XLA drops what nothing reads.
-_TIME_HOPE = 1.03
+# … and its predicted time at most this many times the best one's.
+_TIME_HOPE = 1.005
+# Seconds of solving that a round is not worth starting without.
+_LEAST_SOLVE_S = 0.5
 _NO_SOLVE = Outcome(Status.NOT_SOLVED, 0.0, 0.0, 0.0)
 
 
@@ -118,34 +120,16 @@ class Workbench:
         return make_chain(self.graph, self.partition, self.options, self.fixed_bytes, only=only)
 
     def standard_plans(self) -> list[tuple[Chain, Selection]]:
-        """What a user could write by hand: nothing, every block under one policy, every few
-        blocks together under `jax.checkpoint`."""
+        """What a user could write by hand: nothing, every block under one policy, every layer
+        or every few blocks together under `jax.checkpoint`."""
         names = sorted({name for o in self.options.values() for name, _ in o.policies})
         bare = self.chain(lambda o: (o.bare,))
         chains = [bare, self.chain(lambda o: (o.wrapped,))]
         chains += [
             self.chain(lambda o, name=name: (dict(o.policies).get(name, o.bare),)) for name in names
         ]
-        grouped = [
-            min(
-                (_every(bare, count, first) for first in range(count)),
-                key=lambda selection: predict(bare, selection).peak_bytes,
-            )
-            for count in _GROUP_SIZES
-            if count < len(bare)
-        ]
+        grouped = dict.fromkeys(grouped_selections(bare, self.partition.kinds))
         return [_uniform(chain) for chain in chains] + [(bare, s) for s in grouped]
-
-
-def _every(chain: Chain, count: int, first: int) -> Selection:
-    """Each `count` blocks from `first` on wrapped together; the last block, at the loss, and
-    blocks with an effect in no group."""
-    groups = [
-        (a, a + count - 1)
-        for a in range(first, len(chain) - count, count)
-        if chain.pinned.isdisjoint(range(a, a + count))
-    ]
-    return Selection((0,) * len(chain), tuple(groups))
 
 
 def prepare(
@@ -248,6 +232,8 @@ class _Session:
         self._chain = bench.chain()
         self._plain = bench.chain(lambda o: (o.bare, o.wrapped))
         self._missed = False
+        # The worst ratio of a predicted to a compiled peak so far.
+        self._overestimate = 1.0
 
     @property
     def num_compiled(self) -> int:
@@ -257,8 +243,10 @@ class _Session:
         """A predicted time as a time of the whole step: the baseline's and the difference."""
         return self._bench.baseline.step_s + prediction.time_s - self._base.time_s
 
-    def candidate(self, chain: Chain, selection: Selection, outcome: Outcome) -> _Candidate:
-        root = selection_region(self._bench.graph, chain, selection)
+    def candidate(
+        self, chain: Chain, selection: Selection, outcome: Outcome, ties: Ties = Ties.WRAPPED
+    ) -> _Candidate:
+        root = selection_region(self._bench.graph, chain, selection, ties)
         if root not in self._seen:
             self._progress("certifying", len(self._seen) - 1, self._bench.config.max_rounds + 1)
             with _timed(self.timings_s, "certify"):
@@ -266,10 +254,27 @@ class _Session:
             self._seen.add(root)
         prediction = predict(chain, selection)
         step = self._bench.compile_step(root)
+        ratio = prediction.peak_bytes / step.memory.peak_bytes
+        self._overestimate = max(self._overestimate, ratio)
         return _Candidate(chain, selection, root, prediction, step, outcome)
+
+    def close_candidate(
+        self, chain: Chain, selection: Selection, outcome: Outcome, ties: Ties, then: Ties
+    ) -> _Candidate:
+        """The candidate; if it misses widely what was predicted to fit, the one that leaves the
+        compiler less to put off, if that is lower."""
+        candidate = self.candidate(chain, selection, outcome, ties)
+        if self.misses_widely(candidate) and candidate.prediction.peak_bytes <= self._limit:
+            tied = self.candidate(chain, selection, outcome, then)
+            if tied.step.memory.peak_bytes < candidate.step.memory.peak_bytes:
+                return tied
+        return candidate
 
     def fits(self, candidate: _Candidate) -> bool:
         return candidate.step.memory.peak_bytes <= self._limit
+
+    def misses_widely(self, candidate: _Candidate) -> bool:
+        return candidate.step.memory.peak_bytes > (1 + _WIDE_MISS) * self._limit
 
     def fastest(self) -> _Candidate | None:
         """The fastest plan that fits, of the solver's and of the standard ones."""
@@ -285,6 +290,12 @@ class _Session:
             solved = min(lowest, key=lambda c: c.step.step_s, default=None)
         return self._or_standard(solved or best)
 
+    def _rest_of_solver(self) -> SolverConfig:
+        """The solver's limits for the next round: half of what is left of the time."""
+        solver = self._bench.config.solver
+        left_s = solver.time_limit_s - self.timings_s["solve"]
+        return replace(solver, time_limit_s=max(left_s, _LEAST_SOLVE_S) / 2)
+
     def _solved(self, best: _Candidate | None, chain: Chain) -> _Candidate | None:
         """Solve, compile, compare, and solve again at a predicted peak that makes up for what
         was seen; the fastest plan that fits, if it is faster than `best`."""
@@ -292,25 +303,34 @@ class _Session:
         # where nothing is wrapped is made up for at once.
         limit = self._limit + max(0, self._base.peak_bytes - self._bench.baseline.memory.peak_bytes)
         missed_at = limit + 1
-        groups = True
+        groups, wide_misses = True, 0
         margin = _MARGIN * self._limit
         for _ in range(self._bench.config.max_rounds + 1):
+            solver = self._rest_of_solver()
+            if best is not None and solver.time_limit_s <= _LEAST_SOLVE_S / 2:
+                break
             self._progress("solving", 0, 1)
             with _timed(self.timings_s, "solve"):
-                schedule = fastest_within(chain, limit, self._bench.config.solver, groups=groups)
+                schedule = fastest_within(chain, limit, solver, groups=groups)
+            if schedule.outcome.status is Status.UNDECIDED and best is None:
+                raise out_of_time(solver)
             if schedule.selection is None:
                 break
             promise = predict(chain, schedule.selection)
             if best is not None and self.step_s(promise) > (1 - _WORTH) * best.step.step_s:
                 break
-            candidate = self.candidate(chain, schedule.selection, schedule.outcome)
+            candidate = self.close_candidate(
+                chain, schedule.selection, schedule.outcome, Ties.WRAPPED, Ties.LOSS_TOO
+            )
             excess = candidate.step.memory.peak_bytes - self._limit
             if excess > 0:
                 self._missed = True
-                # Groups are predicted less well than blocks; after a wide miss, go without.
-                wide = excess > _WIDE_MISS * self._limit
-                groups = groups and not (wide and candidate.selection.groups)
                 missed_at = min(missed_at, promise.peak_bytes)
+                if self.misses_widely(candidate) and candidate.selection.groups:
+                    # The compiler put something off that only these groups let it put off:
+                    # other groups of nearly that peak first, then none.
+                    groups, wide_misses = wide_misses == 0, wide_misses + 1
+                    excess = 0
                 # Further down than the miss, or the next plan may miss by a hair.
                 limit = promise.peak_bytes - excess - int(margin)
                 margin *= 2
@@ -324,15 +344,19 @@ class _Session:
     def _or_standard(self, best: _Candidate | None) -> _Candidate | None:
         """The best plan, or a standard one that is faster and fits."""
         for chain, selection in self._bench.standard_plans():
-            prediction = predict(chain, selection)
-            hopeful = prediction.peak_bytes <= _HOPE * self._limit and (
-                best is None or self.step_s(prediction) < _TIME_HOPE * best.step.step_s
-            )
-            if hopeful:
-                candidate = self.candidate(chain, selection, _NO_SOLVE)
-                if self.fits(candidate):
+            step_s = self.step_s(predict(chain, selection))
+            if best is None or step_s < _TIME_HOPE * best.step.step_s:
+                candidate = self._standard(chain, selection, self._limit)
+                if candidate is not None and self.fits(candidate):
                     best = _faster(best, candidate)
         return best
+
+    def _standard(self, chain: Chain, selection: Selection, peak_bytes: int) -> _Candidate | None:
+        """A standard plan, compiled if there is hope that its peak is no higher."""
+        hope_bytes = _HOPE * self._overestimate * peak_bytes
+        if predict(chain, selection).peak_bytes > hope_bytes:
+            return None
+        return self.close_candidate(chain, selection, _NO_SOLVE, Ties.NONE, Ties.WRAPPED)
 
     @functools.cached_property
     def lowest(self) -> list[_Candidate]:
@@ -348,8 +372,21 @@ class _Session:
         return candidates
 
     def floor(self) -> _Candidate:
-        """The plan of least compiled peak that was found."""
-        return min(self.lowest, key=lambda c: (c.step.memory.peak_bytes, c.step.step_s))
+        """A plan of a peak that no plan is found for a hundredth below."""
+        least = min(self.lowest, key=_lowest_first)
+        while True:
+            below = _Session(
+                self._bench, int((1 - _SLACK) * least.step.memory.peak_bytes), self._progress
+            )
+            below.lowest = self.lowest
+            found = below.fastest()
+            if found is None:
+                return least
+            least = found
+
+
+def _lowest_first(candidate: _Candidate) -> tuple[int, float]:
+    return candidate.step.memory.peak_bytes, candidate.step.step_s
 
 
 def _faster(best: _Candidate | None, candidate: _Candidate) -> _Candidate:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # An operation and the position of one of its outputs.
 ValueRef = tuple[int, int]
@@ -25,8 +25,9 @@ class Region:
         saved: Values made inside that a wrapped region keeps, in program order.
         children: Regions inside, disjoint and in program order; operations between them
             belong to this region itself.
-        tied: Whether the cotangents of all inputs of a wrapped region become available
-            together, so that none of its backward is put off (`_emit`).
+        tied: Whether the cotangents of all inputs become available together, so that none of the
+            region's backward is put off (`_emit`); of a bare region those of the function's
+            arguments too, of a wrapped one not.
     """
 
     start: int
@@ -41,8 +42,6 @@ class Region:
             raise ValueError(f"region [{self.start}, {self.stop}) is not a range")
         if self.saved and not self.wrapped:
             raise ValueError(f"bare region [{self.start}, {self.stop}) saves {self.saved}")
-        if self.tied and not self.wrapped:
-            raise ValueError(f"bare region [{self.start}, {self.stop}) ties its inputs")
         edges = [self.start, *(e for c in self.children for e in (c.start, c.stop)), self.stop]
         if edges != sorted(edges):
             raise ValueError(
@@ -64,6 +63,10 @@ class Region:
             tied=self.tied,
             children=tuple(c.shifted(offset) for c in self.children),
         )
+
+    def untied(self) -> Region:
+        """The same region with nothing tied."""
+        return replace(self, tied=False, children=tuple(c.untied() for c in self.children))
 
     def walk(self, depth: int = 0) -> Iterator[tuple[int, Region]]:
         """This region and all inside it, outermost first, with their depth."""

@@ -26,8 +26,8 @@ from jax_hremat import (
     UnsupportedConfigError,
     UnsupportedProgramError,
 )
-from jax_hremat._chain import predict, selection_region
-from jax_hremat._planner import _HOPE, Workbench, plan_within, prepare
+from jax_hremat._chain import Ties, selection_region
+from jax_hremat._planner import Workbench, plan_within, prepare
 from jax_hremat._target import get_target
 from jax_hremat._trace import trace_loss
 from jax_hremat._units import parse_budget
@@ -137,27 +137,23 @@ def test_more_than_the_baseline_is_never_slower_than_no_remat(bench: Workbench) 
 
 @pytest.mark.parametrize("margin", [1.0, 1.06])
 def test_where_a_standard_plan_fits_it_is_not_faster(bench: Workbench, margin: float) -> None:
-    compared = 0
     for chain, selection in bench.standard_plans():
-        step = bench.compile_step(selection_region(bench.graph, chain, selection))
+        by_hand = selection_region(bench.graph, chain, selection, Ties.NONE)
+        step = bench.compile_step(by_hand)
         limit = int(margin * step.memory.peak_bytes)
-        # One predicted far too high is not compiled, so it is not in the running.
-        if predict(chain, selection).peak_bytes <= _HOPE * limit:
-            assert plan_of(bench, limit).estimated_step_s <= step.step_s, selection
-            compared += 1
-    assert compared >= 3
+        assert plan_of(bench, limit).estimated_step_s <= step.step_s, selection
 
 
-def test_the_smallest_budget_is_feasible_and_nothing_below(
+def test_the_smallest_budget_is_feasible_and_a_hundredth_below_is_not(
     bench: Workbench, floor_bytes: int
 ) -> None:
     assert floor_bytes < 0.5 * bench.baseline.memory.peak_bytes
     plan = plan_of(bench, floor_bytes)
     assert plan.certificate.holds
     with pytest.raises(InfeasibleBudgetError, match=str(floor_bytes)) as caught:
-        plan_of(bench, floor_bytes - 1)
+        plan_of(bench, int(0.99 * floor_bytes))
     error = caught.value
-    assert (error.min_budget_bytes, error.budget_bytes) == (floor_bytes, floor_bytes - 1)
+    assert (error.min_budget_bytes, error.budget_bytes) == (floor_bytes, int(0.99 * floor_bytes))
     # It says what is in the way: a buffer, how large, and where.
     assert "f32[" in error.bottleneck
     assert "layer_" in error.bottleneck

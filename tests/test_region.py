@@ -85,9 +85,10 @@ def test_depth_is_at_most_the_number_of_wrapped_regions(region: Region) -> None:
     assert int(region.num_wrapped > 0) <= region.depth <= region.num_wrapped
 
 
-def test_a_tie_is_for_wrapped_regions_and_moves_along() -> None:
+def test_a_tie_moves_along_and_can_be_undone() -> None:
     tied = Region(1, 3, wrapped=True, tied=True)
     assert tied.shifted(4) == Region(5, 7, wrapped=True, tied=True)
     assert tied != Region(1, 3, wrapped=True)
-    with pytest.raises(ValueError, match="bare region .* ties"):
-        Region(1, 3, tied=True)
+    assert Region(0, 9, children=(tied,)).untied() == Region(
+        0, 9, children=(Region(1, 3, wrapped=True),)
+    )

@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jax_hremat._emit import emit_flat
 from jax_hremat._graph import build_graph
@@ -59,10 +60,11 @@ def barriers(step, inputs):
     return str(jax.make_jaxpr(step)(*inputs)).count("optimization_barrier")
 
 
-def test_a_tied_region_ties_cotangents_and_changes_no_value():
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_tied_region_ties_cotangents_and_changes_no_value(wrapped):
     program, graph, inputs = traced()
     start, stop = layer_bounds(graph)
-    loose = Region(start, stop, wrapped=True)
+    loose = Region(start, stop, wrapped=wrapped)
     trees = [
         Region(0, len(graph.operations), children=(r,)) for r in (loose, replace(loose, tied=True))
     ]

@@ -20,6 +20,7 @@ class Status(enum.Enum):
     OPTIMAL = "optimal within the gap asked for"
     TIME_LIMIT = "best found within the time limit"
     INFEASIBLE = "no solution exists"
+    UNDECIDED = "neither a solution nor a proof of none within the time limit"
     NOT_SOLVED = "a standard plan, taken as it is"
 
 
@@ -28,9 +29,10 @@ class SolverConfig:
     """What the solver is allowed.
 
     Attributes:
-        time_limit_s: Seconds for one program; an incumbent at the limit is a result with its
-            gap. Where the limit strikes depends on the machine, so a plan is reproducible
-            byte for byte only when no solve ends in `Status.TIME_LIMIT`.
+        time_limit_s: Seconds for one program, and for all the root programs of one plan together;
+            an incumbent at the limit is a result with its gap. Where the limit strikes depends
+            on the machine, so a plan is reproducible byte for byte only when no solve ends in
+            `Status.TIME_LIMIT`.
         relative_gap: Relative distance between the solution and the bound at which to stop.
     """
 
@@ -55,14 +57,21 @@ class Outcome:
     solve_s: float
 
 
-def solve(problem: cp.Problem, config: SolverConfig, *, absolute_gap: float = 0.0) -> Outcome:
+def solve(
+    problem: cp.Problem,
+    config: SolverConfig,
+    *,
+    absolute_gap: float = 0.0,
+    may_be_undecided: bool = False,
+) -> Outcome:
     """Solve one minimisation with HiGHS, on one thread with a fixed seed.
 
     The relative gap is taken of the objective as HiGHS sees it, without its constant term;
     `absolute_gap`, in the objective's unit, ends the search too where it is met first.
 
     Raises:
-        SolverError: The solver failed, or the time limit passed without any solution.
+        SolverError: The solver failed, or the time limit passed without any solution and
+            `may_be_undecided` does not allow for that.
     """
     start = time.perf_counter()
     with warnings.catch_warnings():
@@ -88,13 +97,26 @@ def solve(problem: cp.Problem, config: SolverConfig, *, absolute_gap: float = 0.
     if problem.status == cp.OPTIMAL:
         return Outcome(Status.OPTIMAL, _objective(problem), _gap(problem), solve_s)
     if problem.status in (cp.USER_LIMIT, cp.OPTIMAL_INACCURATE):
-        if problem.value is None or problem.variables()[0].value is None:
-            raise SolverError(
-                f"HiGHS found no solution within {config.time_limit_s:g} s. Raise "
-                f"`solver=SolverConfig(time_limit_s=…)`"
-            )
+        if not _has_solution(problem):
+            if may_be_undecided:
+                return Outcome(Status.UNDECIDED, float("inf"), float("inf"), solve_s)
+            raise out_of_time(config)
         return Outcome(Status.TIME_LIMIT, _objective(problem), _gap(problem), solve_s)
     raise SolverError(f"HiGHS ended with the status {problem.status!r}")
+
+
+def out_of_time(config: SolverConfig) -> SolverError:
+    """What to tell of a time limit that passed without a result."""
+    return SolverError(
+        f"HiGHS found no solution within {config.time_limit_s:g} s, and no proof that there is "
+        f"none. Raise `solver=SolverConfig(time_limit_s=…)`"
+    )
+
+
+def _has_solution(problem: cp.Problem) -> bool:
+    """Whether the values of the variables are a solution; without one HiGHS hands back zeros."""
+    stats: Any = problem.solver_stats
+    return problem.value is not None and stats.extra_stats.primal_solution_status != 0
 
 
 def _objective(problem: cp.Problem) -> float:

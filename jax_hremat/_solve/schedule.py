@@ -34,8 +34,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from jax_hremat._chain import Chain, Selection, predict
-from jax_hremat._errors import SolverError
-from jax_hremat._solve.backend import Outcome, SolverConfig, Status, solve
+from jax_hremat._solve.backend import Outcome, SolverConfig, Status, out_of_time, solve
 from jax_hremat._solve.groups import Piece, Prices, group_pieces, single_pieces
 
 _MIB = 2.0**20
@@ -55,7 +54,8 @@ class Schedule:
     """An answer of the root program.
 
     Attributes:
-        selection: The options and groups chosen; None if the budget is infeasible.
+        selection: The options and groups chosen; None if the budget is infeasible or the time
+            ran out.
         outcome: What the solver proved. The objective is in ms over the fastest options
             (`fastest_within`), or in MiB without arguments and outputs (`least_peak`); the gap
             is relative to the whole time, or to that peak.
@@ -76,16 +76,15 @@ def fastest_within(
         config: The solver's limits.
         groups: Whether consecutive blocks may be wrapped together.
 
-    Raises:
-        SolverError: The time limit passed without a schedule and without a proof of none.
+    Returns:
+        The schedule; none with `Status.INFEASIBLE`, or with `Status.UNDECIDED` if the time limit
+        passed first.
     """
     program = _Program(chain, config)
     limit = peak_bytes - chain.fixed_bytes
     best = program.fastest(program.singles, limit)
     if groups and limit > 0:
         best = _with_groups(program, limit, best)
-    if best.out_of_time:
-        raise _out_of_time(config)
     return program.schedule(best, program.base_ms)
 
 
@@ -98,7 +97,7 @@ def least_peak(chain: Chain, config: SolverConfig, *, groups: bool = True) -> Sc
     program = _Program(chain, config)
     best = program.lowest(program.singles, math.inf)
     if best.pieces is None:
-        raise _out_of_time(config)
+        raise out_of_time(config)
     if groups:
         limit = program.peak_bytes(best.pieces)
         inside = group_pieces(chain, limit, by_time=False)
@@ -114,13 +113,6 @@ def least_peak(chain: Chain, config: SolverConfig, *, groups: bool = True) -> Sc
     if faster.pieces is None or program.peak_bytes(faster.pieces) > limit:
         return schedule
     return replace(schedule, selection=_selection(faster.pieces))
-
-
-def _out_of_time(config: SolverConfig) -> SolverError:
-    return SolverError(
-        f"HiGHS found no schedule within {config.time_limit_s:g} s, and no proof that there is "
-        f"none. Raise `solver=SolverConfig(time_limit_s=…)`"
-    )
 
 
 def _with_groups(program: _Program, limit: int, best: _Answer) -> _Answer:
@@ -214,7 +206,8 @@ class _Program:
     def schedule(self, answer: _Answer, offset: float = 0.0) -> Schedule:
         """The answer with its gap, relative to the objective and the offset."""
         if answer.pieces is None:
-            return Schedule(None, Outcome(Status.INFEASIBLE, math.inf, 0.0, answer.solve_s))
+            status = Status.UNDECIDED if answer.out_of_time else Status.INFEASIBLE
+            return Schedule(None, Outcome(status, math.inf, 0.0, answer.solve_s))
         whole = max(answer.objective + offset, 1e-12)
         gap = max(answer.objective - answer.lower, 0.0) / whole
         proven = gap <= self._config.relative_gap + 1e-6
@@ -383,14 +376,13 @@ class _Program:
         gap: float,
     ) -> _Answer:
         problem = cp.Problem(cp.Minimize(objective), constraints)
-        outcome = solve(problem, self._limits(), absolute_gap=gap)
+        outcome = solve(problem, self._limits(), absolute_gap=gap, may_be_undecided=True)
         if outcome.status is Status.INFEASIBLE:
             return _Answer(None, math.inf, math.inf, outcome.solve_s)
+        if outcome.status is Status.UNDECIDED:
+            return _Answer(None, math.inf, 0.0, outcome.solve_s)
         assert x.value is not None
         chosen = tuple(p for p, on in zip(pieces, x.value, strict=True) if on > 0.5)
-        if sum(p.last + 1 - p.first for p in chosen) != len(self.chain):
-            # The time limit passed without a solution; the solver's zeros are none.
-            return _Answer(None, math.inf, 0.0, outcome.solve_s)
         lower = outcome.objective - outcome.gap * abs(outcome.objective)
         return _Answer(chosen, outcome.objective, lower, outcome.solve_s)
 

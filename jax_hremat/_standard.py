@@ -1,0 +1,65 @@
+"""What a user could write by hand, as selections: the plans that a planner must not lose to."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+
+from jax_hremat._chain import Chain, Selection, predict
+
+# Numbers of consecutive blocks wrapped together.
+_GROUP_SIZES = (2, 3, 4)
+# The longest repeated sequence of blocks that is looked for.
+_MAX_PERIOD = 8
+
+
+def grouped_selections(chain: Chain, kinds: Sequence[Hashable]) -> Iterator[Selection]:
+    """`jax.checkpoint` around consecutive blocks, each in its first option: around each layer
+    as the pattern of kinds tells them, and around every two, three or four blocks.
+
+    Args:
+        chain: Blocks and their options.
+        kinds: The kind of each block; equal kinds are equal blocks.
+    """
+    layers = _layers(chain, kinds)
+    if layers.groups:
+        yield layers
+    for count in _GROUP_SIZES:
+        if count < len(chain):
+            phases = (_every(chain, count, first) for first in range(count))
+            yield min(phases, key=lambda selection: predict(chain, selection).peak_bytes)
+
+
+def _layers(chain: Chain, kinds: Sequence[Hashable]) -> Selection:
+    """Every repeat of a repeated sequence of kinds wrapped together."""
+    groups: list[tuple[int, int]] = []
+    block = 0
+    while block < len(chain):
+        period, count = _repeats(kinds[block : len(chain) - 1])
+        # Blocks alone are wrapped by another standard plan.
+        if count > 1 and period > 1:
+            groups += [(a, a + period - 1) for a in range(block, block + period * count, period)]
+        block += period * count
+    return _selection(chain, groups)
+
+
+def _repeats(kinds: Sequence[Hashable]) -> tuple[int, int]:
+    """Length of the shortest sequence that `kinds` begins with twice, and how often it is
+    repeated; (1, 1) if there is none."""
+    for period in range(1, min(_MAX_PERIOD, len(kinds) // 2) + 1):
+        count = 1
+        while kinds[count * period : (count + 1) * period] == kinds[:period]:
+            count += 1
+        if count > 1:
+            return period, count
+    return 1, 1
+
+
+def _every(chain: Chain, count: int, first: int) -> Selection:
+    """Each `count` blocks from `first` on wrapped together, but for the block at the loss."""
+    return _selection(chain, [(a, a + count - 1) for a in range(first, len(chain) - count, count)])
+
+
+def _selection(chain: Chain, groups: Sequence[tuple[int, int]]) -> Selection:
+    """The first option everywhere; blocks with an effect stay in no group."""
+    allowed = (g for g in groups if chain.pinned.isdisjoint(range(g[0], g[1] + 1)))
+    return Selection((0,) * len(chain), tuple(allowed))

@@ -1,0 +1,43 @@
+"""HiGHS behind cvxpy: a status for every outcome."""
+
+import math
+
+import cvxpy as cp
+import numpy as np
+import pytest
+
+from jax_hremat import SolverError
+from jax_hremat._solve.backend import SolverConfig, Status, solve
+
+
+def market_split() -> cp.Problem:
+    """Equalities over booleans that no solver decides at once (Cornuéjols and Dawande 1998)."""
+    rng = np.random.default_rng(0)
+    x = cp.Variable(300, boolean=True)
+    weights = rng.integers(1, 100, (60, 300))
+    return cp.Problem(cp.Maximize(rng.random(300) @ x), [weights @ x == weights.sum(1) // 2])
+
+
+def knapsack(room: float) -> cp.Problem:
+    x = cp.Variable(3, boolean=True)
+    sizes, worth = np.array([2.0, 3.0, 4.0]), np.array([3.0, 4.0, 6.0])
+    return cp.Problem(cp.Minimize(-worth @ x), [sizes @ x <= room, cp.sum(x) >= 1])
+
+
+def test_a_solution_is_told_with_its_objective_and_gap():
+    found = solve(knapsack(6.0), SolverConfig())
+    assert (found.status, found.objective) == (Status.OPTIMAL, pytest.approx(-9.0))
+    assert found.gap <= 1e-3
+
+
+def test_no_solution_is_infeasible():
+    found = solve(knapsack(1.0), SolverConfig())
+    assert (found.status, found.objective) == (Status.INFEASIBLE, math.inf)
+
+
+def test_zeros_at_the_time_limit_are_no_solution():
+    config = SolverConfig(time_limit_s=0.2)
+    with pytest.raises(SolverError, match=r"within 0\.2 s.*time_limit_s"):
+        solve(market_split(), config)
+    found = solve(market_split(), config, may_be_undecided=True)
+    assert (found.status, found.objective) == (Status.UNDECIDED, math.inf)
