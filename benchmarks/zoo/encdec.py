@@ -213,33 +213,37 @@ def encdec_problem(name: str, remat: Remat | None = None, *, batch: int, **confi
     return Problem(name, loss_fn, shapes_of(init), False, description=description, init=init)
 
 
+_SMALL = dict(
+    encoder_layers=3,
+    decoder_layers=3,
+    width=128,
+    heads=4,
+    ff=512,
+    source=64,
+    target=64,
+    vocab=512,
+    batch=8,
+)
+_TINY = dict(
+    encoder_layers=1,
+    decoder_layers=2,
+    width=32,
+    heads=4,
+    ff=64,
+    source=12,
+    target=8,
+    vocab=64,
+    batch=2,
+    dtype="float32",
+)
+
+register("encdec", encdec_problem, {"full": dict(batch=32), "small": _SMALL, "tiny": _TINY})
 register(
-    "encdec",
+    "encdec-36",
     encdec_problem,
     {
-        "full": dict(batch=32),
-        "small": dict(
-            encoder_layers=3,
-            decoder_layers=3,
-            width=128,
-            heads=4,
-            ff=512,
-            source=64,
-            target=64,
-            vocab=512,
-            batch=8,
-        ),
-        "tiny": dict(
-            encoder_layers=1,
-            decoder_layers=2,
-            width=32,
-            heads=4,
-            ff=64,
-            source=12,
-            target=8,
-            vocab=64,
-            batch=2,
-            dtype="float32",
-        ),
+        "full": dict(encoder_layers=36, decoder_layers=36, batch=8),
+        "small": {**_SMALL, "encoder_layers": 6, "decoder_layers": 6},
+        "tiny": {**_TINY, "encoder_layers": 2, "decoder_layers": 3},
     },
 )

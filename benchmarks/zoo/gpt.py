@@ -180,3 +180,24 @@ register(
         "tiny": {**_TINY, "layers": 6},
     },
 )
+# Deep stacks with little in each layer: of the memory, what passes between layers is much.
+_DEEP = dict(width=768, heads=12, context=512, vocab=2048, batch=1)
+
+register(
+    "gpt2-48",
+    gpt_problem,
+    {
+        "full": {**_DEEP, "layers": 48},
+        "small": {**_SMALL, "layers": 8},
+        "tiny": {**_TINY, "layers": 3},
+    },
+)
+register(
+    "gpt2-96",
+    gpt_problem,
+    {
+        "full": {**_DEEP, "layers": 96},
+        "small": {**_SMALL, "layers": 16},
+        "tiny": {**_TINY, "layers": 4},
+    },
+)
