@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -46,10 +47,30 @@ def plain(name: str) -> Step:
     return run(problem, problem.concrete(0))
 
 
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """The equations of a program, and of the bodies of its scans."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        if eqn.primitive.name == "scan":
+            yield from equations(eqn.params["jaxpr"])
+
+
+def remat_equations(problem: zoo.Problem) -> list[Any]:
+    eqns = equations(jax.make_jaxpr(problem.loss_fn)(*problem.args))
+    return [eqn for eqn in eqns if eqn.primitive.name.startswith(("remat", "checkpoint"))]
+
+
 def assert_same(actual: Any, expected: Any) -> None:
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def stack_layers(params: dict[str, Any]) -> dict[str, Any]:
+    """The unrolled model's parameters, as the scanned model has them."""
+    rest = {key: value for key, value in params.items() if not key.startswith("layer_")}
+    layers = [params[f"layer_{i}"] for i in range(len(params) - len(rest))]
+    return {**rest, "layers": jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -70,6 +91,15 @@ def test_plain_step_is_finite_and_matches_the_described_arguments(name):
     assert jax.tree.map(lambda x: (x.shape, x.dtype), step.args) == described
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_has_a_gradient(name):
+    for path, gradient in jax.tree_util.tree_leaves_with_path(plain(name).grads):
+        where = jax.tree_util.keystr(path, simple=True, separator="/")
+        # A softmax does not see what is added to all its scores.
+        if not where.endswith("key/bias"):
+            assert np.any(gradient != 0), where
+
+
 @pytest.mark.parametrize(
     ("name", "remat"),
     [
@@ -77,13 +107,16 @@ def test_plain_step_is_finite_and_matches_the_described_arguments(name):
         ("gpt2-6", "dots_saveable"),
         ("gpt2-small", "dots_with_no_batch_dims_saveable"),
         ("encdec", "dots_with_no_batch_dims_saveable"),
+        ("llama", "dots_saveable"),
+        ("llama", "dots_with_no_batch_dims_saveable"),
+        ("llama-scan", "dots_saveable"),
+        ("llama-scan", "dots_with_no_batch_dims_saveable"),
     ],
 )
 def test_remat_gives_the_same_step(name, remat):
     expected = plain(name)
     problem = tiny(name, remat=remat)
-    eqns = jax.make_jaxpr(problem.loss_fn)(*problem.args).eqns
-    assert any(eqn.primitive.name.startswith(("remat", "checkpoint")) for eqn in eqns)
+    assert remat_equations(problem)
     step = run(problem, expected.args)
     assert_same(step.out, expected.out)
     assert_same(step.grads, expected.grads)
@@ -100,8 +133,33 @@ def test_dropout_draws_from_the_key(name):
     assert float(out[0] if step.problem.has_aux else out) != step.loss
 
 
-def test_batch_statistics_are_updated():
-    step = plain("resnet50")
+@pytest.mark.parametrize(
+    ("name", "scans", "prevent_cse"),
+    [("gpt2-small", 0, True), ("llama", 0, True), ("llama-scan", 1, False), ("lstm", 2, False)],
+)
+def test_only_a_scan_does_without_barriers(name, scans, prevent_cse):
+    problem = tiny(name, remat="block")
+    eqns = jax.make_jaxpr(problem.loss_fn)(*problem.args).eqns
+    assert sum(eqn.primitive.name == "scan" for eqn in eqns) == scans
+    # Two layers each, so two blocks, unless they are the one body of a scan.
+    wrapped = remat_equations(problem)
+    assert len(wrapped) == (scans or 2)
+    assert all(np.all(eqn.params["prevent_cse"]) == prevent_cse for eqn in wrapped)
+
+
+@pytest.mark.parametrize("remat", [None, "block"])
+def test_scanned_layers_are_the_unrolled_ones(remat):
+    unrolled, scanned = (tiny(name, dropout=0.0, remat=remat) for name in ("llama", "llama-scan"))
+    params, batch = unrolled.concrete(0)
+    expected = run(unrolled, (params, batch))
+    actual = run(scanned, (stack_layers(params), batch))
+    np.testing.assert_allclose(actual.loss, expected.loss, rtol=1e-6)
+    assert_same(actual.grads, stack_layers(expected.grads))
+
+
+@pytest.mark.parametrize("name", ["resnet50", "densenet121"])
+def test_batch_statistics_are_updated(name):
+    step = plain(name)
     before, (_, after) = step.args[2], step.out
     assert jax.tree.structure(before) == jax.tree.structure(after)
     changed = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), before, after)

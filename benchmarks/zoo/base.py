@@ -115,13 +115,22 @@ def make(
     return builder(name, remat, **options)
 
 
-def with_remat(block: type[nn.Module], remat: Remat | None) -> type[nn.Module]:
-    """Returns `block`, wrapped in `flax.linen.remat` unless `remat` is None."""
+def with_remat(
+    block: type[nn.Module], remat: Remat | None, *, prevent_cse: bool = True
+) -> type[nn.Module]:
+    """Returns `block`, wrapped in `flax.linen.remat` unless `remat` is None.
+
+    Args:
+        block: The module to wrap.
+        remat: What to keep inside it, as for `make`.
+        prevent_cse: Whether to keep the compiler from merging the recompute with the first
+            forward; inside a scan it need not be kept from that.
+    """
     if remat is None:
         return block
     if remat not in _POLICIES:
         raise ValueError(f"unknown remat {remat!r}; known: {', '.join(_POLICIES)}")
-    return nn.remat(block, policy=_POLICIES[remat])
+    return nn.remat(block, policy=_POLICIES[remat], prevent_cse=prevent_cse)
 
 
 def dropout_rngs(batch: Mapping[str, Any]) -> dict[str, jax.Array]:
