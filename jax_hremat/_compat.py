@@ -7,7 +7,8 @@ each function.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -44,16 +45,32 @@ def remat3_enabled() -> bool:
     return bool(getattr(jax.config, "jax_remat3", False))
 
 
-def bind_equation(eqn: Any, inputs: Sequence[Any]) -> list[Any]:
-    """Evaluate one equation, keeping its scope name, source line and context."""
-    params = eqn.primitive.get_bind_params(eqn.params)
+@contextmanager
+def context_of(eqn: Any) -> Iterator[None]:
+    """What is evaluated inside gets the equation's scope name, source line and context."""
     name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     with (
         source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack),
         eqn.ctx.manager,
     ):
+        yield
+
+
+def bind_equation(eqn: Any, inputs: Sequence[Any]) -> list[Any]:
+    """Evaluate one equation, keeping its scope name, source line and context."""
+    params = eqn.primitive.get_bind_params(eqn.params)
+    with context_of(eqn):
         outputs = eqn.primitive.bind(*inputs, **params)
     return list(outputs) if eqn.primitive.multiple_results else [outputs]
+
+
+def scan_counts(eqn: Any) -> tuple[int, int]:
+    """How many constants and how many carried values a scan has; JAX 0.11 changed where it
+    says so."""
+    if "num_consts" in eqn.params:
+        return eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carry, _ = eqn.params["ft_in"].unpack()
+    return len(consts), len(carry)
 
 
 def evaluate_inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
@@ -74,11 +91,7 @@ def evaluate_inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> 
         if inner is None:
             outputs = bind_equation(eqn, inputs)
         else:
-            name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
-            with (
-                source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack),
-                eqn.ctx.manager,
-            ):
+            with context_of(eqn):
                 outputs = evaluate_inlined(inner, jaxpr_consts(inner), inputs)
         env.update(zip(eqn.outvars, outputs, strict=True))
     return [read(v) for v in jaxpr.outvars]

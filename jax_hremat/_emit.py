@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_hremat import _compat
-from jax_hremat._region import Region
+from jax_hremat._loop import run_scan, scan_body
+from jax_hremat._region import Loop, Region
 from jax_hremat._trace import Program, is_inexact
 
 FlatFunction = Callable[..., list[Any]]
 
 
-def emit_flat(program: Program, root: Region) -> FlatFunction:
-    """The program as a function of its flat inputs, with the regions of `root` in it."""
+def emit_flat(program: Program, root: Region, *, loop: str = "") -> FlatFunction:
+    """The program as a function of its flat inputs, with the regions of `root` in it.
+
+    Args:
+        program: The program.
+        root: Its regions.
+        loop: If the program is the body of a scan, a name for it, different for each scan.
+    """
     jaxpr = _compat.open_jaxpr(program.jaxpr)
     consts = _compat.jaxpr_consts(program.jaxpr)
     if root.wrapped:
         # A region is wrapped by the one around it.
         root = Region(root.start, root.stop, children=(root,))
-    body = emit_range(program, root, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars)
+    inputs = (*jaxpr.constvars, *jaxpr.invars)
+    body = _Emitter(program, loop).function(root, inputs, tuple(jaxpr.outvars))
 
     def flat_function(*inputs: Any) -> list[Any]:
         return body(*consts, *inputs)
@@ -60,7 +69,8 @@ def emit(program: Program, root: Region) -> Callable[..., Any]:
 class _Emitter:
     """Turns regions into functions; each region's is built once and holds no state."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, loop: str = "") -> None:
+        self._loop = loop
         self._jaxpr = _compat.open_jaxpr(program.jaxpr)
         last_use: dict[Any, int] = {}
         for index, eqn in enumerate(self._jaxpr.eqns):
@@ -82,7 +92,7 @@ class _Emitter:
         saved: frozenset[tuple[int, int]] = frozenset(),
     ) -> FlatFunction:
         saved = saved | frozenset(region.saved)
-        steps = self._steps(region, saved)
+        steps = self._steps(region, saved, _Inside(loop=bool(self._loop), wrapped=region.wrapped))
 
         def run(*values: Any) -> list[Any]:
             env = dict(zip(inputs, values, strict=True))
@@ -93,18 +103,20 @@ class _Emitter:
         return run
 
     def _steps(
-        self, region: Region, saved: frozenset[tuple[int, int]]
+        self, region: Region, saved: frozenset[tuple[int, int]], inside: _Inside
     ) -> list[Callable[[dict[Any, Any]], None]]:
         steps = []
         position = region.start
         for child in region.children:
             steps += [self._equation(i, saved) for i in range(position, child.start)]
             if child.wrapped:
-                steps.append(self._checkpoint(child, saved))
+                steps.append(self._checkpoint(child, saved, inside))
+            elif child.loop is not None:
+                steps.append(self._scan(child.start, child.loop, saved, inside))
             elif child.tied:
                 steps.append(self._tied(child, saved))
             else:
-                steps += self._steps(child, saved)
+                steps += self._steps(child, saved, inside)
             position = child.stop
         steps += [self._equation(i, saved) for i in range(position, region.stop)]
         return steps
@@ -113,25 +125,51 @@ class _Emitter:
         self, index: int, saved: frozenset[tuple[int, int]]
     ) -> Callable[[dict[Any, Any]], None]:
         eqn = self._jaxpr.eqns[index]
+        return self._assign(index, saved, lambda inputs: _compat.bind_equation(eqn, inputs))
+
+    def _scan(
+        self, index: int, loop: Loop, saved: frozenset[tuple[int, int]], inside: _Inside
+    ) -> Callable[[dict[Any, Any]], None]:
+        eqn = self._jaxpr.eqns[index]
+        name = f"{self._loop}{index}/"
+        body = emit_flat(scan_body(eqn), loop.body, loop=name)
+        prevent_cse = inside.prevents_cse
+        return self._assign(
+            index,
+            saved,
+            lambda inputs: run_scan(eqn, body, loop.segments, inputs, prevent_cse=prevent_cse),
+        )
+
+    def _assign(
+        self,
+        index: int,
+        saved: frozenset[tuple[int, int]],
+        evaluate: Callable[[list[Any]], list[Any]],
+    ) -> Callable[[dict[Any, Any]], None]:
+        eqn = self._jaxpr.eqns[index]
 
         def step(env: dict[Any, Any]) -> None:
             inputs = [v.val if isinstance(v, _compat.Literal) else env[v] for v in eqn.invars]
-            for k, (var, value) in enumerate(
-                zip(eqn.outvars, _compat.bind_equation(eqn, inputs), strict=True)
-            ):
+            for k, (var, value) in enumerate(zip(eqn.outvars, evaluate(inputs), strict=True)):
                 named = (index, k) in saved
-                env[var] = checkpoint_name(value, value_name(index, k)) if named else value
+                env[var] = checkpoint_name(value, self._name(index, k)) if named else value
 
         return step
 
+    def _name(self, index: int, position: int) -> str:
+        return value_name(index, position, self._loop)
+
     def _checkpoint(
-        self, region: Region, saved: frozenset[tuple[int, int]]
+        self, region: Region, saved: frozenset[tuple[int, int]], inside: _Inside
     ) -> Callable[[dict[Any, Any]], None]:
         inputs, outputs = self._boundary(region)
-        names = [value_name(op, k) for op, k in region.saved]
+        names = [self._name(op, k) for op, k in region.saved]
         policy = jax.checkpoint_policies.save_only_these_names(*names) if names else None
-        wrapped = jax.checkpoint(self.function(region, inputs, outputs, saved), policy=policy)
-
+        wrapped = jax.checkpoint(
+            self.function(region, inputs, outputs, saved),
+            policy=policy,
+            prevent_cse=inside.prevents_cse,
+        )
         tied = [v for v in inputs if v in self._active] if region.tied else []
         return _step(wrapped, inputs, outputs, tied)
 
@@ -153,6 +191,20 @@ class _Emitter:
             made.update(dict.fromkeys(eqn.outvars))
         outputs = tuple(v for v in made if self._last_use.get(v, -1) >= region.stop)
         return tuple(inputs), outputs
+
+
+@dataclass(frozen=True, slots=True)
+class _Inside:
+    """What an operation stands in: a scan's body, a wrapped region of the same body."""
+
+    loop: bool
+    wrapped: bool
+
+    @property
+    def prevents_cse(self) -> bool:
+        """Whether a recompute could be merged with the first run. The outermost recompute of a
+        scan's body is in another loop than the first run, out of XLA's reach."""
+        return self.wrapped or not self.loop
 
 
 def _step(
@@ -198,6 +250,6 @@ def _tie_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
     return _tie(*primals), tuple(jax.lax.optimization_barrier(tangents))
 
 
-def value_name(operation: int, position: int) -> str:
+def value_name(operation: int, position: int, loop: str = "") -> str:
     """The `checkpoint_name` of an operation's output; unique in the program."""
-    return f"hremat/{operation}.{position}"
+    return f"hremat/{loop}{operation}.{position}"

@@ -81,6 +81,7 @@ class Operation:
         moved_bytes: Bytes read and written when nothing is fused.
         fusible: Whether XLA fuses it into its neighbours.
         has_batch_dims: For a matrix product, whether it has batch dimensions.
+        trips: How many steps a scan has; 1 for anything else.
         pinned: Whether it has an effect, so that it must run exactly once.
         signature: What it computes, literal values left out; equal signatures cost the same.
         literals: The literal values.
@@ -99,6 +100,7 @@ class Operation:
     moved_bytes: int
     fusible: bool
     has_batch_dims: bool
+    trips: int
     pinned: bool
     signature: str
     literals: str
@@ -183,6 +185,7 @@ def build_graph(program: Program) -> Graph:
                 moved_bytes=sum(sizes),
                 fusible=eqn.primitive.name in _FUSIBLE,
                 has_batch_dims=_has_batch_dims(eqn),
+                trips=eqn.params["length"] if eqn.primitive.name == "scan" else 1,
                 pinned=_compat.has_effects(eqn),
                 signature=signature,
                 literals=",".join(str(v.val) for v in eqn.invars if isinstance(v, _compat.Literal)),

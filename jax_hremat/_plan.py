@@ -14,7 +14,7 @@ from typing import Any
 
 from jax_hremat._errors import PlanFormatError
 from jax_hremat._fingerprint import Fingerprint
-from jax_hremat._region import Region
+from jax_hremat._region import Loop, Region
 
 _FORMAT = "jax_hremat.RematPlan"
 _VERSION = 1
@@ -250,6 +250,11 @@ def _encode_region(region: Region) -> dict[str, Any]:
         data["saved"] = [list(ref) for ref in region.saved]
     if region.tied:
         data["tied"] = True
+    if region.loop is not None:
+        data["loop"] = {
+            "body": _encode_region(region.loop.body),
+            "segments": list(region.loop.segments),
+        }
     if region.children:
         data["children"] = [_encode_region(c) for c in region.children]
     return data
@@ -262,8 +267,13 @@ def _decode_region(data: Mapping[str, Any]) -> Region:
         wrapped=data.get("wrapped", False),
         saved=tuple((op, k) for op, k in data.get("saved", ())),
         tied=data.get("tied", False),
+        loop=_decode_loop(data["loop"]) if "loop" in data else None,
         children=tuple(_decode_region(c) for c in data.get("children", ())),
     )
+
+
+def _decode_loop(data: Mapping[str, Any]) -> Loop:
+    return Loop(body=_decode_region(data["body"]), segments=tuple(map(int, data["segments"])))
 
 
 def _decode_plan(data: Mapping[str, Any]) -> RematPlan:

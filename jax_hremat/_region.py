@@ -10,6 +10,26 @@ ValueRef = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
+class Loop:
+    """How one `jax.lax.scan` is run.
+
+    Attributes:
+        body: The scan's body, its operations counted from 0.
+        segments: Steps of each checkpointed stretch of the scan, stretches of stretches first;
+            empty if it is one scan. Of a stretch only the carry it starts with is kept.
+    """
+
+    body: Region
+    segments: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if any(s < 1 for s in self.segments) or list(self.segments) != sorted(
+            set(self.segments), reverse=True
+        ):
+            raise ValueError(f"segments {self.segments} are not decreasing lengths")
+
+
+@dataclass(frozen=True, slots=True)
 class Region:
     """Operations `start … stop − 1`, run in one way.
 
@@ -28,6 +48,7 @@ class Region:
         tied: Whether the cotangents of all inputs become available together, so that none of the
             region's backward is put off (`_emit`); of a bare region those of the function's
             arguments too, of a wrapped one not.
+        loop: How the region's only operation, a scan, is run; None for as it is.
     """
 
     start: int
@@ -36,12 +57,15 @@ class Region:
     saved: tuple[ValueRef, ...] = ()
     children: tuple[Region, ...] = ()
     tied: bool = False
+    loop: Loop | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.stop:
             raise ValueError(f"region [{self.start}, {self.stop}) is not a range")
         if self.saved and not self.wrapped:
             raise ValueError(f"bare region [{self.start}, {self.stop}) saves {self.saved}")
+        if self.loop is not None and (self.wrapped or self.children or self.stop - self.start != 1):
+            raise ValueError(f"region [{self.start}, {self.stop}) is not one bare scan")
         edges = [self.start, *(e for c in self.children for e in (c.start, c.stop)), self.stop]
         if edges != sorted(edges):
             raise ValueError(
@@ -61,6 +85,7 @@ class Region:
             wrapped=self.wrapped,
             saved=tuple((op + offset, k) for op, k in self.saved),
             tied=self.tied,
+            loop=self.loop,
             children=tuple(c.shifted(offset) for c in self.children),
         )
 
@@ -69,17 +94,26 @@ class Region:
         return replace(self, tied=False, children=tuple(c.untied() for c in self.children))
 
     def walk(self, depth: int = 0) -> Iterator[tuple[int, Region]]:
-        """This region and all inside it, outermost first, with their depth."""
+        """This region and all inside it, outermost first, with their depth; the bodies of
+        loops, which have operations of their own, left out."""
         yield depth, self
         for child in self.children:
             yield from child.walk(depth + 1)
 
     @property
     def num_wrapped(self) -> int:
-        """How many `jax.checkpoint` calls the region emits."""
-        return sum(r.wrapped for _, r in self.walk())
+        """How many `jax.checkpoint` calls the region emits, leftover steps of scans apart."""
+        inside = sum(
+            len(r.loop.segments) + r.loop.body.num_wrapped
+            for _, r in self.walk()
+            if r.loop is not None
+        )
+        return inside + sum(r.wrapped for _, r in self.walk())
 
     @property
     def depth(self) -> int:
         """The deepest nesting of `jax.checkpoint` calls."""
-        return self.wrapped + max((c.depth for c in self.children), default=0)
+        inside = max((c.depth for c in self.children), default=0)
+        if self.loop is not None:
+            inside = len(self.loop.segments) + self.loop.body.depth
+        return self.wrapped + inside

@@ -57,6 +57,7 @@ def operation(
         moved_bytes=0,
         fusible=fusible,
         has_batch_dims=False,
+        trips=1,
         pinned=False,
         signature="",
         literals="",

@@ -1,0 +1,128 @@
+"""Scans: their bodies as programs, and one scan as nested, checkpointed scans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_hremat import _compat
+from jax_hremat._trace import Program, is_inexact
+
+# Carry and one step's inputs -> carry and one step's outputs.
+Step = Callable[[list[Any], list[Any]], tuple[list[Any], list[Any]]]
+
+
+def scan_body(eqn: Any, active: Sequence[bool] = ()) -> Program:
+    """The body of a scan as a flat program of (constants, carry, one step's inputs).
+
+    Args:
+        eqn: The scan's equation.
+        active: Which inputs of the body are differentiated; none if left out.
+    """
+    closed = eqn.params["jaxpr"]
+    nested = _compat.open_jaxpr(closed)
+    consts = _compat.jaxpr_consts(closed)
+
+    def inlined(*flat: Any) -> list[Any]:
+        return _compat.evaluate_inlined(nested, consts, flat)
+
+    avals = [v.aval for v in nested.invars]
+    jaxpr = jax.make_jaxpr(inlined)(*avals)
+    flags = [*active, *[False] * (len(avals) - len(active))]
+    return Program(
+        jaxpr=jaxpr,
+        in_tree=jax.tree.structure((tuple(avals), {})),
+        out_tree=jax.tree.structure([0] * len(nested.outvars)),
+        input_names=tuple(f"in[{i}]" for i in range(len(avals))),
+        differentiated=tuple(
+            i
+            for i, (on, a) in enumerate(zip(flags, avals, strict=True))
+            if on and is_inexact(a.dtype)
+        ),
+        is_loss=False,
+        has_aux=False,
+    )
+
+
+def run_scan(
+    eqn: Any,
+    body: Callable[..., Sequence[Any]],
+    segments: Sequence[int],
+    inputs: Sequence[Any],
+    *,
+    prevent_cse: bool,
+) -> list[Any]:
+    """The scan with another body that computes the same, its steps in segments.
+
+    Args:
+        eqn: The scan's equation.
+        body: Its flat body.
+        segments: As `Loop.segments`. Steps left over when a length does not divide the one
+            before it are one segment more, at the scan's end.
+        inputs: The equation's inputs.
+        prevent_cse: Whether common subexpressions must be kept apart outside of loops, where
+            the leftover steps stand. Inside a loop nothing of the forward is in reach.
+    """
+    num_consts, num_carry = _compat.scan_counts(eqn)
+    consts, carry = list(inputs[:num_consts]), list(inputs[num_consts : num_consts + num_carry])
+    xs = list(inputs[num_consts + num_carry :])
+    reverse, unroll = eqn.params["reverse"], eqn.params["unroll"]
+
+    def one_scan(
+        consts: list[Any], carry: list[Any], xs: list[Any], length: int
+    ) -> tuple[list[Any], list[Any]]:
+        def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
+            outputs = body(*consts, *carry, *x)
+            return list(outputs[:num_carry]), list(outputs[num_carry:])
+
+        carry, ys = jax.lax.scan(
+            step, carry, xs, length=length, reverse=reverse, unroll=min(unroll, max(length, 1))
+        )
+        return carry, ys
+
+    def in_segments(
+        consts: list[Any],
+        carry: list[Any],
+        xs: list[Any],
+        length: int,
+        segments: Sequence[int],
+        prevent_cse: bool,
+    ) -> tuple[list[Any], list[Any]]:
+        if not segments or segments[0] >= length:
+            return one_scan(consts, carry, xs, length)
+        size = segments[0]
+        count, rest = divmod(length, size)
+
+        def segment(length: int, prevent_cse: bool) -> Callable[..., Any]:
+            def run(consts: list[Any], carry: list[Any], xs: list[Any]) -> Any:
+                return in_segments(consts, carry, xs, length, segments[1:], False)
+
+            return jax.checkpoint(run, prevent_cse=prevent_cse)
+
+        def leftover(carry: list[Any]) -> tuple[list[Any], list[Any]]:
+            tail = [x[count * size :] for x in xs]
+            return segment(rest, prevent_cse)(consts, carry, tail)
+
+        late: list[Any] = []
+        if rest and reverse:
+            carry, late = leftover(carry)
+        whole = [x[: count * size].reshape(count, size, *x.shape[1:]) for x in xs]
+        inner = segment(size, False)
+        carry, ys = jax.lax.scan(
+            lambda carry, x: inner(consts, carry, x), carry, whole, length=count, reverse=reverse
+        )
+        ys = [y.reshape(count * size, *y.shape[2:]) for y in ys]
+        if rest and not reverse:
+            carry, late = leftover(carry)
+        if rest:
+            ys = [jnp.concatenate(pair) for pair in zip(ys, late, strict=True)]
+        return carry, ys
+
+    with _compat.context_of(eqn):
+        carry, ys = in_segments(
+            consts, carry, xs, eqn.params["length"], tuple(segments), prevent_cse
+        )
+    return [*carry, *ys]

@@ -1,0 +1,189 @@
+"""Scans in another mode: the same values and gradients, whatever the regions and segments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+from jax_hremat._emit import emit_flat
+from jax_hremat._loop import scan_body
+from jax_hremat._region import Loop, Region
+from jax_hremat._trace import Program, trace_loss
+
+WIDTH = 3
+
+
+def loss(w: jax.Array, h: jax.Array, xs: jax.Array, reverse: bool, unroll: int = 1) -> jax.Array:
+    def body(carry: Any, x: Any) -> Any:
+        h, key = carry
+        key, here = jax.random.split(key)
+        y = jnp.tanh(h @ w + x)
+        y = jnp.where(jax.random.bernoulli(here, 0.8, y.shape), y, 0.0)
+        return (y * 0.5 + h, key), (y * h).sum()
+
+    carry = (h, jax.random.key(0))
+    (h, _), ys = jax.lax.scan(body, carry, xs, reverse=reverse, unroll=unroll)
+    return (h * h).sum() + (ys * jnp.arange(ys.size)).sum()
+
+
+def traced(length: int, **options: Any) -> tuple[Program, list[jax.Array]]:
+    key = jax.random.key(1)
+    w, h, xs = (
+        jax.random.normal(k, shape)
+        for k, shape in zip(
+            jax.random.split(key, 3), [(WIDTH, WIDTH), (WIDTH,), (length, WIDTH)], strict=True
+        )
+    )
+    program = trace_loss(
+        lambda w, h, xs: loss(w, h, xs, **options), (w, h, xs), {}, argnums=(0, 1, 2)
+    )
+    return program, [w, h, xs]
+
+
+def scan_index(program: Program) -> int:
+    return next(i for i, e in enumerate(program.jaxpr.jaxpr.eqns) if e.primitive.name == "scan")
+
+
+def in_mode(program: Program, loop: Loop, *, wrapped: bool = False) -> Region:
+    at = scan_index(program)
+    scan = Region(at, at + 1, loop=loop)
+    if wrapped:
+        scan = Region(at, at + 1, wrapped=True, children=(scan,))
+    return Region(0, len(program.jaxpr.jaxpr.eqns), children=(scan,))
+
+
+def body_of(program: Program) -> Program:
+    return scan_body(program.jaxpr.jaxpr.eqns[scan_index(program)])
+
+
+def body_modes(program: Program) -> list[Region]:
+    eqns = body_of(program).jaxpr.jaxpr.eqns
+    n = len(eqns)
+    product = next(i for i, e in enumerate(eqns) if e.primitive.name == "dot_general")
+    return [
+        Region(0, n),
+        Region(0, n, wrapped=True),
+        Region(0, n, wrapped=True, saved=((product, 0),)),
+        Region(0, n, children=(Region(product, n, wrapped=True),)),
+        Region(0, n, wrapped=True, children=(Region(product, n - 1, wrapped=True),)),
+    ]
+
+
+def assert_same_step(program: Program, inputs: list[jax.Array], root: Region) -> None:
+    plain = jax.jit(program.step(emit_flat(program, Region(0, root.stop))))(*inputs)
+    planned = jax.jit(program.step(emit_flat(program, root)))(*inputs)
+    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(planned), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6)
+
+
+# Every body mode and every kind of segments, forward and reverse, leftover steps in two levels.
+CASES = [
+    (False, 0, (4,)),
+    (False, 1, ()),
+    (False, 2, (3,)),
+    (False, 3, (6, 2)),
+    (False, 4, (40,)),
+    (True, 0, (5, 4, 3)),
+    (True, 1, (1,)),
+    (True, 2, ()),
+    (True, 3, ()),
+    (True, 4, (4,)),
+]
+
+
+@pytest.mark.parametrize("reverse, mode, segments", CASES)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_every_mode_gives_the_same_step(
+    reverse: bool, mode: int, segments: tuple[int, ...], wrapped: bool
+) -> None:
+    program, inputs = traced(13, reverse=reverse)
+    root = in_mode(program, Loop(body_modes(program)[mode], segments), wrapped=wrapped)
+    assert_same_step(program, inputs, root)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2])
+def test_short_scans(length: int) -> None:
+    program, inputs = traced(length, reverse=False)
+    assert_same_step(program, inputs, in_mode(program, Loop(body_modes(program)[2], (2,))))
+
+
+def test_an_unrolled_scan_stays_one() -> None:
+    program, inputs = traced(12, reverse=False, unroll=4)
+    assert_same_step(program, inputs, in_mode(program, Loop(body_modes(program)[1], (6, 3))))
+
+
+def test_under_vmap_and_second_derivatives() -> None:
+    program, inputs = traced(6, reverse=False)
+    modes = [Loop(body_modes(program)[mode], (2,)) for mode in (2, 4)]
+    plain = emit_flat(program, Region(0, len(program.jaxpr.jaxpr.eqns)))
+    w, h, xs = inputs
+    batch = jnp.stack([xs, 2 * xs])
+
+    def curvature(flat: Any, x: jax.Array) -> jax.Array:
+        slope = jax.grad(lambda w: flat(w, h, x)[0])
+        return jax.jvp(slope, (w,), (jnp.ones_like(w),))[1]
+
+    expected = jax.vmap(lambda x: curvature(plain, x))(batch)
+    for mode in modes:
+        flat = emit_flat(program, in_mode(program, mode))
+        got = jax.vmap(lambda x, flat=flat: curvature(flat, x))(batch)
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def kept_bytes(program: Program, root: Region) -> int:
+    """Stacked residuals: outputs of scans in the differentiated step beyond the program's."""
+    step = jax.make_jaxpr(program.step(emit_flat(program, root)))(*program.in_avals)
+    first = next(e for e in step.jaxpr.eqns if e.primitive.name == "scan")
+    return sum(v.aval.size for v in first.outvars if v.aval.dtype == jnp.float32)
+
+
+def test_a_wrapped_body_keeps_less_and_segments_less_still() -> None:
+    program, _ = traced(64, reverse=False)
+    n = len(body_of(program).jaxpr.jaxpr.eqns)
+    bare, wrapped = (Region(0, n, wrapped=w) for w in (False, True))
+    kept = [
+        kept_bytes(program, in_mode(program, loop))
+        for loop in (Loop(bare), Loop(wrapped), Loop(bare, (8,)))
+    ]
+    assert kept[0] > 1.5 * kept[1] > 3 * kept[2]
+
+
+def test_names_of_two_scans_are_apart() -> None:
+    def two(w: jax.Array, x: jax.Array) -> jax.Array:
+        def body(h: jax.Array, _: None) -> Any:
+            return jnp.tanh(h @ w), None
+
+        x, _ = jax.lax.scan(body, x, None, length=4)
+        x, _ = jax.lax.scan(body, x, None, length=4)
+        return checkpoint_name(x, "own").sum()
+
+    program = trace_loss(two, (jnp.eye(WIDTH), jnp.ones((WIDTH,))), {})
+    at = [i for i, e in enumerate(program.jaxpr.jaxpr.eqns) if e.primitive.name == "scan"]
+    n = len(scan_body(program.jaxpr.jaxpr.eqns[at[0]]).jaxpr.jaxpr.eqns)
+    body = Region(0, n, wrapped=True, saved=((0, 0),))
+    root = Region(
+        0,
+        len(program.jaxpr.jaxpr.eqns),
+        children=tuple(Region(i, i + 1, loop=Loop(body)) for i in at),
+    )
+    text = str(jax.make_jaxpr(emit_flat(program, root))(*program.in_avals))
+    assert {f"name=hremat/{i}/0.0" in text for i in at} == {True}
+
+
+def test_a_loop_is_one_bare_scan_and_its_lengths_decrease() -> None:
+    body = Region(0, 4)
+    with pytest.raises(ValueError, match="one bare scan"):
+        Region(0, 2, loop=Loop(body))
+    with pytest.raises(ValueError, match="one bare scan"):
+        Region(0, 1, wrapped=True, loop=Loop(body))
+    for segments in ((2, 4), (3, 3), (0,)):
+        with pytest.raises(ValueError, match="decreasing"):
+            Loop(body, segments)
+    region = Region(3, 4, loop=Loop(Region(0, 4, wrapped=True), (9, 3)))
+    assert (region.num_wrapped, region.depth) == (3, 3)
+    assert region.shifted(2) == Region(5, 6, loop=region.loop)
