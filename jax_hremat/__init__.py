@@ -14,10 +14,10 @@ from jax_hremat._errors import TargetUnavailableError as TargetUnavailableError
 from jax_hremat._errors import UnknownTargetError as UnknownTargetError
 from jax_hremat._errors import UnsupportedConfigError as UnsupportedConfigError
 from jax_hremat._errors import UnsupportedProgramError as UnsupportedProgramError
+from jax_hremat._modes import SearchConfig as SearchConfig
 from jax_hremat._plan import Certificate as Certificate
 from jax_hremat._plan import RematPlan as RematPlan
 from jax_hremat._planner import PlannerConfig as PlannerConfig
-from jax_hremat._search import SearchConfig as SearchConfig
 from jax_hremat._solve.backend import SolverConfig as SolverConfig
 from jax_hremat._target import Target as Target
 from jax_hremat._target import compiler_options as compiler_options

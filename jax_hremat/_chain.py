@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from jax_hremat._graph import Graph
+from jax_hremat._modes import BlockOptions
 from jax_hremat._option import Option
 from jax_hremat._partition import Partition, has_deferrable_input, make_block
 from jax_hremat._region import Region
-from jax_hremat._search import BlockOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,11 @@ class Graph:
         )
 
 
+def is_loop(operation: Operation) -> bool:
+    """Whether it is a scan of more than one step that keeps something for its backward."""
+    return operation.trips > 1 and operation.active
+
+
 def build_graph(program: Program) -> Graph:
     """Read operations, values, activity and needs off the program.
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jax_hremat import _compat
+from jax_hremat._graph import Graph, build_graph, is_loop
 from jax_hremat._trace import Program, is_inexact
 
 # Carry and one step's inputs -> carry and one step's outputs.
@@ -45,6 +47,48 @@ def scan_body(eqn: Any, active: Sequence[bool] = ()) -> Program:
         is_loss=False,
         has_aux=False,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class LoopBody:
+    """The body of a differentiated scan.
+
+    Attributes:
+        graph: Its operations and values.
+        trips: Steps of the scan.
+        inner: The bodies of the scans inside, by operation.
+    """
+
+    graph: Graph
+    trips: int
+    inner: Mapping[int, LoopBody]
+
+
+def loop_bodies(program: Program, graph: Graph) -> dict[int, LoopBody]:
+    """The bodies of the scans of a program that have a backward, by operation."""
+    eqns = _compat.open_jaxpr(program.jaxpr).eqns
+    bodies = {}
+    for op in graph.operations:
+        if is_loop(op):
+            active = [v is not None and graph.values[v].active for v in op.inputs]
+            bodies[op.id] = _loop_body(eqns[op.id], active)
+    return bodies
+
+
+def _loop_body(eqn: Any, active: Sequence[bool]) -> LoopBody:
+    """The body with the activity of its carry: a carried value is active if it is so at the
+    start or after any step."""
+    num_consts, num_carry = _compat.scan_counts(eqn)
+    flags = list(active)
+    while True:
+        program = scan_body(eqn, flags)
+        graph = build_graph(program)
+        after = [v is not None and graph.values[v].active for v in graph.outputs[:num_carry]]
+        carried = slice(num_consts, num_consts + num_carry)
+        grown = [a or b for a, b in zip(flags[carried], after, strict=True)]
+        if grown == flags[carried]:
+            return LoopBody(graph, eqn.params["length"], loop_bodies(program, graph))
+        flags[carried] = grown
 
 
 def run_scan(

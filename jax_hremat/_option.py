@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from jax_hremat._cost.compiled import ModeCost
 from jax_hremat._region import Region
+
+Origin = Literal["bare", "wrapped", "runs", "names", "loop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +19,13 @@ class Option:
     Attributes:
         mode: The block's region, its operations counted from 0.
         cost: What it costs.
-        origin: How it was found: "bare", "wrapped", "runs", "names", or a standard policy.
+        origin: What it is: the block bare, wrapped, with wrapped runs, wrapped with values kept
+            by name, or a scan in another mode.
     """
 
     mode: Region
     cost: ModeCost
-    origin: str
+    origin: Origin
 
     def dominates(self, other: Option) -> bool:
         """Whether it is at least as good in every respect that a plan can notice."""

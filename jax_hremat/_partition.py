@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from jax_hremat._graph import Graph
+from jax_hremat._graph import Graph, is_loop
 
 # A boundary is a valley of the width if the width on either side rises to this many times it.
 _PROMINENCE = 1.2
@@ -77,7 +77,10 @@ def partition_graph(graph: Graph) -> Partition:
     """
     width = _widths(graph)
     heavy = _heavy_operations(graph)
-    cuts = _split_long(width, [0, *_valleys(width, heavy), len(graph.operations)])
+    # A scan is a block of its own: it has a body to be planned.
+    loops = [i for op in graph.operations if is_loop(op) for i in (op.id, op.id + 1)]
+    edges = {0, *_valleys(width, heavy), *loops, len(graph.operations)}
+    cuts = _split_long(width, sorted(edges))
     blocks = [make_block(graph, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
     blocks = _split_off_known(graph, blocks)
     first: dict[str, int] = {}

@@ -28,13 +28,15 @@ from jax_hremat._errors import CertificationError, InfeasibleBudgetError
 from jax_hremat._fingerprint import fingerprint
 from jax_hremat._format import format_bytes
 from jax_hremat._graph import Graph, build_graph
+from jax_hremat._loop import loop_bodies
+from jax_hremat._modes import BlockOptions, SearchConfig
 from jax_hremat._option import Option
 from jax_hremat._partition import Partition, partition_graph
 from jax_hremat._plan import Certificate, RematPlan
 from jax_hremat._region import Region
 from jax_hremat._replay import replay
 from jax_hremat._report import Decision, block_reports, bottleneck_words
-from jax_hremat._search import BlockOptions, Progress, SearchConfig, search_options
+from jax_hremat._search import Progress, search_options
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status, out_of_time
 from jax_hremat._solve.schedule import fastest_within, least_peak
 from jax_hremat._standard import grouped_selections
@@ -122,11 +124,10 @@ class Workbench:
     def standard_plans(self) -> list[tuple[Chain, Selection]]:
         """What a user could write by hand: nothing, every block under one policy, every layer
         or every few blocks together under `jax.checkpoint`."""
-        names = sorted({name for o in self.options.values() for name, _ in o.policies})
+        names = dict.fromkeys(name for o in self.options.values() for name, _ in o.by_hand)
         bare = self.chain(lambda o: (o.bare,))
-        chains = [bare, self.chain(lambda o: (o.wrapped,))]
-        chains += [
-            self.chain(lambda o, name=name: (dict(o.policies).get(name, o.bare),)) for name in names
+        chains = [bare] + [
+            self.chain(lambda o, name=name: (dict(o.by_hand).get(name, o.bare),)) for name in names
         ]
         grouped = dict.fromkeys(grouped_selections(bare, self.partition.kinds))
         return [_uniform(chain) for chain in chains] + [(bare, s) for s in grouped]
@@ -141,6 +142,7 @@ def prepare(
         graph = build_graph(program)
     with _timed(timings, "partition"):
         partition = partition_graph(graph)
+        loops = loop_bodies(program, graph)
     everything = Region(0, len(graph.operations))
     with (
         _timed(timings, "cost"),
@@ -153,6 +155,7 @@ def prepare(
         options = search_options(
             graph,
             partition,
+            loops,
             lambda block, mode: measure_block(program, graph, block, mode, quick),
             rates(target),
             config.search,
@@ -230,7 +233,13 @@ class _Session:
         self.timings_s = {"solve": 0.0, "certify": 0.0}
         self._base = predict(*_uniform(bench.chain(lambda o: (o.bare,))))
         self._chain = bench.chain()
-        self._plain = bench.chain(lambda o: (o.bare, o.wrapped))
+        self._plain = bench.chain(
+            lambda o: (
+                o.bare,
+                o.wrapped,
+                *(option for name, option in o.by_hand if name == "block"),
+            )
+        )
         self._missed = False
         # The worst ratio of a predicted to a compiled peak so far.
         self._overestimate = 1.0

@@ -12,7 +12,7 @@ from jax_hremat._graph import Graph
 from jax_hremat._option import Option
 from jax_hremat._partition import Partition
 from jax_hremat._plan import BlockReport
-from jax_hremat._region import Region
+from jax_hremat._region import Loop, Region
 
 _MAX_PARTS = 3
 
@@ -105,6 +105,10 @@ def bottleneck_words(graph: Graph, partition: Partition, block: int, step: Compi
 
 
 def _mode_words(graph: Graph, mode: Region, grouped: bool) -> str:
+    loops = [c.loop for c in mode.children if c.loop is not None]
+    if loops:
+        words = _loop_words(loops[0], graph.operations[mode.start].trips)
+        return f"in a group; {words}" if grouped else words
     inner = [_run_words(graph, c) for c in mode.children]
     if mode.wrapped:
         words = "wrapped"
@@ -117,6 +121,25 @@ def _mode_words(graph: Graph, mode: Region, grouped: bool) -> str:
     else:
         words = "bare"
     return f"in a group; {words}" if grouped else words
+
+
+def _loop_words(loop: Loop, trips: int) -> str:
+    """Such as `each of 32 steps wrapped, keeps 3 values; in segments of 8`."""
+    body = loop.body
+    words = f"each of {trips} steps "
+    if body.wrapped:
+        words += "wrapped"
+        if body.saved:
+            words += f", keeps {len(body.saved)} values"
+        if body.children:
+            words += f", {len(body.children)} runs wrapped inside it"
+    elif body.children:
+        words += f"wraps {len(body.children)} runs"
+    else:
+        words += "bare"
+    if loop.segments:
+        words += "; in segments of " + " of ".join(map(str, reversed(loop.segments)))
+    return words
 
 
 def _run_words(graph: Graph, run: Region) -> str:
