@@ -1,0 +1,231 @@
+"""Planning of programs with scans: what is tried, and that budgets are kept and used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_hremat
+from jax_hremat import InfeasibleBudgetError, PlannerConfig, RematPlan, SearchConfig, SolverConfig
+from jax_hremat._chain import Selection, Ties, predict, selection_region
+from jax_hremat._graph import build_graph
+from jax_hremat._loop import loop_bodies
+from jax_hremat._loop_modes import _near_divisor, _segments
+from jax_hremat._partition import partition_graph
+from jax_hremat._planner import Workbench, plan_within, prepare
+from jax_hremat._target import get_target
+from jax_hremat._trace import Program, trace_loss
+from jax_hremat._units import parse_budget
+
+QUICK = PlannerConfig(
+    search=SearchConfig(
+        max_runs=2, max_packings=1, max_saved_sets=1, max_segments=3, max_workers=2
+    ),
+    solver=SolverConfig(time_limit_s=30.0),
+    max_rounds=2,
+)
+STEPS, WIDTH, BATCH = 24, 16, 64
+
+
+def struct(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, np.float32)
+
+
+def stack(params: Any, x: jax.Array) -> jax.Array:
+    """Residual layers under one scan, between two products of their own."""
+
+    def layer(x: jax.Array, w: Any) -> Any:
+        h = jax.nn.gelu(x @ w["in"])
+        return x + jnp.tanh(h * h) @ w["out"], None
+
+    x, _ = jax.lax.scan(layer, x @ params["first"], params["layers"])
+    return ((x @ params["last"]) ** 2).mean()
+
+
+STACK = (
+    {
+        "first": struct(WIDTH, WIDTH),
+        "layers": {"in": struct(STEPS, WIDTH, 4 * WIDTH), "out": struct(STEPS, 4 * WIDTH, WIDTH)},
+        "last": struct(WIDTH, WIDTH),
+    },
+    struct(BATCH, WIDTH),
+)
+
+
+def recurrent(w: jax.Array, xs: jax.Array) -> jax.Array:
+    """One cell over many steps, of which only the last state is read."""
+
+    def cell(state: Any, x: jax.Array) -> Any:
+        h, c = state
+        a, b = jnp.split(jnp.tanh((h + x) @ w), 2, axis=-1)
+        c = jax.nn.sigmoid(a) * c + b
+        return (jnp.tanh(c), c), None
+
+    start = jnp.zeros_like(xs[0])
+    (h, _), _ = jax.lax.scan(cell, (start, start), xs)
+    return (h * h).mean()
+
+
+def two_deep(ws: jax.Array, x: jax.Array) -> jax.Array:
+    """A scan of scans, every step of the inner one with the same weights."""
+
+    def outer(x: jax.Array, w: jax.Array) -> Any:
+        def inner(h: jax.Array, _: None) -> Any:
+            return jnp.tanh(jnp.sin(h) @ w), None
+
+        return jax.lax.scan(inner, x, None, length=8)[0], None
+
+    return (jax.lax.scan(outer, x, ws)[0] ** 2).mean()
+
+
+def workbench(fun: Any, *args: Any) -> Workbench:
+    program = trace_loss(fun, args, {})
+    return prepare(program, get_target("cpu"), QUICK, 0.0, lambda *_: None)
+
+
+def plan_of(bench: Workbench, budget: int | float) -> RematPlan:
+    return plan_within(
+        bench,
+        parse_budget(budget),
+        headroom_bytes=0,
+        argnums=(0,),
+        has_aux=False,
+        progress=lambda *_: None,
+    )
+
+
+def floor_of(bench: Workbench) -> int:
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        plan_of(bench, 0.01)
+    return caught.value.min_budget_bytes
+
+
+@pytest.fixture(scope="module")
+def stacked() -> Workbench:
+    return workbench(stack, *STACK)
+
+
+def loops_of(plan: RematPlan) -> list[Any]:
+    return [r.loop for _, r in plan.root.walk() if r.loop is not None]
+
+
+def test_a_scan_is_a_block_of_its_own() -> None:
+    program = trace_loss(stack, STACK, {})
+    graph = build_graph(program)
+    at = next(op.id for op in graph.operations if op.primitive == "scan")
+    assert (at, at + 1) in [(b.start, b.stop) for b in partition_graph(graph).blocks]
+
+
+def bodies(fun: Any, *args: Any) -> tuple[Program, Any]:
+    program = trace_loss(fun, args, {})
+    return program, loop_bodies(program, build_graph(program))
+
+
+def test_activity_goes_round_the_carry() -> None:
+    def swapped(w: jax.Array, x: jax.Array) -> jax.Array:
+        # `b` is active from the second step on only, `c` never.
+        def step(carry: Any, _: None) -> Any:
+            a, b, c = carry
+            return (a * w, a + b, c * 2.0), None
+
+        (a, b, c), _ = jax.lax.scan(step, (w, x, x), None, length=5)
+        return a + b + c
+
+    _, found = bodies(swapped, jnp.ones(()), jnp.ones(()))
+    (loop,) = found.values()
+    names = [loop.graph.values[v].active for v in loop.graph.arguments]
+    # The constant w, then the carry (a, b, c).
+    assert (loop.trips, names) == (5, [True, True, True, False])
+
+
+def test_scans_inside_scans_are_found_and_scans_without_a_backward_left_out() -> None:
+    _, found = bodies(two_deep, struct(4, 8, 8), struct(2, 8))
+    (outer,) = found.values()
+    (inner,) = outer.inner.values()
+    assert (outer.trips, inner.trips, dict(inner.inner)) == (4, 8, {})
+
+    def still(w: jax.Array, x: jax.Array) -> jax.Array:
+        noise, _ = jax.lax.scan(lambda c, _: (c * 1.5, None), x, None, length=3)
+        once, _ = jax.lax.scan(lambda c, _: (c * w, None), x, None, length=1)
+        return (w * noise * once).sum()
+
+    assert bodies(still, jnp.ones(()), jnp.ones((2,)))[1] == {}
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.7, 0.4])
+def test_a_scanned_stack_keeps_its_budget(stacked: Workbench, budget: float) -> None:
+    plan = plan_of(stacked, budget)
+    assert plan.certificate.holds
+    assert RematPlan.from_json(plan.to_json()) == plan
+    if budget < 1:
+        assert loops_of(plan)
+        assert f"each of {STEPS} steps" in str(plan)
+
+
+def test_a_scanned_stack_is_no_slower_than_by_hand(stacked: Workbench) -> None:
+    by_hand = stacked.standard_plans()
+    assert len(by_hand) >= 3
+    for chain, selection in by_hand:
+        step = stacked.compile_step(selection_region(stacked.graph, chain, selection, Ties.NONE))
+        plan = plan_of(stacked, step.memory.peak_bytes)
+        assert plan.estimated_step_s <= step.step_s
+
+
+def test_predicted_peaks_of_scans_are_near(stacked: Workbench) -> None:
+    for chain, selection in stacked.standard_plans():
+        predicted = predict(chain, selection).peak_bytes
+        root = selection_region(stacked.graph, chain, selection, Ties.NONE)
+        assert predicted == pytest.approx(stacked.compile_step(root).memory.peak_bytes, rel=0.2)
+
+
+def test_a_planned_scan_computes_the_same() -> None:
+    keys = iter(jax.random.split(jax.random.key(0), 8))
+    args = jax.tree.map(lambda s: 0.3 * jax.random.normal(next(keys), s.shape), STACK)
+    make = jax_hremat.plan_remat(stack, budget=0.5, target="cpu", config=QUICK)
+    plan = make(*args)
+    options = jax_hremat.compiler_options("cpu")
+    steps = [
+        jax.jit(jax.value_and_grad(f), compiler_options=options)
+        for f in (stack, jax_hremat.apply_plan(stack, plan))
+    ]
+    plain, planned = (step(*args) for step in steps)
+    assert loops_of(plan)
+    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(planned), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_a_long_recurrence_goes_below_one_state_per_step() -> None:
+    steps = 256
+    bench = workbench(recurrent, struct(32, 64), struct(steps, 16, 32))
+    chain = bench.chain(lambda o: (dict(o.by_hand).get("block", o.bare),))
+    every_step = selection_region(bench.graph, chain, Selection((0,) * len(chain)), Ties.NONE)
+    hand = bench.compile_step(every_step).memory.peak_bytes
+    floor = floor_of(bench)
+    # Beyond what no plan can change, a state for each of about 2 √n steps and no more.
+    assert floor - bench.fixed_bytes < 0.35 * (hand - bench.fixed_bytes)
+    plan = plan_of(bench, floor)
+    assert plan.certificate.holds
+    assert any(loop.segments for loop in loops_of(plan))
+
+
+def test_a_scan_of_scans_is_planned_inside() -> None:
+    bench = workbench(two_deep, struct(8, 32, 32), struct(64, 32))
+    plan = plan_of(bench, floor_of(bench))
+    assert plan.certificate.peak_bytes < 0.6 * bench.baseline.memory.peak_bytes
+    assert loops_of(plan)
+
+
+def test_segment_lengths() -> None:
+    assert _segments(32, 5) == [(2,), (4,), (8,), (16,), (8, 4)]
+    assert _near_divisor(45, 2048) in (32, 64)
+    assert _near_divisor(6, 13) == 6
+    for trips in (2, 3, 13, 27, 100, 2048):
+        for segments in _segments(trips, 5):
+            lengths = (trips, *segments)
+            assert list(lengths) == sorted(set(lengths), reverse=True)
+            assert segments[-1] > 1
+    assert _segments(2, 5) == []
