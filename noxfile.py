@@ -90,3 +90,10 @@ def benchmarks(session: nox.Session) -> None:
     """The table of the benchmark models (many minutes)."""
     session.install(".[examples,gpu-aot]")
     session.run("python", "-m", "benchmarks.table", *session.posargs)
+
+
+@nox.session(python=OLDEST_PYTHON)
+def scale(session: nox.Session) -> None:
+    """Planning time and least peaks of deep and scanned models (many minutes)."""
+    session.install(".[examples,gpu-aot]")
+    session.run("python", "-m", "benchmarks.scale", *session.posargs)
