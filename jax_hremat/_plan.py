@@ -154,15 +154,11 @@ class RematPlan:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON; the file appears whole or not at all."""
         path = Path(path)
-        text = self.to_json()
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        # A folder of its own, so that the file gets the permissions of any new file.
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            whole = Path(folder) / path.name
+            whole.write_text(self.to_json(), encoding="utf-8")
+            os.replace(whole, path)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> RematPlan:

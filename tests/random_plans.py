@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from jax_hremat import _compat
-from jax_hremat._region import Region
+from jax_hremat._loop import scan_body
+from jax_hremat._region import Loop, Region
 from jax_hremat._trace import Program
 
 WIDTH = 4
@@ -53,8 +54,54 @@ def losses(draw: st.DrawFn) -> Any:
 
 
 @st.composite
+def loop_losses(draw: st.DrawFn) -> Any:
+    """A scalar function of two matrices with scans, branches and skips between plain steps."""
+    kinds = ["scan", "nested", "cond", "tanh", "matmul"]
+    steps = draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=3))
+    steps.insert(draw(st.integers(0, len(steps))), "scan")
+    length, reverse = draw(st.integers(2, 7)), draw(st.booleans())
+
+    def loss(w: Any, x: Any) -> Any:
+        def step(h: Any, scale: Any) -> Any:
+            h = jnp.tanh(h @ w) * scale + 0.1 * h
+            return h, jnp.sin(h).sum()
+
+        def outer(h: Any, scale: Any) -> Any:
+            h, sums = jax.lax.scan(step, h, scale * jnp.arange(1.0, 4.0))
+            return h * 0.5, sums.sum()
+
+        scales = jnp.linspace(0.5, 1.0, length)
+        first = skip = x
+        total = 0.0
+        for kind in steps:
+            if kind in ("scan", "nested"):
+                body = step if kind == "scan" else outer
+                x, sums = jax.lax.scan(body, x, scales, reverse=reverse)
+                total = total + (sums * scales).sum()
+            elif kind == "cond":
+                x = jax.lax.cond(x.sum() > 0, lambda v: jnp.cos(v) @ w, lambda v: v * v, x)
+            elif kind == "tanh":
+                x = jnp.tanh(x) + skip
+            else:
+                x = x @ w * 0.3 + first
+            skip = x
+        return (x * w).sum() + total
+
+    return loss
+
+
+@st.composite
+def loops(draw: st.DrawFn, eqn: Any, depth: int) -> Loop:
+    """Any way to run a scan."""
+    lengths = st.integers(1, eqn.params["length"] + 1)
+    segments = sorted(draw(st.sets(lengths, max_size=2)), reverse=True)
+    return Loop(draw(region_trees(scan_body(eqn), depth)), tuple(segments))
+
+
+@st.composite
 def region_trees(draw: st.DrawFn, program: Program, max_depth: int = 3) -> Region:
-    """Any nest of bare and wrapped regions, each wrapped one saving any values made in it."""
+    """Any nest of bare and wrapped regions, each wrapped one saving any values made in it; any
+    scan in another mode."""
     equations = _compat.open_jaxpr(program.jaxpr).eqns
 
     def region(start: int, stop: int, depth: int) -> Region:
@@ -62,8 +109,15 @@ def region_trees(draw: st.DrawFn, program: Program, max_depth: int = 3) -> Regio
         made = [(op, k) for op in range(start, stop) for k in range(len(equations[op].outvars))]
         saved = draw(st.sets(st.sampled_from(made), max_size=3)) if wrapped and made else ()
         children: list[Region] = []
+        scan = stop - start == 1 and equations[start].primitive.name == "scan"
+        if scan and not wrapped and draw(st.booleans()):
+            return Region(start, stop, loop=draw(loops(equations[start], max_depth - 1)))
         if depth < max_depth and stop > start:
-            edges = sorted(draw(st.sets(st.integers(start, stop), max_size=5)))
+            edges = draw(st.sets(st.integers(start, stop), max_size=5))
+            for i in range(start, stop):
+                if equations[i].primitive.name == "scan" and draw(st.booleans()):
+                    edges |= {i, i + 1}
+            edges = sorted(edges)
             children = [
                 region(a, b, depth + 1)
                 for a, b in itertools.pairwise(edges)

@@ -8,7 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax.ad_checkpoint import checkpoint_name
+from random_plans import QUICK, loop_losses, region_trees, struct
+from random_plans import WIDTH as WIDE
 
 from jax_hremat._emit import emit_flat
 from jax_hremat._loop import scan_body
@@ -115,6 +119,20 @@ def test_short_scans(length: int) -> None:
 def test_an_unrolled_scan_stays_one() -> None:
     program, inputs = traced(12, reverse=False, unroll=4)
     assert_same_step(program, inputs, in_mode(program, Loop(body_modes(program)[1], (6, 3))))
+
+
+@settings(QUICK, max_examples=8)
+@given(st.data())
+def test_random_programs_in_random_modes_give_the_same_step(data: st.DataObject) -> None:
+    loss = data.draw(loop_losses())
+    program = trace_loss(loss, (struct(WIDE, WIDE), struct(WIDE, WIDE)), {}, argnums=(0, 1))
+    tree = data.draw(region_trees(program, max_depth=2))
+    keys = jax.random.split(jax.random.key(0), 2)
+    inputs = [0.5 * jax.random.normal(k, (WIDE, WIDE)) for k in keys]
+    plain = program.step(emit_flat(program, Region(0, tree.stop)))(*inputs)
+    planned = program.step(emit_flat(program, tree))(*inputs)
+    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(planned), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_under_vmap_and_second_derivatives() -> None:

@@ -166,25 +166,29 @@ def test_save_and_load(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["plan.json"]
 
 
-@pytest.mark.parametrize("step", ["replace", "fdopen"])
+@pytest.mark.parametrize(("owner", "step"), [(os, "replace"), (Path, "write_text")])
 def test_an_interrupted_save_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, step: str
 ) -> None:
     path = tmp_path / "plan.json"
     plan().save(path)
-    real = getattr(os, step)
 
-    def interrupted(*args: Any, **kwargs: Any) -> Any:
-        if step == "fdopen":
-            os.close(args[0])
+    def interrupted(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, step, interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        plan(has_aux=False).save(path)
-    monkeypatch.setattr(os, step, real)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, step, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            plan(has_aux=False).save(path)
     assert RematPlan.load(path) == plan()
     assert os.listdir(tmp_path) == ["plan.json"]
+
+
+def test_a_saved_plan_is_as_readable_as_any_new_file(tmp_path: Path) -> None:
+    other, path = tmp_path / "other", tmp_path / "plan.json"
+    other.write_text("")
+    plan().save(path)
+    assert path.stat().st_mode == other.stat().st_mode
 
 
 def edited(change: Callable[[dict[str, Any]], Any]) -> str:
