@@ -31,6 +31,8 @@ class SearchConfig:
         max_saved_sets: Sets of values that a wholly wrapped block keeps.
         max_segments: Lengths of checkpointed segments of a scan.
         fair_share: Share of the program's residual bytes from which a kind gets the maximum.
+        max_modes: Modes in all, beyond the bare, the wrapped and the standard ones of each kind;
+            where a program has very many kinds, each gets fewer.
         max_workers: Compilations at a time.
     """
 
@@ -39,11 +41,17 @@ class SearchConfig:
     max_saved_sets: int = 3
     max_segments: int = 5
     fair_share: float = 0.05
+    max_modes: int = 400
     max_workers: int = max(2, min(8, os.cpu_count() or 1))
 
-    def scaled(self, share: float) -> SearchConfig:
-        """The limits for a kind that holds this share of the residuals."""
-        part = min(1.0, math.sqrt(share / self.fair_share))
+    def for_shares(self, shares: Mapping[int, float]) -> dict[int, SearchConfig]:
+        """The limits of each kind, given what part of the residuals it holds."""
+        parts = {k: min(1.0, math.sqrt(s / self.fair_share)) for k, s in shares.items()}
+        most = self.max_runs + self.max_packings + self.max_saved_sets
+        fewer = min(1.0, self.max_modes / max(most * sum(parts.values()), 1.0))
+        return {kind: self._scaled(part * fewer) for kind, part in parts.items()}
+
+    def _scaled(self, part: float) -> SearchConfig:
         return replace(
             self,
             max_runs=round(part * self.max_runs),

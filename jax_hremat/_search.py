@@ -53,10 +53,10 @@ def search_options(
     """
     times_s = operation_times_s(graph, rates)
     byte_s = 1 / rates.bytes_per_s
-    shares = _residual_shares(graph, partition)
+    limits = config.for_shares(_residual_shares(graph, partition))
 
     def search(kind: int) -> BlockSearch | LoopSearch:
-        block, scaled = partition.blocks[kind], config.scaled(shares[kind])
+        block, scaled = partition.blocks[kind], limits[kind]
         if len(block) == 1 and block.start in loops:
             return LoopSearch(graph, block, loops[block.start], rates, scaled, solver)
         return BlockSearch(graph, block, times_s, byte_s, scaled, solver)
