@@ -15,6 +15,10 @@ from jax_hremat._errors import UnknownTargetError as UnknownTargetError
 from jax_hremat._errors import UnsupportedConfigError as UnsupportedConfigError
 from jax_hremat._errors import UnsupportedProgramError as UnsupportedProgramError
 from jax_hremat._modes import SearchConfig as SearchConfig
+from jax_hremat._partition.flat import partition_flat as partition_flat
+from jax_hremat._partition.repeats import partition_by_repeats as partition_by_repeats
+from jax_hremat._partition.score import partition_by_score as partition_by_score
+from jax_hremat._partition.valleys import partition_by_width as partition_by_width
 from jax_hremat._plan import Certificate as Certificate
 from jax_hremat._plan import RematPlan as RematPlan
 from jax_hremat._planner import PlannerConfig as PlannerConfig

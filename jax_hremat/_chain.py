@@ -14,7 +14,7 @@ from enum import Enum
 from jax_hremat._graph import Graph
 from jax_hremat._modes import BlockOptions
 from jax_hremat._option import Option
-from jax_hremat._partition import Partition, has_deferrable_input, make_block
+from jax_hremat._partition.blocks import Partition, has_deferrable_input, make_block
 from jax_hremat._region import Region
 
 

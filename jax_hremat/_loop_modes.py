@@ -15,7 +15,7 @@ from jax_hremat._cost.roofline import Rates
 from jax_hremat._graph import Graph
 from jax_hremat._loop import LoopBody
 from jax_hremat._modes import BlockOptions, BlockSearch, SearchConfig, block_options
-from jax_hremat._partition import Block, make_block
+from jax_hremat._partition.blocks import Block, make_block
 from jax_hremat._region import Loop, Region
 from jax_hremat._solve.backend import SolverConfig
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from jax_hremat._cost.compiled import ModeCost
 from jax_hremat._graph import Graph
 from jax_hremat._option import Option, Origin, pareto
-from jax_hremat._partition import Block, has_deferrable_input
+from jax_hremat._partition.blocks import Block, has_deferrable_input
 from jax_hremat._region import Region, ValueRef
 from jax_hremat._runs import Run, candidate_runs
 from jax_hremat._solve.backend import SolverConfig

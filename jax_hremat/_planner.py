@@ -31,7 +31,8 @@ from jax_hremat._graph import Graph, build_graph
 from jax_hremat._loop import loop_bodies
 from jax_hremat._modes import BlockOptions, SearchConfig
 from jax_hremat._option import Option
-from jax_hremat._partition import Partition, partition_graph
+from jax_hremat._partition.blocks import Partition, Partitioner, partition_graph
+from jax_hremat._partition.valleys import partition_by_width
 from jax_hremat._plan import Certificate, RematPlan
 from jax_hremat._region import Region
 from jax_hremat._replay import replay
@@ -69,12 +70,16 @@ class PlannerConfig:
     Attributes:
         search: How many modes of each kind of block are compiled.
         solver: Limits of each mixed-integer program.
+        partitioner: Where the program is cut into blocks: `partition_by_width`,
+            `partition_by_repeats`, `partition_by_score`, `partition_flat`, or a function of your
+            own from a graph to positions of operations.
         max_rounds: Compilations of the whole step in a plan, after the first, to meet the
             budget or to use what is left of it.
     """
 
     search: SearchConfig = field(default_factory=SearchConfig)
     solver: SolverConfig = field(default_factory=SolverConfig)
+    partitioner: Partitioner = partition_by_width
     max_rounds: int = 3
 
 
@@ -141,7 +146,7 @@ def prepare(
     with _timed(timings, "trace"):
         graph = build_graph(program)
     with _timed(timings, "partition"):
-        partition = partition_graph(graph)
+        partition = partition_graph(graph, config.partitioner)
         loops = loop_bodies(program, graph)
     everything = Region(0, len(graph.operations))
     with (

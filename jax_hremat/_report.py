@@ -10,7 +10,7 @@ from jax_hremat._chain import Chain, Selection
 from jax_hremat._format import format_bytes
 from jax_hremat._graph import Graph
 from jax_hremat._option import Option
-from jax_hremat._partition import Partition
+from jax_hremat._partition.blocks import Partition
 from jax_hremat._plan import BlockReport
 from jax_hremat._region import Loop, Region
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jax_hremat._graph import Graph
-from jax_hremat._partition import Block
+from jax_hremat._partition.blocks import Block
 
 # How many seconds of recomputation a byte is worth: a sweep from "memory is nearly free" to
 # "memory is everything", in multiples of the time to read that byte once.

@@ -13,7 +13,7 @@ from jax_hremat._graph import Graph
 from jax_hremat._loop import LoopBody
 from jax_hremat._loop_modes import LoopSearch
 from jax_hremat._modes import BlockOptions, BlockSearch, SearchConfig
-from jax_hremat._partition import Block, Partition
+from jax_hremat._partition.blocks import Block, Partition
 from jax_hremat._region import Region
 from jax_hremat._solve.backend import SolverConfig
 

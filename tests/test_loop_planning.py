@@ -15,7 +15,8 @@ from jax_hremat._chain import Selection, Ties, predict, selection_region
 from jax_hremat._graph import build_graph
 from jax_hremat._loop import loop_bodies
 from jax_hremat._loop_modes import _near_divisor, _segments
-from jax_hremat._partition import partition_graph
+from jax_hremat._partition.blocks import partition_graph
+from jax_hremat._partition.valleys import partition_by_width
 from jax_hremat._planner import Workbench, plan_within, prepare
 from jax_hremat._target import get_target
 from jax_hremat._trace import Program, trace_loss
@@ -117,7 +118,9 @@ def test_a_scan_is_a_block_of_its_own() -> None:
     program = trace_loss(stack, STACK, {})
     graph = build_graph(program)
     at = next(op.id for op in graph.operations if op.primitive == "scan")
-    assert (at, at + 1) in [(b.start, b.stop) for b in partition_graph(graph).blocks]
+    assert (at, at + 1) in [
+        (b.start, b.stop) for b in partition_graph(graph, partition_by_width).blocks
+    ]
 
 
 def bodies(fun: Any, *args: Any) -> tuple[Program, Any]:

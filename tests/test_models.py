@@ -18,13 +18,14 @@ import jax_hremat
 from benchmarks import equality, zoo
 from jax_hremat._emit import emit
 from jax_hremat._graph import Graph, Operation, build_graph
-from jax_hremat._partition import (
+from jax_hremat._partition.blocks import (
     Block,
     Partition,
     has_deferrable_input,
     make_block,
     partition_graph,
 )
+from jax_hremat._partition.valleys import partition_by_width
 from jax_hremat._region import Region
 from jax_hremat._trace import Program, trace_loss
 
@@ -77,7 +78,9 @@ def model(name: str, dtype: str) -> Model:
     graph = build_graph(program)
     args = problem.concrete(0)
     original = run(problem, problem.loss_fn, args)
-    return Model(problem, program, graph, partition_graph(graph), args, original)
+    return Model(
+        problem, program, graph, partition_graph(graph, partition_by_width), args, original
+    )
 
 
 @cache

@@ -14,13 +14,17 @@ from hypothesis import strategies as st
 from random_plans import QUICK, WIDTH, losses, struct
 
 from jax_hremat._graph import Graph, build_graph
-from jax_hremat._partition import (
+from jax_hremat._partition.blocks import (
     _MAX_OPERATIONS,
     Partition,
     boundary,
     make_block,
     partition_graph,
 )
+from jax_hremat._partition.flat import partition_flat
+from jax_hremat._partition.repeats import partition_by_repeats
+from jax_hremat._partition.score import partition_by_score
+from jax_hremat._partition.valleys import partition_by_width
 from jax_hremat._trace import trace_loss
 
 WIDE, HIDDEN, BATCH, LENGTH = 32, 128, 4, 64
@@ -91,16 +95,18 @@ def crossing(graph: Graph, position: int) -> list[str]:
 @QUICK
 def test_blocks_cover_any_program_in_order(loss: Any) -> None:
     graph = graph_of(loss, struct(WIDTH, WIDTH), struct(WIDTH, WIDTH))
-    partition = partition_graph(graph)
+    partition = partition_graph(graph, partition_by_width)
     assert_covers(graph, partition)
-    again = partition_graph(graph_of(loss, struct(WIDTH, WIDTH), struct(WIDTH, WIDTH)))
+    again = partition_graph(
+        graph_of(loss, struct(WIDTH, WIDTH), struct(WIDTH, WIDTH)), partition_by_width
+    )
     assert again == partition
 
 
 @pytest.mark.parametrize("layers", ["mmmm", "amamamam", "aaaaa", "mmsmm", "m", "a"])
 def test_only_the_stream_crosses_between_blocks(layers: str) -> None:
     graph = stack(layers)
-    partition = partition_graph(graph)
+    partition = partition_graph(graph, partition_by_width)
     assert_covers(graph, partition)
     assert len(partition.blocks) >= max(1, len(layers) - 1)
     for block in partition.blocks[1:]:
@@ -110,21 +116,21 @@ def test_only_the_stream_crosses_between_blocks(layers: str) -> None:
 def test_equal_layers_are_one_kind_whatever_their_names() -> None:
     names = ["encoder", "Dense_0", "x", "block/17", "last"]
     plain, named = stack("mmmmm"), stack("mmmmm", names)
-    partition = partition_graph(plain)
+    partition = partition_graph(plain, partition_by_width)
     # The first layer reads the data, and after the last one the loss follows.
     assert partition.kinds[1:5] == (1, 1, 1, 1)
-    assert partition_graph(named) == partition
+    assert partition_graph(named, partition_by_width) == partition
     assert {op.scope for op in named.operations} != {op.scope for op in plain.operations}
 
 
 def test_other_layers_are_other_kinds() -> None:
-    kinds = partition_graph(stack("mmmsmm")).kinds
+    kinds = partition_graph(stack("mmmsmm"), partition_by_width).kinds
     assert kinds[1] == kinds[2] == kinds[4]
     assert kinds[3] == 3
-    alternating = partition_graph(stack("mamamama")).kinds
+    alternating = partition_graph(stack("mamamama"), partition_by_width).kinds
     assert alternating[1] == alternating[3] == alternating[5] == 1
     assert alternating[2] == alternating[4] == 2
-    assert len(partition_graph(stack("mmmmm")).unique) < 5
+    assert len(partition_graph(stack("mmmmm"), partition_by_width).unique) < 5
 
 
 def test_literals_do_not_make_another_kind_but_wiring_does() -> None:
@@ -137,9 +143,9 @@ def test_literals_do_not_make_another_kind_but_wiring_does() -> None:
 
         return graph_of(fun, [struct(WIDE, WIDE)] * len(scales), struct(BATCH, LENGTH, WIDE))
 
-    equal = partition_graph(loss([1.0, 2.0, 3.0, 4.0, 5.0], [True] * 5))
+    equal = partition_graph(loss([1.0, 2.0, 3.0, 4.0, 5.0], [True] * 5), partition_by_width)
     assert equal.kinds[2] == equal.kinds[3]
-    rewired = partition_graph(loss([1.0] * 5, [True, True, True, False, True]))
+    rewired = partition_graph(loss([1.0] * 5, [True, True, True, False, True]), partition_by_width)
     assert rewired.kinds[2] != rewired.kinds[3]
 
 
@@ -154,7 +160,7 @@ def test_skip_connections_cross_every_block_in_between() -> None:
         return (x * x).mean()
 
     graph = graph_of(loss, [struct(64, 64)] * 3, [struct(128, 64)] * 3, struct(16, 64))
-    partition = partition_graph(graph)
+    partition = partition_graph(graph, partition_by_width)
     assert_covers(graph, partition)
     outputs = {v for b in partition.blocks for v in b.outputs}
     (last_use,) = [op.id for op in graph.operations if op.primitive == "concatenate"][-1:]
@@ -175,7 +181,7 @@ def test_long_skips_do_not_hide_the_layers() -> None:
 
     data = struct(BATCH, LENGTH, WIDE)
     graph = graph_of(loss, [MLP] * 12, data, struct(WIDE, WIDE))
-    partition = partition_graph(graph)
+    partition = partition_graph(graph, partition_by_width)
     assert_covers(graph, partition)
     middle = partition.kinds[3:9]
     assert len(set(middle)) == 1
@@ -187,7 +193,7 @@ def test_long_skips_do_not_hide_the_layers() -> None:
 )
 def test_tiny_programs_are_one_block(fun: Callable[..., Any]) -> None:
     graph = graph_of(fun, struct(4, 4))
-    partition = partition_graph(graph)
+    partition = partition_graph(graph, partition_by_width)
     assert_covers(graph, partition)
     assert partition.kinds == (0,)
 
@@ -199,7 +205,7 @@ def test_blocks_of_too_many_operations_are_split() -> None:
         return x.sum()
 
     graph = graph_of(loss, struct(8))
-    partition = partition_graph(graph)
+    partition = partition_graph(graph, partition_by_width)
     assert_covers(graph, partition)
     assert max(map(len, partition.blocks)) <= _MAX_OPERATIONS
     assert min(map(len, partition.blocks)) >= _MAX_OPERATIONS // 8
@@ -223,4 +229,61 @@ def test_a_boundary_lists_arguments_inputs_and_outputs() -> None:
 @given(st.integers(2, 7))
 @settings(max_examples=6, deadline=None)
 def test_more_equal_layers_need_no_more_kinds(num_layers: int) -> None:
-    assert len(partition_graph(stack("m" * num_layers)).unique) <= 3
+    assert len(partition_graph(stack("m" * num_layers), partition_by_width).unique) <= 3
+
+
+PARTITIONERS = [partition_by_width, partition_by_repeats, partition_by_score, partition_flat]
+
+
+@pytest.mark.parametrize("partitioner", PARTITIONERS)
+@QUICK
+@given(data=st.data())
+def test_every_partitioner_covers_the_program_once(partitioner, data) -> None:
+    graph = graph_of(data.draw(losses()), struct(WIDTH, WIDTH), struct(WIDTH, WIDTH))
+    partition = partition_graph(graph, partitioner)
+    edges = [partition.blocks[0].start, *(b.stop for b in partition.blocks)]
+    assert edges == sorted(set(edges))
+    assert (edges[0], edges[-1]) == (0, len(graph.operations))
+    assert partition == partition_graph(graph, partitioner)
+
+
+def layers_with_ends(num_layers: int) -> Graph:
+    """Equal layers of two products between different first and last operations."""
+
+    def loss(w: Any, x: Any) -> Any:
+        x = jnp.sin(x @ w)
+        for _ in range(num_layers):
+            x = x + jnp.tanh(jax.nn.softmax(x @ w) @ w.T)
+        return jnp.exp(x).mean()
+
+    return graph_of(loss, struct(8, 8), struct(16, 8))
+
+
+def test_repeats_are_found_and_cut_once_each() -> None:
+    partition = partition_graph(layers_with_ends(9), partition_by_repeats)
+    common = max(partition.kinds.count(k) for k in partition.unique)
+    assert common >= 8
+    assert len(partition.blocks) <= 12
+
+
+def test_the_flat_partition_has_one_heavy_operation_a_block() -> None:
+    graph = layers_with_ends(4)
+    partition = partition_graph(graph, partition_flat)
+    heavy = [
+        sum(op.primitive == "dot_general" for op in graph.operations[b.start : b.stop])
+        for b in partition.blocks
+    ]
+    assert max(heavy) == 1 and sum(heavy) == 9
+
+
+def test_merging_by_score_stops_when_few_are_left() -> None:
+    graph = layers_with_ends(40)
+    merged = partition_graph(graph, partition_by_score)
+    flat = partition_graph(graph, partition_flat)
+    assert len(flat.blocks) > 80 >= 2 * len(merged.blocks)
+    assert {b.start for b in merged.blocks} <= {b.start for b in flat.blocks}
+
+
+def test_a_partitioner_outside_the_program_is_told() -> None:
+    with pytest.raises(ValueError, match="cuts at 1000, in a program of"):
+        partition_graph(layers_with_ends(1), lambda graph: [3, 1000])

@@ -159,6 +159,21 @@ def test_the_smallest_budget_is_feasible_and_a_hundredth_below_is_not(
     assert "layer_" in error.bottleneck
 
 
+@pytest.mark.parametrize(
+    "partitioner",
+    [jax_hremat.partition_by_repeats, jax_hremat.partition_by_score, jax_hremat.partition_flat],
+)
+def test_any_partitioner_gives_certified_budgets(
+    partitioner: Any, plans: dict[float, RematPlan]
+) -> None:
+    config = dataclasses.replace(TINY, partitioner=partitioner)
+    for budget in (0.85, 0.5):
+        make = jax_hremat.plan_remat(transformer, budget=budget, target="cpu", config=config)
+        plan = make(*TRANSFORMER)
+        assert plan.certificate.holds
+        assert plan.certificate.budget_bytes == plans[budget].certificate.budget_bytes
+
+
 def test_headroom_is_taken_off_first(bench: Workbench, floor_bytes: int) -> None:
     headroom = 12345
     plan = plan_of(bench, 0.7, headroom)

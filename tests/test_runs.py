@@ -12,7 +12,8 @@ from hypothesis import given
 from random_plans import QUICK, WIDTH, losses, struct
 
 from jax_hremat._graph import Graph, build_graph
-from jax_hremat._partition import Block, make_block, partition_graph
+from jax_hremat._partition.blocks import Block, make_block, partition_graph
+from jax_hremat._partition.valleys import partition_by_width
 from jax_hremat._runs import Run, candidate_runs, evaluate_run
 from jax_hremat._trace import trace_loss
 
@@ -64,7 +65,7 @@ def assert_sound(graph: Graph, block: Block, runs: tuple[Run, ...]) -> None:
 def test_runs_lie_in_their_block(loss: Any) -> None:
     graph = graph_of(loss, struct(WIDTH, WIDTH), struct(WIDTH, WIDTH))
     whole = make_block(graph, 0, len(graph.operations))
-    for block in (whole, *partition_graph(graph).blocks):
+    for block in (whole, *partition_graph(graph, partition_by_width).blocks):
         runs = runs_of(graph, block)
         assert_sound(graph, block, runs)
         assert runs == runs_of(graph, block)
@@ -99,7 +100,7 @@ def test_no_more_runs_than_asked_for_and_the_best_first(count: int) -> None:
 
 def test_another_copy_of_a_layer_has_the_same_runs() -> None:
     graph = attention()
-    partition = partition_graph(graph)
+    partition = partition_graph(graph, partition_by_width)
     places: dict[int, list[Block]] = {}
     for kind, block in zip(partition.kinds, partition.blocks, strict=True):
         places.setdefault(kind, []).append(block)

@@ -9,7 +9,7 @@ import pytest
 
 from jax_hremat._emit import emit_flat
 from jax_hremat._graph import build_graph
-from jax_hremat._partition import has_deferrable_input, make_block
+from jax_hremat._partition.blocks import has_deferrable_input, make_block
 from jax_hremat._region import Region
 from jax_hremat._trace import trace_loss
 

@@ -22,7 +22,7 @@ from jax_hremat._cost.liveness import Buffer, buffer_timeline, reads_and_results
 from jax_hremat._cost.roofline import estimate_step
 from jax_hremat._emit import emit_range
 from jax_hremat._graph import Graph
-from jax_hremat._partition import Block
+from jax_hremat._partition.blocks import Block
 from jax_hremat._region import Region
 from jax_hremat._target import Target, rates
 from jax_hremat._trace import Program, abstract

@@ -1,25 +1,24 @@
-"""`Graph` -> `Partition`: consecutive blocks of operations, equal ones recognised.
+"""`Graph`, partitioner -> `Partition`: consecutive blocks of operations, equal ones recognised.
 
-A block is a stretch of the program, contiguous in program order, between two places where
-little is handed on. The levels of a plan are runs of operations inside a block, the blocks, and
-groups of consecutive blocks; runs and groups are chosen by the solver, blocks here.
+A block is a stretch of the program, contiguous in program order. The levels of a plan are runs of
+operations inside a block, the blocks, and groups of consecutive blocks; runs and groups are chosen
+by the solver, blocks here. Where to cut is a partitioner's decision; everything else about a block
+is the same for all of them.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from jax_hremat._graph import Graph, is_loop
+from jax_hremat._partition.width import widths
 
-# A boundary is a valley of the width if the width on either side rises to this many times it.
-_PROMINENCE = 1.2
-# A value that outlives this many heavy operations is a skip connection: whatever the cuts, it
-# is held, so it says nothing about where to cut.
-_SKIP_SPAN = 16
+# Where a program is cut: positions of operations that begin a block, in any order. The beginning
+# and the end of the program need not be among them.
+Partitioner = Callable[[Graph], Sequence[int]]
+
 _MAX_OPERATIONS = 240
 
 
@@ -66,104 +65,26 @@ class Partition:
         return f"Partition({len(self.blocks)} blocks, {len(self.unique)} unique)"
 
 
-def partition_graph(graph: Graph) -> Partition:
-    """Cut the program at the valleys of its width.
+def partition_graph(graph: Graph, partitioner: Partitioner) -> Partition:
+    """Cut the program where the partitioner says.
 
-    The width at a position is the bytes of the values made before it and read after it, long
-    skip connections left out. Between any two heavy operations (matrix products, convolutions,
-    loops, opaque calls) the narrowest position stands for all; of those, the ones where the
-    width rises by `_PROMINENCE` on both sides are the boundaries. The rule only looks at what
-    is near, so equal stretches of a program are cut alike and need no search for repetition.
+    A scan with a backward is a block of its own, for it has a body to be planned, and blocks of
+    very many operations are halved where little is handed on.
+
+    Raises:
+        ValueError: The partitioner names a position outside the program.
     """
-    width = _widths(graph)
-    heavy = _heavy_operations(graph)
-    # A scan is a block of its own: it has a body to be planned.
+    count = len(graph.operations)
+    cuts = partitioner(graph)
+    odd = [c for c in cuts if not 0 <= c <= count]
+    if odd:
+        raise ValueError(f"the partitioner cuts at {odd[0]}, in a program of {count} operations")
     loops = [i for op in graph.operations if is_loop(op) for i in (op.id, op.id + 1)]
-    edges = {0, *_valleys(width, heavy), *loops, len(graph.operations)}
-    cuts = _split_long(width, sorted(edges))
+    cuts = _split_long(widths(graph), sorted({0, *cuts, *loops, count}))
     blocks = [make_block(graph, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
-    blocks = _split_off_known(graph, blocks)
     first: dict[str, int] = {}
     kinds = tuple(first.setdefault(b.fingerprint, i) for i, b in enumerate(blocks))
     return Partition(blocks=tuple(blocks), kinds=kinds)
-
-
-def _split_off_known(graph: Graph, blocks: Sequence[Block]) -> list[Block]:
-    """Split blocks that begin or end with a copy of a repeated block.
-
-    The first and the last layer of a stack often stand in one block with what is before or
-    after the stack.
-    """
-    count = Counter(b.fingerprint for b in blocks)
-    repeated = {b.fingerprint: len(b) for b in blocks if count[b.fingerprint] > 1}
-    result: list[Block] = []
-    for block in blocks:
-        pieces = [block]
-        for fingerprint, length in repeated.items():
-            if length >= len(block) or block.fingerprint in repeated:
-                continue
-            head = make_block(graph, block.start, block.start + length)
-            tail = make_block(graph, block.stop - length, block.stop)
-            if tail.fingerprint == fingerprint:
-                pieces = [make_block(graph, block.start, tail.start), tail]
-                break
-            if head.fingerprint == fingerprint:
-                pieces = [head, make_block(graph, head.stop, block.stop)]
-                break
-        result += pieces
-    return result
-
-
-def _heavy_operations(graph: Graph) -> list[int]:
-    """Active operations that XLA does not fuse away, reductions only if there are no others."""
-    unfused = [op.id for op in graph.operations if op.active and not op.fusible]
-    heavy = [i for i in unfused if not graph.operations[i].primitive.startswith("reduce")]
-    return heavy if len(heavy) > 1 else unfused
-
-
-def _widths(graph: Graph) -> list[int]:
-    """Bytes that cross the cut before each operation, and after the last."""
-    n = len(graph.operations)
-    heavy = set(_heavy_operations(graph))
-    heavy_before = list(accumulate((i in heavy for i in range(n)), initial=0))
-    change = [0] * (n + 2)
-    for value in graph.values:
-        if value.producer is None or value.last_use <= value.producer:
-            continue
-        if heavy_before[value.last_use] - heavy_before[value.producer] > _SKIP_SPAN:
-            continue
-        change[value.producer + 1] += value.size_bytes
-        change[value.last_use + 1] -= value.size_bytes
-    return list(accumulate(change))[: n + 1]
-
-
-def _valleys(width: Sequence[int], heavy: Sequence[int]) -> list[int]:
-    """Positions of the prominent minima of the width, in order."""
-    edges = [0, *(h + 1 for h in heavy)]
-    narrowest = [_narrowest(width, a, b) for a, b in zip(edges, heavy, strict=False)]
-    valleys: list[int] = []
-    low: int | None = None
-    high = 0
-    for position in narrowest:
-        here = width[position]
-        if low is not None and here >= _PROMINENCE * width[low]:
-            valleys.append(low)
-            low, high = None, here
-        elif low is None and high >= _PROMINENCE * here:
-            low = position
-        elif low is not None and here < width[low]:
-            low = position
-        if low is None:
-            high = max(high, here)
-    # After the last heavy operation comes the loss: nothing rises again, nothing is cut.
-    return [v for v in valleys if v > 0]
-
-
-def _narrowest(width: Sequence[int], first: int, last: int) -> int:
-    """The last of the narrowest positions: what follows a block element by element, such as an
-    activation, belongs to it, or XLA would hold its argument and its result."""
-    least = min(width[first : last + 1])
-    return max(i for i in range(first, last + 1) if width[i] == least)
 
 
 def _split_long(width: Sequence[int], cuts: list[int]) -> list[int]:

@@ -1,0 +1,1 @@
+"""Blocks, and the partitioners that say where they begin."""

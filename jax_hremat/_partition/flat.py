@@ -1,0 +1,16 @@
+"""The flat partitioner: no level above single heavy operations."""
+
+from __future__ import annotations
+
+from jax_hremat._graph import Graph
+from jax_hremat._partition.width import narrow_cuts
+
+
+def partition_flat(graph: Graph) -> list[int]:
+    """Cut between every two heavy operations, where the least is handed on.
+
+    The root program then is about all operations at once, as in Checkmate (Jain et al., MLSys
+    2020), and groups are the only regions of several of them. For small programs, and as a
+    reference for the other partitioners.
+    """
+    return narrow_cuts(graph)

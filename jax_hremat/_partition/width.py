@@ -1,0 +1,49 @@
+"""How many bytes are handed on at each position of a program, and where that is least."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from jax_hremat._graph import Graph
+
+# A value that outlives this many heavy operations is a skip connection: whatever the cuts, it
+# is held, so it says nothing about where to cut.
+_SKIP_SPAN = 16
+
+
+def heavy_operations(graph: Graph) -> list[int]:
+    """Active operations that XLA does not fuse away, reductions only if there are no others."""
+    unfused = [op.id for op in graph.operations if op.active and not op.fusible]
+    heavy = [i for i in unfused if not graph.operations[i].primitive.startswith("reduce")]
+    return heavy if len(heavy) > 1 else unfused
+
+
+def widths(graph: Graph) -> list[int]:
+    """Bytes that cross the cut before each operation, and after the last."""
+    n = len(graph.operations)
+    heavy = set(heavy_operations(graph))
+    heavy_before = list(accumulate((i in heavy for i in range(n)), initial=0))
+    change = [0] * (n + 2)
+    for value in graph.values:
+        if value.producer is None or value.last_use <= value.producer:
+            continue
+        if heavy_before[value.last_use] - heavy_before[value.producer] > _SKIP_SPAN:
+            continue
+        change[value.producer + 1] += value.size_bytes
+        change[value.last_use + 1] -= value.size_bytes
+    return list(accumulate(change))[: n + 1]
+
+
+def narrow_cuts(graph: Graph) -> list[int]:
+    """The narrowest position between every two heavy operations, in order."""
+    heavy, width = heavy_operations(graph), widths(graph)
+    edges = [0, *(h + 1 for h in heavy)]
+    return [_narrowest(width, a, b) for a, b in zip(edges, heavy, strict=False)]
+
+
+def _narrowest(width: Sequence[int], first: int, last: int) -> int:
+    """The last of the narrowest positions: what follows a block element by element, such as an
+    activation, belongs to it, or XLA would hold its argument and its result."""
+    least = min(width[first : last + 1])
+    return max(i for i in range(first, last + 1) if width[i] == least)
