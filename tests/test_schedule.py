@@ -344,3 +344,13 @@ def test_the_regions_of_a_selection() -> None:
     assert grouped == Region(0, 16, children=(group,))
     assert grouped.num_wrapped == 3
     assert grouped.depth == 2
+
+
+def test_time_that_runs_out_between_programs_is_an_answer_too() -> None:
+    chain = alike(12)
+    whole = predict(chain, Selection((0,) * 12)).peak_bytes
+    for time_limit_s in (0.0, 1e-3, 0.02, 0.1):
+        found = fastest_within(chain, int(0.8 * whole), SolverConfig(time_limit_s=time_limit_s))
+        assert (found.selection is None) == (found.outcome.status is Status.UNDECIDED)
+        if found.selection is not None:
+            assert predict(chain, found.selection).peak_bytes <= 0.8 * whole + ROUNDING_BYTES

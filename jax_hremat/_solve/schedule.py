@@ -285,7 +285,7 @@ class _Program:
         constraints, rows = self._constraints(pieces, x, h, limit_mib + excess)
         added = np.array([p.added_ms for p in pieces]) @ x
         problem = cp.Problem(cp.Minimize(added + penalty * excess), constraints)
-        outcome = solve(problem, self._limits())
+        outcome = solve(problem, self._limits(), may_be_undecided=True)
         if outcome.status is not Status.OPTIMAL:
             return None
         cover, hold, forward, backward = (
