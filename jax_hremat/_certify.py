@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from jax_hremat._cache import CompileCache
 from jax_hremat._compile import MemoryStats, compile_flat
 from jax_hremat._cost.hlo import HloModule, parse_hlo
 from jax_hremat._cost.liveness import Buffer, buffer_timeline
@@ -37,11 +38,13 @@ class CompiledStep:
     unknown: tuple[tuple[str, int], ...]
 
 
-def compile_step(program: Program, root: Region, target: Target) -> CompiledStep:
+def compile_step(
+    program: Program, root: Region, target: Target, cache: CompileCache | None = None
+) -> CompiledStep:
     """Compile the program's training step with the regions of `root`."""
     step = program.step(emit_flat(program, root))
     avals = (*program.in_avals, *program.cotangent_avals)
-    compiled = compile_flat(step, avals, target)
+    compiled = compile_flat(step, avals, target, cache=cache)
     module = parse_hlo(compiled.hlo_text)
     roofline = estimate_step(module, rates(target))
     timeline = buffer_timeline(module)
@@ -77,14 +80,15 @@ def _maker(program: Program, buffer: Buffer) -> str:
 class StepCompiler:
     """`compile_step` of one program for one target, each plan once."""
 
-    def __init__(self, program: Program, target: Target) -> None:
+    def __init__(self, program: Program, target: Target, cache: CompileCache | None = None) -> None:
+        self._cache = cache
         self._program = program
         self._target = target
         self._steps: dict[Region, CompiledStep] = {}
 
     def __call__(self, root: Region) -> CompiledStep:
         if root not in self._steps:
-            self._steps[root] = compile_step(self._program, root, self._target)
+            self._steps[root] = compile_step(self._program, root, self._target, self._cache)
         return self._steps[root]
 
 

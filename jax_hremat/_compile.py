@@ -3,8 +3,10 @@
 import dataclasses
 import functools
 import importlib.metadata
+import json
 import os
 import platform
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +15,7 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from jax_hremat._cache import CompileCache, key_of
 from jax_hremat._errors import TargetUnavailableError, UnknownTargetError
 from jax_hremat._target import Target
 
@@ -20,6 +23,10 @@ from jax_hremat._target import Target
 # of a release that does not know the target. No error code tells these apart.
 _NO_TOOLKIT = ("PTX compilation provider", "libdevice not found", "ptxas too old")
 _INSTALL = 'Install it with: pip install "jax_hremat[gpu-aot]". No GPU and no driver is needed.'
+# Options that change how machine code is made, and nothing that is read of it here.
+_QUICK_CODE = ("xla_gpu_kernel_cache_file", "xla_backend_optimization_level")
+# The name in a location of StableHLO; the location of a source line has no second bracket.
+_SCOPE = re.compile(r'loc\("([^"]*)"\(')
 _PACKAGES = (
     "jax",
     "jaxlib",
@@ -63,21 +70,17 @@ class Compiled:
 
     Attributes:
         memory: Its memory.
+        hlo_text: The optimised HLO module, scheduled.
         lower_s: Time spent tracing and lowering it, in seconds. Python, one thread at a time.
-        compile_s: Time spent in XLA, in seconds.
+        compile_s: Time spent in XLA, or reading what it said before, in seconds.
         target_name: The name of the target.
     """
 
     memory: MemoryStats
+    hlo_text: str = dataclasses.field(repr=False)
     lower_s: float
     compile_s: float
     target_name: str
-    _executable: jax.stages.Compiled = dataclasses.field(repr=False, compare=False)
-
-    @functools.cached_property
-    def hlo_text(self) -> str:
-        """The optimised HLO module, scheduled; made on first use."""
-        return self._executable.as_text() or ""
 
 
 def compile_flat(
@@ -87,6 +90,7 @@ def compile_flat(
     *,
     donate_argnums: int | Sequence[int] = (),
     keep_unused: bool = False,
+    cache: CompileCache | None = None,
 ) -> Compiled:
     """Compiles ``jax.jit(fun)`` for one device of a target, without running it.
 
@@ -102,6 +106,7 @@ def compile_flat(
         donate_argnums: Arguments whose memory the results may take over.
         keep_unused: Keep arguments the function does not use, so that parameter ``i`` of the
             executable is argument ``i``.
+        cache: Where to look first for what XLA said of the same program, and to keep it.
 
     Returns:
         The memory, the HLO and the times.
@@ -125,15 +130,42 @@ def compile_flat(
     started_s = time.perf_counter()
     lowered = _lower(jitted, avals, target)
     lowered_s = time.perf_counter()
-    executable = _build(lowered, target)
+    key = _key(lowered, target) if cache else ""
+    answer = cache.read(key, _decode) if cache else None
+    if answer is None:
+        executable = _build(lowered, target)
+        answer = (_memory_stats(executable, target), executable.as_text() or "")
+        if cache:
+            cache.write(key, {"memory": dataclasses.asdict(answer[0]), "hlo_text": answer[1]})
+    memory, hlo_text = answer
     compiled_s = time.perf_counter()
     return Compiled(
-        memory=_memory_stats(executable, target),
+        memory=memory,
+        hlo_text=hlo_text,
         lower_s=lowered_s - started_s,
         compile_s=compiled_s - lowered_s,
         target_name=target.name,
-        _executable=executable,
     )
+
+
+def _decode(value: Any) -> tuple[MemoryStats, str]:
+    """What was kept of a compiled program."""
+    return MemoryStats(**{k: int(v) for k, v in dict(value["memory"]).items()}), value["hlo_text"]
+
+
+def _key(lowered: jax.stages.Lowered, target: Target) -> str:
+    """A hash of the program with its scopes, and of all that XLA's answer depends on; not of the
+    source lines, which say from where the program was traced."""
+    options = {k: str(v) for k, v in target.compiler_options.items() if k not in _QUICK_CODE}
+    decided_by = {
+        "platform": target.platform,
+        "config": target.config_text,
+        "options": options,
+        "versions": compiler_versions(),
+        "flags": os.environ.get("XLA_FLAGS", ""),
+    }
+    scopes = sorted(set(_SCOPE.findall(lowered.as_text(debug_info=True))))
+    return key_of((json.dumps(decided_by, sort_keys=True), lowered.as_text(), *scopes))
 
 
 def with_quick_code(target: Target, directory: str) -> Target:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from jax_hremat import _compat
+from jax_hremat._cache import CompileCache
 from jax_hremat._certify import CompiledStep, StepCompiler
 from jax_hremat._chain import (
     Chain,
@@ -75,12 +77,16 @@ class PlannerConfig:
             own from a graph to positions of operations.
         max_rounds: Compilations of the whole step in a plan, after the first, to meet the
             budget or to use what is left of it.
+        cache_dir: Folder in which to keep what was compiled, so that the next planning of the same
+            program for the same target, in any process, need not compile it again; None for that
+            of the environment variable `JAX_HREMAT_CACHE_DIR`, or no cache where it is not set.
     """
 
     search: SearchConfig = field(default_factory=SearchConfig)
     solver: SolverConfig = field(default_factory=SolverConfig)
     partitioner: Partitioner = partition_by_width
     max_rounds: int = 3
+    cache_dir: str | os.PathLike[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +160,15 @@ def prepare(
         tempfile.TemporaryDirectory(prefix="jax_hremat_") as directory,
         ThreadPoolExecutor(1) as pool,
     ):
-        compile_whole = StepCompiler(program, target)
+        cache = CompileCache.at(config.cache_dir)
+        compile_whole = StepCompiler(program, target, cache)
         baseline = pool.submit(_compat.in_settings_of_this_thread(compile_whole), everything)
         quick = with_quick_code(target, directory)
         options = search_options(
             graph,
             partition,
             loops,
-            lambda block, mode: measure_block(program, graph, block, mode, quick),
+            lambda block, mode: measure_block(program, graph, block, mode, quick, cache),
             rates(target),
             config.search,
             config.solver,

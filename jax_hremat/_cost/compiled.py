@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_hremat import _compat
+from jax_hremat._cache import CompileCache
 from jax_hremat._compile import compile_flat
 from jax_hremat._cost.hlo import HloModule, parse_hlo
 from jax_hremat._cost.liveness import Buffer, buffer_timeline, reads_and_results
@@ -61,7 +62,12 @@ class ModeCost:
 
 
 def measure_block(
-    program: Program, graph: Graph, block: Block, mode: Region, target: Target
+    program: Program,
+    graph: Graph,
+    block: Block,
+    mode: Region,
+    target: Target,
+    cache: CompileCache | None = None,
 ) -> ModeCost:
     """Compile the block's forward and backward in one mode and read its cost.
 
@@ -71,11 +77,12 @@ def measure_block(
         block: The block.
         mode: A region with the block's `start` and `stop`.
         target: What to compile for.
+        cache: What was compiled before.
 
     Unchecked: fusion across the block's boundary.
     """
     step = _block_step(program, graph, block, mode)
-    compiled = compile_flat(step.function, step.avals, target, keep_unused=True)
+    compiled = compile_flat(step.function, step.avals, target, keep_unused=True, cache=cache)
     module = parse_hlo(compiled.hlo_text)
     timeline = buffer_timeline(module)
     mark = _mark_position(module)

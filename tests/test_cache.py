@@ -1,0 +1,165 @@
+"""Compiled programs kept on disk: read again, safe to share, mended when damaged."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_hremat
+from jax_hremat import PlannerConfig, SearchConfig
+from jax_hremat._cache import ENVIRONMENT_VARIABLE, CompileCache
+from jax_hremat._compile import compile_flat
+from jax_hremat._target import get_target
+
+CPU = get_target("cpu")
+QUICK = SearchConfig(max_runs=1, max_packings=1, max_saved_sets=1, max_workers=2)
+AVALS = [jax.ShapeDtypeStruct((32, 32), np.float32)] * 2
+
+
+def product(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ y).sum()
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file())
+
+
+def forbid_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(*_: Any) -> Any:
+        raise AssertionError("XLA was asked")
+
+    monkeypatch.setattr("jax_hremat._compile._build", compiled)
+
+
+def test_a_program_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = CompileCache(tmp_path)
+    first = compile_flat(product, AVALS, CPU, cache=cache)
+    assert len(files(tmp_path)) == 1
+    forbid_xla(monkeypatch)
+    again = compile_flat(product, AVALS, CPU, cache=cache)
+    assert (again.memory, again.hlo_text) == (first.memory, first.hlo_text)
+
+
+def test_another_program_target_version_or_flag_is_another_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = CompileCache(tmp_path)
+    options = {**CPU.compiler_options, "xla_cpu_enable_fast_math": True}
+    other_target = dataclasses.replace(CPU, compiler_options=options)
+    compile_flat(product, AVALS, CPU, cache=cache)
+    compile_flat(lambda x, y: product(x, y) + 1, AVALS, CPU, cache=cache)
+    compile_flat(product, AVALS, other_target, cache=cache)
+    compile_flat(jax.named_scope("elsewhere")(product), AVALS, CPU, cache=cache)
+    assert len(files(tmp_path)) == 4
+    monkeypatch.setattr("jax_hremat._compile.compiler_versions", lambda: {"jax": "99.0"})
+    compile_flat(product, AVALS, CPU, cache=cache)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+    compile_flat(product, AVALS, CPU, cache=cache)
+    assert len(files(tmp_path)) == 6
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(bytes(data))
+
+
+def of_another_form(path: Path) -> None:
+    path.write_bytes(gzip.compress(json.dumps({"memory": {"size": 1}}).encode()))
+
+
+def no_object(path: Path) -> None:
+    path.write_bytes(gzip.compress(b"[1, 2]"))
+
+
+@pytest.mark.parametrize("damage", [cut_off, emptied, flipped, of_another_form, no_object])
+def test_a_damaged_entry_is_reported_and_made_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
+) -> None:
+    cache = CompileCache(tmp_path)
+    first = compile_flat(product, AVALS, CPU, cache=cache)
+    (path,) = files(tmp_path)
+    whole = path.read_bytes()
+    damage(path)
+    with caplog.at_level(logging.WARNING, logger="jax_hremat"):
+        again = compile_flat(product, AVALS, CPU, cache=cache)
+    assert str(path) in caplog.text and "damaged" in caplog.text
+    assert again.memory == first.memory
+    assert files(tmp_path) == [path]
+    assert path.read_bytes() == whole
+
+
+def test_a_killed_writer_leaves_nothing_to_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = CompileCache(tmp_path)
+
+    def killed(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            cache.write("ab", 1)
+    assert cache.read("ab", int) is None
+    cache.write("ab", 1)
+    assert cache.read("ab", int) == 1
+
+
+def test_planning_again_asks_xla_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        for _ in range(3):
+            x = jnp.tanh(jax.nn.gelu(x @ w) @ w.T)
+        return (x * x).mean()
+
+    config = PlannerConfig(search=QUICK, cache_dir=tmp_path)
+    args = (jnp.ones((16, 64)), jnp.ones((128, 16)))
+    make = jax_hremat.plan_remat(loss, budget=0.8, target="cpu", config=config)
+    first = make(*args)
+    assert files(tmp_path)
+    forbid_xla(monkeypatch)
+    assert make(*args) == first
+
+
+WRITER = """
+import jax, jax.numpy as jnp, sys
+from jax_hremat._cache import CompileCache
+for i in range(200):
+    CompileCache.at(None).write(f"{i % 5:02}", "x" * 100000)
+"""
+
+
+def test_two_processes_may_write_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(tmp_path))
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER]) for _ in range(2)]
+    cache = CompileCache.at(None)
+    assert cache is not None and cache.folder == tmp_path
+    while any(w.poll() is None for w in writers):
+        assert cache.read("03", str) in (None, "x" * 100000)
+    assert [w.returncode for w in writers] == [0, 0]
+    assert [p.name for p in files(tmp_path)] == [f"{i:02}.json.gz" for i in range(5)]
+
+
+def test_no_folder_is_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+    assert CompileCache.at(None) is None
