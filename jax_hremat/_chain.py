@@ -163,16 +163,8 @@ def make_chain(
         options=chosen,
         # The first forward of a group writes no residuals, like that of a wrapped block.
         recompute_s=tuple(options[kind].wrapped.cost.forward_s for kind in partition.kinds),
-        # A wrapped block alone is a group of one: what it takes more than another option is what
-        # the option leaves for the group to recompute.
         last_recompute_s=tuple(
-            tuple(
-                min(
-                    max(options[kind].wrapped.cost.time_s - option.cost.time_s, 0.0),
-                    options[kind].wrapped.cost.forward_s,
-                )
-                for option in chosen[index]
-            )
+            tuple(_last_recompute_s(options[kind], option) for option in chosen[index])
             for index, kind in enumerate(partition.kinds)
         ),
         crossings=tuple(crossings),
@@ -183,6 +175,18 @@ def make_chain(
             if any(op.pinned for op in graph.operations[block.start : block.stop])
         ),
     )
+
+
+def _last_recompute_s(options: BlockOptions, option: Option) -> float:
+    """What a group's recompute of its last block takes.
+
+    A wrapped block is a group of one, so what it takes over the bare one is the forward as far as
+    the backward reads it. What an option that is wrapped as a whole runs again itself, the group
+    need not run.
+    """
+    spared = option if option.mode.wrapped else options.bare
+    added_s = options.wrapped.cost.time_s - spared.cost.time_s
+    return min(max(added_s, 0.0), options.wrapped.cost.forward_s)
 
 
 def predict(chain: Chain, selection: Selection) -> Prediction:
