@@ -60,8 +60,8 @@ _WIDE_MISS = 0.1
 _HOPE = 1.05
 # … and its predicted time at most this many times the best one's.
 _TIME_HOPE = 1.005
-# Seconds of solving that a round is not worth starting without.
-_LEAST_SOLVE_S = 0.5
+# Part of the solver's time that a round is not worth starting without.
+_LEAST_LEFT = 0.3
 _NO_SOLVE = Outcome(Status.NOT_SOLVED, 0.0, 0.0, 0.0)
 
 
@@ -253,6 +253,7 @@ class _Session:
             )
         )
         self._missed = False
+        self._undecided = False
         # The worst ratio of a predicted to a compiled peak so far.
         self._overestimate = 1.0
 
@@ -301,21 +302,28 @@ class _Session:
         """The fastest plan that fits, of the solver's and of the standard ones."""
         bare = self.candidate(*_uniform(self._bench.chain(lambda o: (o.bare,))), _NO_SOLVE)
         best = bare if self.fits(bare) else None
-        solved = self._solved(best, self._chain)
+        best = self._solved(best, self._chain)
         if self._missed:
             # Groups of blocks that are only bare or wrapped are predicted best.
-            solved = self._solved(solved or best, self._plain)
-        if solved is None and best is None:
+            best = self._solved(best, self._plain)
+        best = self._or_standard(best)
+        if best is None:
             # Plans near the least peak are predicted worst; the least itself may still fit.
             lowest = [c for c in self.lowest if self.fits(c)]
-            solved = min(lowest, key=lambda c: c.step.step_s, default=None)
-        return self._or_standard(solved or best)
+            best = min(lowest, key=lambda c: c.step.step_s, default=None)
+        if best is None and self._undecided:
+            raise out_of_time(self._bench.config.solver)
+        return best
 
-    def _rest_of_solver(self) -> SolverConfig:
-        """The solver's limits for the next round: half of what is left of the time."""
+    def _next_solver(self, chain: Chain) -> SolverConfig | None:
+        """The solver's limits for the next round, half of what is left of the time; None if too
+        little is left. Plain blocks are solved in what the others leave them."""
         solver = self._bench.config.solver
         left_s = solver.time_limit_s - self.timings_s["solve"]
-        return replace(solver, time_limit_s=max(left_s, _LEAST_SOLVE_S) / 2)
+        least_s = _LEAST_LEFT * solver.time_limit_s
+        if left_s >= least_s:
+            return replace(solver, time_limit_s=left_s / 2)
+        return replace(solver, time_limit_s=least_s / 4) if chain is self._plain else None
 
     def _solved(self, best: _Candidate | None, chain: Chain) -> _Candidate | None:
         """Solve, compile, compare, and solve again at a predicted peak that makes up for what
@@ -327,14 +335,13 @@ class _Session:
         groups, wide_misses = True, 0
         margin = _MARGIN * self._limit
         for _ in range(self._bench.config.max_rounds + 1):
-            solver = self._rest_of_solver()
-            if best is not None and solver.time_limit_s <= _LEAST_SOLVE_S / 2:
+            solver = self._next_solver(chain)
+            if solver is None:
                 break
             self._progress("solving", 0, 1)
             with _timed(self.timings_s, "solve"):
                 schedule = fastest_within(chain, limit, solver, groups=groups)
-            if schedule.outcome.status is Status.UNDECIDED and best is None:
-                raise out_of_time(solver)
+            self._undecided |= schedule.outcome.status is Status.UNDECIDED
             if schedule.selection is None:
                 break
             promise = predict(chain, schedule.selection)
@@ -347,6 +354,9 @@ class _Session:
             if excess > 0:
                 self._missed = True
                 missed_at = min(missed_at, promise.peak_bytes)
+                if schedule.outcome.status is Status.TIME_LIMIT:
+                    # Lower down it is harder still; the time is better spent on fewer options.
+                    break
                 if self.misses_widely(candidate) and candidate.selection.groups:
                     # The compiler put something off that only these groups let it put off:
                     # other groups of nearly that peak first, then none.
