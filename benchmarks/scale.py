@@ -23,8 +23,8 @@ from typing import Any
 import jax_hremat
 from benchmarks import zoo
 from benchmarks.table import Row, hand_row, machine, mib, ms, plan_row, say, trace_problem
+from jax_hremat._bench import prepare
 from jax_hremat._compile import compiler_versions
-from jax_hremat._planner import prepare
 
 # Budgets, as parts of the way from the floor to no rematerialization.
 PARTS = (0.75, 0.4, 0.1)

@@ -26,11 +26,12 @@ from typing import Any
 
 import jax_hremat
 from benchmarks import zoo
+from jax_hremat._bench import Workbench, prepare
 from jax_hremat._certify import compile_step
 from jax_hremat._chain import Selection, predict
 from jax_hremat._compile import compiler_versions
 from jax_hremat._plan import RematPlan
-from jax_hremat._planner import Workbench, plan_within, prepare
+from jax_hremat._planner import plan_within
 from jax_hremat._region import Region
 from jax_hremat._trace import Program, trace_loss
 from jax_hremat._units import Budget

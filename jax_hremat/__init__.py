@@ -3,6 +3,7 @@
 from jax_hremat._api import apply_plan as apply_plan
 from jax_hremat._api import hremat as hremat
 from jax_hremat._api import plan_remat as plan_remat
+from jax_hremat._bench import PlannerConfig as PlannerConfig
 from jax_hremat._errors import BudgetFormatError as BudgetFormatError
 from jax_hremat._errors import CertificationError as CertificationError
 from jax_hremat._errors import HRematError as HRematError
@@ -21,7 +22,6 @@ from jax_hremat._partition.score import partition_by_score as partition_by_score
 from jax_hremat._partition.valleys import partition_by_width as partition_by_width
 from jax_hremat._plan import Certificate as Certificate
 from jax_hremat._plan import RematPlan as RematPlan
-from jax_hremat._planner import PlannerConfig as PlannerConfig
 from jax_hremat._solve.backend import SolverConfig as SolverConfig
 from jax_hremat._target import Target as Target
 from jax_hremat._target import compiler_options as compiler_options

@@ -10,12 +10,12 @@ from typing import Any
 
 import jax
 
+from jax_hremat._bench import PlannerConfig
 from jax_hremat._emit import emit
 from jax_hremat._errors import StalePlanError
 from jax_hremat._fingerprint import fingerprint
 from jax_hremat._graph import build_graph
 from jax_hremat._plan import RematPlan
-from jax_hremat._planner import PlannerConfig
 from jax_hremat._request import PlanRequest
 from jax_hremat._search import Progress
 from jax_hremat._target import Target

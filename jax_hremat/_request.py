@@ -6,8 +6,9 @@ import logging
 import os
 from dataclasses import dataclass
 
+from jax_hremat._bench import PlannerConfig, prepare
 from jax_hremat._plan import RematPlan
-from jax_hremat._planner import PlannerConfig, plan_within, prepare
+from jax_hremat._planner import plan_within
 from jax_hremat._search import Progress
 from jax_hremat._target import Target, get_target
 from jax_hremat._trace import Program

@@ -18,12 +18,12 @@ from flax.linen import transforms
 from jax.core import Tracer
 
 from jax_hremat import _compat
+from jax_hremat._bench import PlannerConfig
 from jax_hremat._emit import emit
 from jax_hremat._errors import UnsupportedProgramError
 from jax_hremat._fingerprint import fingerprint
 from jax_hremat._graph import Graph, build_graph
 from jax_hremat._plan import RematPlan
-from jax_hremat._planner import PlannerConfig
 from jax_hremat._request import PlanRequest
 from jax_hremat._search import Progress
 from jax_hremat._target import Target

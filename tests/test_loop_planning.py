@@ -11,13 +11,14 @@ import pytest
 
 import jax_hremat
 from jax_hremat import InfeasibleBudgetError, PlannerConfig, RematPlan, SearchConfig, SolverConfig
+from jax_hremat._bench import Workbench, prepare
 from jax_hremat._chain import Selection, Ties, predict, selection_region
 from jax_hremat._graph import build_graph
 from jax_hremat._loop import loop_bodies
 from jax_hremat._loop_modes import _near_divisor, _segments
 from jax_hremat._partition.blocks import partition_graph
 from jax_hremat._partition.valleys import partition_by_width
-from jax_hremat._planner import Workbench, plan_within, prepare
+from jax_hremat._planner import plan_within
 from jax_hremat._target import get_target
 from jax_hremat._trace import Program, trace_loss
 from jax_hremat._units import parse_budget

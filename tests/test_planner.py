@@ -26,8 +26,9 @@ from jax_hremat import (
     UnsupportedConfigError,
     UnsupportedProgramError,
 )
+from jax_hremat._bench import Workbench, prepare
 from jax_hremat._chain import Ties, selection_region
-from jax_hremat._planner import Workbench, plan_within, prepare
+from jax_hremat._planner import plan_within
 from jax_hremat._target import get_target
 from jax_hremat._trace import trace_loss
 from jax_hremat._units import parse_budget
