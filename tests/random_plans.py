@@ -99,9 +99,11 @@ def loops(draw: st.DrawFn, eqn: Any, depth: int) -> Loop:
 
 
 @st.composite
-def region_trees(draw: st.DrawFn, program: Program, max_depth: int = 3) -> Region:
+def region_trees(
+    draw: st.DrawFn, program: Program, max_depth: int = 3, *, in_loops: bool = True
+) -> Region:
     """Any nest of bare and wrapped regions, each wrapped one saving any values made in it; any
-    scan in another mode."""
+    scan in another mode, if `in_loops`."""
     equations = _compat.open_jaxpr(program.jaxpr).eqns
 
     def region(start: int, stop: int, depth: int) -> Region:
@@ -110,7 +112,7 @@ def region_trees(draw: st.DrawFn, program: Program, max_depth: int = 3) -> Regio
         saved = draw(st.sets(st.sampled_from(made), max_size=3)) if wrapped and made else ()
         children: list[Region] = []
         scan = stop - start == 1 and equations[start].primitive.name == "scan"
-        if scan and not wrapped and draw(st.booleans()):
+        if in_loops and scan and not wrapped and draw(st.booleans()):
             return Region(start, stop, loop=draw(loops(equations[start], max_depth - 1)))
         if depth < max_depth and stop > start:
             edges = draw(st.sets(st.integers(start, stop), max_size=5))

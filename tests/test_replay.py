@@ -16,7 +16,7 @@ from random_plans import losses, region_trees
 from jax_hremat import _compat
 from jax_hremat._emit import emit_flat
 from jax_hremat._graph import equation_flops
-from jax_hremat._region import Region
+from jax_hremat._region import Loop, Region
 from jax_hremat._replay import replay
 from jax_hremat._trace import Program, trace_call, trace_loss
 
@@ -242,6 +242,24 @@ def test_wrapping_a_normalisation_with_its_product_recomputes_the_normalisation_
     assert found.kept_bytes == 8 * 8 * 4
 
 
+@pytest.mark.parametrize(
+    ("wrapped", "segments", "forwards"),
+    [(False, (), 0), (True, (), 1), (False, (4,), 1), (True, (6, 3), 3), (False, (5,), 1)],
+)
+def test_the_flops_of_a_loop_tell_how_often_its_steps_run_again(wrapped, segments, forwards):
+    def loss(w, x):
+        return jax.lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, None, length=12)[0].sum()
+
+    program = trace_loss(loss, (struct(8, 8), struct(8, 8)), {}, argnums=(0, 1))
+    at = find(program, "scan")
+    loop = Loop(Region(0, 2, wrapped=wrapped), segments)
+    found = replay(program, bare(program, Region(at, at + 1, loop=loop)))
+    one_forward = 12 * (2 * 8**3 + 8**2)
+    added = found.flops - replay(program, bare(program)).flops
+    # Each level of segments also adds up the cotangent of `w`.
+    assert forwards * one_forward <= added < (forwards + 0.1) * one_forward
+
+
 @settings(
     max_examples=40,
     derandomize=True,
@@ -254,7 +272,7 @@ def test_recomputed_operations_account_for_all_added_flops(data):
         program = odd_program()
     else:
         program = trace_loss(data.draw(losses()), (struct(4, 4), struct(4, 4)), {})
-    found = replay(program, data.draw(region_trees(program)))
+    found = replay(program, data.draw(region_trees(program, in_loops=False)))
     plain = replay(program, bare(program))
     equations = _compat.open_jaxpr(program.jaxpr).eqns
     costs = [equation_flops(eqn) for eqn in equations]
