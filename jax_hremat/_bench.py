@@ -102,9 +102,7 @@ class Workbench:
         or every few blocks together under `jax.checkpoint`."""
         names = dict.fromkeys(name for o in self.options.values() for name, _ in o.by_hand)
         bare = self.chain(lambda o: (o.bare,))
-        chains = [bare] + [
-            self.chain(lambda o, name=name: (dict(o.by_hand).get(name, o.bare),)) for name in names
-        ]
+        chains = [bare] + [self.chain(lambda o, name=name: (o.written(name),)) for name in names]
         grouped = dict.fromkeys(grouped_selections(bare, self.partition.kinds))
         return [uniform(chain) for chain in chains] + [(bare, s) for s in grouped]
 

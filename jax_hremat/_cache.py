@@ -7,12 +7,13 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+from jax_hremat._files import write_whole
 
 ENVIRONMENT_VARIABLE = "JAX_HREMAT_CACHE_DIR"
 _SUFFIX = ".json.gz"
@@ -65,10 +66,7 @@ class CompileCache:
         path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(value).encode()
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-") as writing:
-            whole = Path(writing) / path.name
-            whole.write_bytes(gzip.compress(text, compresslevel=3, mtime=0))
-            os.replace(whole, path)
+        write_whole(path, gzip.compress(text, compresslevel=3, mtime=0))
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}{_SUFFIX}"

@@ -11,10 +11,7 @@ import jax.numpy as jnp
 
 from jax_hremat import _compat
 from jax_hremat._graph import Graph, build_graph, is_loop
-from jax_hremat._trace import Program, is_inexact
-
-# Carry and one step's inputs -> carry and one step's outputs.
-Step = Callable[[list[Any], list[Any]], tuple[list[Any], list[Any]]]
+from jax_hremat._trace import Program, inline, is_inexact
 
 
 def scan_body(eqn: Any, active: Sequence[bool] = ()) -> Program:
@@ -24,20 +21,14 @@ def scan_body(eqn: Any, active: Sequence[bool] = ()) -> Program:
         eqn: The scan's equation.
         active: Which inputs of the body are differentiated; none if left out.
     """
-    closed = eqn.params["jaxpr"]
-    nested = _compat.open_jaxpr(closed)
-    consts = _compat.jaxpr_consts(closed)
-
-    def inlined(*flat: Any) -> list[Any]:
-        return _compat.evaluate_inlined(nested, consts, flat)
-
-    avals = [v.aval for v in nested.invars]
-    jaxpr = jax.make_jaxpr(inlined)(*avals)
+    jaxpr = inline(eqn.params["jaxpr"])
+    avals = [v.aval for v in _compat.open_jaxpr(jaxpr).invars]
+    num_outputs = len(_compat.open_jaxpr(jaxpr).outvars)
     flags = [*active, *[False] * (len(avals) - len(active))]
     return Program(
         jaxpr=jaxpr,
         in_tree=jax.tree.structure((tuple(avals), {})),
-        out_tree=jax.tree.structure([0] * len(nested.outvars)),
+        out_tree=jax.tree.structure([0] * num_outputs),
         input_names=tuple(f"in[{i}]" for i in range(len(avals))),
         differentiated=tuple(
             i

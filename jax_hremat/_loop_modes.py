@@ -43,9 +43,8 @@ class LoopSearch:
         self._inner = loop.inner
         self.bare = Region(block.start, block.stop)
         # An effect must not run twice.
-        pinned = any(op.pinned for op in graph.operations[block.start : block.stop])
-        self._may_repeat = not pinned
-        self.wrapped = self.bare if pinned else replace(self.bare, wrapped=True)
+        self._may_repeat = not graph.operations[block.start].pinned
+        self.wrapped = replace(self.bare, wrapped=self._may_repeat)
         body = loop.graph
         self._body = BlockSearch(
             body,
@@ -65,15 +64,20 @@ class LoopSearch:
         return modes
 
     def second_wave(self, measured: Mapping[Region, ModeCost]) -> list[Region]:
+        # Bodies with scans inside in other modes are no ground for sets of runs.
+        nested = self._nested()
         of_body = {self._body.bare: measured[self.bare]}
-        for body in self._body.first_wave():
-            if body != self._body.bare:
-                of_body[body] = measured[self._scan(body)]
+        of_body |= {
+            child.loop.body: cost
+            for mode, cost in measured.items()
+            for child in mode.children
+            if child.loop is not None and child.loop.body not in nested
+        }
         packed = [b for b in self._body.second_wave(of_body) if b != self._body.bare]
         modes = [self._scan(body) for body in packed]
         if self._may_repeat:
             least = min(of_body, key=lambda body: (of_body[body].kept_bytes, of_body[body].time_s))
-            bodies = dict.fromkeys([self._body.bare, self._body.wrapped, least, *self._nested()])
+            bodies = dict.fromkeys([self._body.bare, self._body.wrapped, least, *nested])
             modes += [
                 self._scan(body, segments)
                 for segments in _segments(self._trips, self._config.max_segments)

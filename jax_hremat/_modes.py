@@ -79,6 +79,10 @@ class BlockOptions:
     by_hand: tuple[tuple[str, Option], ...]
     num_measured: int
 
+    def written(self, policy: str) -> Option:
+        """The block as a user would write it under a policy; bare if it cannot be."""
+        return dict(self.by_hand).get(policy, self.bare)
+
 
 class BlockSearch:
     """The candidate modes of one block; holds no results."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jax_hremat._errors import PlanFormatError
+from jax_hremat._files import write_whole
 from jax_hremat._fingerprint import Fingerprint
 from jax_hremat._region import Loop, Region
 
@@ -153,12 +153,7 @@ class RematPlan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON; the file appears whole or not at all."""
-        path = Path(path)
-        # A folder of its own, so that the file gets the permissions of any new file.
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            whole = Path(folder) / path.name
-            whole.write_text(self.to_json(), encoding="utf-8")
-            os.replace(whole, path)
+        write_whole(Path(path), self.to_json().encode())
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> RematPlan:

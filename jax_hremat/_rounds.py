@@ -52,15 +52,10 @@ class Rounds:
         self._progress = progress
         self._seen = {Region(0, len(bench.graph.operations))}
         self.timings_s = {"solve": 0.0, "certify": 0.0}
-        self._base = predict(*uniform(bench.chain(lambda o: (o.bare,))))
+        self._bare = uniform(bench.chain(lambda o: (o.bare,)))
+        self._base = predict(*self._bare)
         self._chain = bench.chain()
-        self._plain = bench.chain(
-            lambda o: (
-                o.bare,
-                o.wrapped,
-                *(option for name, option in o.by_hand if name == "block"),
-            )
-        )
+        self._plain = bench.chain(lambda o: (o.bare, o.wrapped, o.written("block")))
         self._missed = False
         self._undecided = False
         # The worst ratio of a predicted to a compiled peak so far.
@@ -109,7 +104,7 @@ class Rounds:
 
     def fastest(self) -> Candidate | None:
         """The fastest plan that fits, of the solver's and of the standard ones."""
-        bare = self.candidate(*uniform(self._bench.chain(lambda o: (o.bare,))), _NO_SOLVE)
+        bare = self.candidate(*self._bare, _NO_SOLVE)
         best = bare if self.fits(bare) else None
         best = self._solved(best, self._chain)
         if self._missed:

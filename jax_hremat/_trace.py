@@ -198,12 +198,7 @@ def _trace(
             f"`vmap` or `shard_map`, without which it cannot be compiled on its own. Plan the "
             f"function that contains the mapping"
         )
-    consts = _compat.jaxpr_consts(nested)
-
-    def inlined(*flat: Any) -> list[Any]:
-        return _compat.evaluate_inlined(nested, consts, flat)
-
-    jaxpr = jax.make_jaxpr(inlined)(*(v.aval for v in _compat.open_jaxpr(nested).invars))
+    jaxpr = inline(nested)
     ranges = _leaf_ranges(args)
     chosen = [i for p in positions for i in range(*ranges[p])]
     invars = _compat.open_jaxpr(jaxpr).invars
@@ -231,6 +226,16 @@ def _trace(
         is_loss=is_loss,
         has_aux=has_aux,
     )
+
+
+def inline(closed: Any) -> Any:
+    """The closed jaxpr traced again with every plain inner `jit` opened."""
+    consts = _compat.jaxpr_consts(closed)
+
+    def flat(*inputs: Any) -> list[Any]:
+        return _compat.evaluate_inlined(closed, consts, inputs)
+
+    return jax.make_jaxpr(flat)(*(v.aval for v in _compat.open_jaxpr(closed).invars))
 
 
 def _leaf_ranges(args: Sequence[Any]) -> list[tuple[int, int]]:

@@ -205,7 +205,7 @@ def test_a_planned_scan_computes_the_same() -> None:
 def test_a_long_recurrence_goes_below_one_state_per_step() -> None:
     steps = 256
     bench = workbench(recurrent, struct(32, 64), struct(steps, 16, 32))
-    chain = bench.chain(lambda o: (dict(o.by_hand).get("block", o.bare),))
+    chain = bench.chain(lambda o: (o.written("block"),))
     every_step = selection_region(bench.graph, chain, Selection((0,) * len(chain)), Ties.NONE)
     hand = bench.compile_step(every_step).memory.peak_bytes
     floor = floor_of(bench)

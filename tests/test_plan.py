@@ -166,7 +166,7 @@ def test_save_and_load(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["plan.json"]
 
 
-@pytest.mark.parametrize(("owner", "step"), [(os, "replace"), (Path, "write_text")])
+@pytest.mark.parametrize(("owner", "step"), [(os, "replace"), (Path, "write_bytes")])
 def test_an_interrupted_save_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, step: str
 ) -> None:
