@@ -9,10 +9,10 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 from jax.typing import DTypeLike
 
-from benchmarks.zoo.base import Problem, Remat, dropout_rngs, register, shapes_of, with_remat
+from benchmarks.zoo.base import Problem, Remat, register, with_remat
+from benchmarks.zoo.tasks import classification_problem
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,7 @@ def densenet_problem(
 ) -> Problem:
     """Builds image classification with a DenseNet.
 
-    The loss is called as `loss(params, batch, batch_stats)` and returns the updated
-    statistics beside it; `batch` is a dictionary of `images`, `labels` and, with
-    dropout, `dropout_key`.
+    The loss and the data are those of `classification_problem`.
 
     Args:
         name: The problem's name.
@@ -101,34 +99,22 @@ def densenet_problem(
     cfg = DenseNetConfig(**config)
     model = DenseNet(cfg, with_remat(DenseLayer, remat))
 
-    def loss_fn(params: Any, batch: dict[str, jax.Array], batch_stats: Any) -> tuple[Any, Any]:
-        logits, updated = model.apply(
-            {"params": params, "batch_stats": batch_stats},
-            batch["images"],
-            mutable=["batch_stats"],
-            rngs=dropout_rngs(batch),
-        )
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
-        return losses.mean(), updated["batch_stats"]
-
-    def init(key: jax.Array) -> tuple[Any, dict[str, jax.Array], Any]:
-        params_key, image_key, label_key, dropout_key = jax.random.split(key, 4)
-        data = {
-            "images": jax.random.normal(image_key, (batch, cfg.image, cfg.image, 3)),
-            "labels": jax.random.randint(label_key, (batch,), 0, cfg.classes),
-        }
-        if cfg.dropout > 0:
-            data["dropout_key"] = dropout_key
-        variables = DenseNet(cfg, train=False).init(params_key, data["images"])
-        return variables["params"], data, variables["batch_stats"]
-
     # The stem, two convolutions in each dense layer, the transitions between, the classifier.
     depth = 1 + 2 * sum(cfg.blocks) + (len(cfg.blocks) - 1) + 1
     description = (
         f"DenseNet-{depth}, growth {cfg.growth}, batch {batch} x {cfg.image} x {cfg.image}, "
         f"{cfg.classes} classes, {jnp.dtype(cfg.dtype).name}, dropout {cfg.dropout}"
     )
-    return Problem(name, loss_fn, shapes_of(init), True, description=description, init=init)
+    return classification_problem(
+        name,
+        model,
+        DenseNet(cfg, train=False),
+        batch=batch,
+        image=cfg.image,
+        classes=cfg.classes,
+        dropout=cfg.dropout,
+        description=description,
+    )
 
 
 register(

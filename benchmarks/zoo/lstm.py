@@ -8,10 +8,10 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 from jax.typing import DTypeLike
 
-from benchmarks.zoo.base import Problem, Remat, dropout_rngs, register, shapes_of, with_remat
+from benchmarks.zoo.base import Problem, Remat, register, with_remat
+from benchmarks.zoo.tasks import next_token_problem
 
 # What a cell remembers, `(batch, width)` in float32, and what it puts out, in the model's type.
 Carry = tuple[jax.Array, jax.Array]
@@ -93,8 +93,7 @@ class LSTM(nn.Module):
 def lstm_problem(name: str, remat: Remat | None = None, *, batch: int, **config: Any) -> Problem:
     """Builds next-token prediction with an LSTM.
 
-    The loss is called as `loss(params, batch)`, `batch` being a dictionary of `tokens`,
-    `labels` and, with dropout, `dropout_key`.
+    The loss and the data are those of `next_token_problem`.
 
     Args:
         name: The problem's name.
@@ -105,25 +104,20 @@ def lstm_problem(name: str, remat: Remat | None = None, *, batch: int, **config:
     cfg = LSTMConfig(**config)
     model = LSTM(cfg, with_remat(Cell, remat, prevent_cse=False))
 
-    def loss_fn(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
-        logits = model.apply({"params": params}, batch["tokens"], rngs=dropout_rngs(batch))
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
-        return losses.mean()
-
-    def init(key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
-        params_key, data_key, dropout_key = jax.random.split(key, 3)
-        text = jax.random.randint(data_key, (batch, cfg.context + 1), 0, cfg.vocab)
-        data = {"tokens": text[:, :-1], "labels": text[:, 1:]}
-        if cfg.dropout > 0:
-            data["dropout_key"] = dropout_key
-        params = LSTM(cfg, train=False).init(params_key, data["tokens"])["params"]
-        return params, data
-
     description = (
         f"LSTM, {cfg.layers} layers, width {cfg.width}, batch {batch} x {cfg.context}, "
         f"vocabulary {cfg.vocab}, {jnp.dtype(cfg.dtype).name}, dropout {cfg.dropout}"
     )
-    return Problem(name, loss_fn, shapes_of(init), False, description=description, init=init)
+    return next_token_problem(
+        name,
+        model,
+        LSTM(cfg, train=False),
+        batch=batch,
+        context=cfg.context,
+        vocab=cfg.vocab,
+        dropout=cfg.dropout,
+        description=description,
+    )
 
 
 register(

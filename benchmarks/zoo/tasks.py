@@ -1,0 +1,106 @@
+"""What models are trained for: the loss and the data that several of them share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import optax
+
+from benchmarks.zoo.base import Problem, dropout_rngs, shapes_of
+
+
+def next_token_problem(
+    name: str,
+    model: nn.Module,
+    initial: nn.Module,
+    *,
+    batch: int,
+    context: int,
+    vocab: int,
+    dropout: float,
+    description: str,
+) -> Problem:
+    """Next-token prediction, with the mean cross-entropy as the loss.
+
+    The loss is called as `loss(params, batch)`, `batch` being a dictionary of `tokens`,
+    `labels` (both int32 of batch x context) and, with dropout, `dropout_key`.
+
+    Args:
+        name: The problem's name.
+        model: From tokens to logits.
+        initial: The same model in inference, to initialise the parameters with.
+        batch: Number of sequences.
+        context: Tokens of each.
+        vocab: Number of different tokens.
+        dropout: Dropout rate of the model.
+        description: The problem in words.
+    """
+
+    def loss_fn(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+        logits = model.apply({"params": params}, batch["tokens"], rngs=dropout_rngs(batch))
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
+        return losses.mean()
+
+    def init(key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+        params_key, data_key, dropout_key = jax.random.split(key, 3)
+        text = jax.random.randint(data_key, (batch, context + 1), 0, vocab)
+        data = {"tokens": text[:, :-1], "labels": text[:, 1:]}
+        if dropout > 0:
+            data["dropout_key"] = dropout_key
+        return initial.init(params_key, data["tokens"])["params"], data
+
+    return Problem(name, loss_fn, shapes_of(init), False, description=description, init=init)
+
+
+def classification_problem(
+    name: str,
+    model: nn.Module,
+    initial: nn.Module,
+    *,
+    batch: int,
+    image: int,
+    classes: int,
+    dropout: float,
+    description: str,
+) -> Problem:
+    """Image classification with batch statistics, with the mean cross-entropy as the loss.
+
+    The loss is called as `loss(params, batch, batch_stats)` and returns the updated
+    statistics beside it; `batch` is a dictionary of `images` (float32 of batch x image x
+    image x 3), `labels` (int32 of batch) and, with dropout, `dropout_key`.
+
+    Args:
+        name: The problem's name.
+        model: From images to logits, with a collection `batch_stats`.
+        initial: The same model in inference, to initialise the variables with.
+        batch: Number of images.
+        image: Pixels on each side.
+        classes: Number of classes.
+        dropout: Dropout rate of the model.
+        description: The problem in words.
+    """
+
+    def loss_fn(params: Any, batch: dict[str, jax.Array], batch_stats: Any) -> tuple[Any, Any]:
+        logits, updated = model.apply(
+            {"params": params, "batch_stats": batch_stats},
+            batch["images"],
+            mutable=["batch_stats"],
+            rngs=dropout_rngs(batch),
+        )
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
+        return losses.mean(), updated["batch_stats"]
+
+    def init(key: jax.Array) -> tuple[Any, dict[str, jax.Array], Any]:
+        params_key, image_key, label_key, dropout_key = jax.random.split(key, 4)
+        data = {
+            "images": jax.random.normal(image_key, (batch, image, image, 3)),
+            "labels": jax.random.randint(label_key, (batch,), 0, classes),
+        }
+        if dropout > 0:
+            data["dropout_key"] = dropout_key
+        variables = initial.init(params_key, data["images"])
+        return variables["params"], data, variables["batch_stats"]
+
+    return Problem(name, loss_fn, shapes_of(init), True, description=description, init=init)
