@@ -12,50 +12,30 @@ writes one JSON file a model below `docs/data/scale-<target>/`; `--page` makes
 
 from __future__ import annotations
 
-import argparse
-import json
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import jax_hremat
-from benchmarks import zoo
-from benchmarks.table import Row, hand_row, machine, mib, ms, plan_row, say, trace_problem
-from jax_hremat._bench import prepare
-from jax_hremat._compile import compiler_versions
+from benchmarks import command, zoo
+from benchmarks.measured import Facts, Row, hand_row, mib, ms, plan_row, prepared
+from jax_hremat._bench import Workbench
 
 # Budgets, as parts of the way from the floor to no rematerialization.
 PARTS = (0.75, 0.4, 0.1)
-_DOCS = Path(__file__).parent.parent / "docs"
 
 
 @dataclass(frozen=True)
-class Scale:
+class Scale(Facts):
     """One model.
 
     Attributes:
-        fixed_bytes: Arguments and outputs of the step, which no plan changes.
         num_levels: Deepest nesting of checkpoints in the plan of least peak.
-        timings_s: Seconds up to the costs, and of the no-remat step's compilation, which runs
-            beside them.
+        fixed_bytes: Arguments and outputs of the step, which no plan changes.
     """
 
-    model: str
-    description: str
-    target: str
-    versions: Mapping[str, str]
-    machine: str
-    date: str
-    num_operations: int
-    num_blocks: int
-    num_kinds: int
-    num_block_compiles: int
     num_levels: int
     fixed_bytes: int
-    timings_s: Mapping[str, float]
-    no_remat: Row
     hand: Row
     floor: Row
     plans: Sequence[Row]
@@ -64,29 +44,13 @@ class Scale:
 def measure(name: str, target_name: str, size: zoo.Size = "full") -> Scale:
     """Plan one model at its floor and three budgets above it."""
     target = jax_hremat.get_target(target_name)
-    problem = zoo.make(name, size)
-    start_s = time.perf_counter()
-    program = trace_problem(problem)
-    trace_s = time.perf_counter() - start_s
-    bench = prepare(program, target, jax_hremat.PlannerConfig(), trace_s, say)
-    whole = bench.baseline.memory.peak_bytes
-    floor, plan = plan_row(bench, "floor", _floor_bytes(bench, whole))
-    span = whole - floor.peak_bytes
+    bench, facts = prepared(name, target, size)
+    floor, plan = plan_row(bench, "floor", _floor_bytes(bench))
+    span = bench.baseline.memory.peak_bytes - floor.peak_bytes
     return Scale(
-        model=name,
-        description=problem.description,
-        target=target.name,
-        versions=compiler_versions(),
-        machine=machine(),
-        date=time.strftime("%Y-%m-%d"),
-        num_operations=len(bench.graph.operations),
-        num_blocks=len(bench.partition.blocks),
-        num_kinds=len(bench.partition.unique),
-        num_block_compiles=bench.num_measured,
+        **facts,
         num_levels=plan.root.depth,
         fixed_bytes=bench.fixed_bytes,
-        timings_s=bench.timings_s,
-        no_remat=Row("no remat", whole, bench.baseline.step_s),
         hand=hand_row(name, size, "block", target),
         floor=floor,
         plans=[
@@ -95,20 +59,16 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Scale:
     )
 
 
-def _floor_bytes(bench: Any, whole_bytes: int) -> int:
+def _floor_bytes(bench: Workbench) -> int:
     try:
         plan_row(bench, "nothing", 1)
     except jax_hremat.InfeasibleBudgetError as error:
         return error.min_budget_bytes
-    raise AssertionError(f"a plan for one byte, of {whole_bytes}")
+    raise AssertionError("a plan was found for one byte")
 
 
-def page(target: str) -> str:
+def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     """The Markdown page made of all measurements of a target."""
-    files = sorted((_DOCS / "data" / f"scale-{target}").glob("*.json"))
-    found = [json.loads(f.read_text()) for f in files]
-    if not found:
-        raise SystemExit(f"no measurements for {target}; run this module with --models first")
     versions = ", ".join(f"{k} {v}" for k, v in found[0]["versions"].items())
     lines = [
         f"# Deep and scanned models for the target {target}",
@@ -176,24 +136,8 @@ def _peak_line(data: Mapping[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure the models named, or make the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--models", nargs="*", default=[], choices=zoo.names())
-    parser.add_argument("--target", default="h200", help="a name of jax_hremat.list_targets()")
-    parser.add_argument("--size", default="full", choices=("full", "small", "tiny"))
-    parser.add_argument("--out", type=Path, default=_DOCS / "data")
-    parser.add_argument("--page", action="store_true", help="make the page from all data")
-    options = parser.parse_args(argv)
-    for model in options.models:
-        result = measure(model, options.target, options.size)
-        folder = options.out / f"scale-{options.target}"
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{model}.json"
-        path.write_text(json.dumps(asdict(result), indent=1) + "\n")
-        print(f"wrote {path}")
-    if options.page:
-        path = _DOCS / f"scale-{options.target}.md"
-        path.write_text(page(options.target))
-        print(f"wrote {path}")
+    about = __doc__.splitlines()[0] if __doc__ else ""
+    command.run(argv, about, "scale-{}", "scale-{}.md", measure, page)
 
 
 if __name__ == "__main__":

@@ -12,127 +12,45 @@ writes one JSON file a model below `docs/data/<target>/`; `--page` makes
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import os
-import platform
-import sys
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import jax_hremat
-from benchmarks import zoo
-from jax_hremat._bench import Workbench, prepare
-from jax_hremat._certify import compile_step
-from jax_hremat._chain import Selection, predict
-from jax_hremat._compile import compiler_versions
-from jax_hremat._plan import RematPlan
-from jax_hremat._planner import plan_within
-from jax_hremat._region import Region
-from jax_hremat._trace import Program, trace_loss
-from jax_hremat._units import Budget
+from benchmarks import command, zoo
+from benchmarks.measured import Facts, Row, hand_row, mib, ms, plan_row, prepared
+from jax_hremat._bench import Workbench, uniform
+from jax_hremat._chain import predict
 
 HAND_POLICIES = ("block", "dots_saveable", "dots_with_no_batch_dims_saveable")
 FRACTIONS = (0.9, 0.7, 0.5, 0.3)
-_DOCS = Path(__file__).parent.parent / "docs"
 
 
 @dataclass(frozen=True)
-class Row:
-    """One step, compiled.
+class Measurement(Facts):
+    """All rows of one model."""
 
-    Attributes:
-        label: What it is.
-        peak_bytes: Compiled peak.
-        step_s: Roofline estimate.
-        budget_bytes: For a plan, its budget.
-        predicted_peak_bytes: For a plan, the peak predicted before the step was compiled.
-        predicted_step_s: Likewise the time.
-        solve_s: For a plan, seconds in the solver.
-        certify_s: Seconds compiling whole steps.
-        num_steps: Whole steps compiled.
-    """
-
-    label: str
-    peak_bytes: int
-    step_s: float
-    budget_bytes: int | None = None
-    predicted_peak_bytes: int | None = None
-    predicted_step_s: float | None = None
-    solve_s: float | None = None
-    certify_s: float | None = None
-    num_steps: int | None = None
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """All rows of one model, and how they came about."""
-
-    model: str
-    description: str
-    target: str
-    versions: Mapping[str, str]
-    machine: str
-    date: str
-    num_operations: int
-    num_blocks: int
-    num_kinds: int
-    num_block_compiles: int
-    timings_s: Mapping[str, float]
-    no_remat: Row
     predicted_no_remat_bytes: int
-    hand: Sequence[Row] = field(default_factory=tuple)
-    plans: Sequence[Row] = field(default_factory=tuple)
-    at_hand_peaks: Sequence[Row] = field(default_factory=tuple)
+    hand: Sequence[Row]
+    plans: Sequence[Row]
+    at_hand_peaks: Sequence[Row]
 
 
 def measure(name: str, target_name: str, size: zoo.Size = "full") -> Measurement:
     """Plan and compile everything about one model."""
     target = jax_hremat.get_target(target_name)
-    problem = zoo.make(name, size)
-    start_s = time.perf_counter()
-    program = trace_problem(problem)
-    trace_s = time.perf_counter() - start_s
-    bench = prepare(program, target, jax_hremat.PlannerConfig(), trace_s, say)
-    bare = bench.chain(lambda options: (options.bare,))
+    bench, facts = prepared(name, target, size)
     hand = [hand_row(name, size, policy, target) for policy in HAND_POLICIES]
     return Measurement(
-        model=name,
-        description=problem.description,
-        target=target.name,
-        versions=compiler_versions(),
-        machine=machine(),
-        date=time.strftime("%Y-%m-%d"),
-        num_operations=len(bench.graph.operations),
-        num_blocks=len(bench.partition.blocks),
-        num_kinds=len(bench.partition.unique),
-        num_block_compiles=bench.num_measured,
-        timings_s=bench.timings_s,
-        no_remat=Row("no remat", bench.baseline.memory.peak_bytes, bench.baseline.step_s),
-        predicted_no_remat_bytes=predict(bare, Selection((0,) * len(bare))).peak_bytes,
+        **facts,
+        predicted_no_remat_bytes=predict(
+            *uniform(bench.chain(lambda options: (options.bare,)))
+        ).peak_bytes,
         hand=hand,
         plans=_plan_rows(bench),
         at_hand_peaks=[plan_row(bench, row.label, row.peak_bytes)[0] for row in hand],
     )
-
-
-def trace_problem(problem: zoo.Problem) -> Program:
-    """The program of a model's loss."""
-    return trace_loss(
-        problem.loss_fn, problem.args, {}, argnums=problem.argnums, has_aux=problem.has_aux
-    )
-
-
-def hand_row(name: str, size: zoo.Size, policy: Any, target: jax_hremat.Target) -> Row:
-    """A model with a hand-written policy, compiled."""
-    program = trace_problem(zoo.make(name, size, remat=policy))
-    num_equations = len(program.jaxpr.jaxpr.eqns)
-    step = compile_step(program, Region(0, num_equations), target)
-    return Row(policy, step.memory.peak_bytes, step.step_s)
 
 
 def _plan_rows(bench: Workbench) -> list[Row]:
@@ -154,50 +72,8 @@ def _plan_rows(bench: Workbench) -> list[Row]:
     return rows
 
 
-def plan_row(bench: Workbench, label: str, budget_bytes: int) -> tuple[Row, RematPlan]:
-    """A plan for a budget, and its figures."""
-    plan = plan_within(
-        bench,
-        Budget(bytes=budget_bytes),
-        headroom_bytes=0,
-        argnums=(0,),
-        has_aux=bench.program.has_aux,
-        progress=say,
-    )
-    return _row_of(label, plan), plan
-
-
-def _row_of(label: str, plan: RematPlan) -> Row:
-    return Row(
-        label=label,
-        peak_bytes=plan.certificate.peak_bytes,
-        step_s=plan.estimated_step_s,
-        budget_bytes=plan.certificate.budget_bytes,
-        predicted_peak_bytes=plan.predicted_peak_bytes,
-        predicted_step_s=plan.predicted_step_s,
-        solve_s=plan.timings_s["solve"],
-        certify_s=plan.timings_s["certify"],
-        num_steps=plan.num_compiles["steps"],
-    )
-
-
-def machine() -> str:
-    """What was compiled on."""
-    return f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, no GPU"
-
-
-def say(stage: str, done: int, total: int) -> None:
-    """Progress, in a terminal only."""
-    if sys.stdout.isatty():
-        print(f"\r{stage}: {done} of {total}".ljust(60), end="", flush=True)
-
-
-def page(target: str) -> str:
+def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     """The Markdown page made of all measurements of a target."""
-    files = sorted((_DOCS / "data" / target).glob("*.json"))
-    found = [json.loads(f.read_text()) for f in files]
-    if not found:
-        raise SystemExit(f"no measurements for {target}; run this module with --models first")
     first = found[0]
     versions = ", ".join(f"{k} {v}" for k, v in first["versions"].items())
     lines = [
@@ -282,34 +158,10 @@ def _overhead_section(found: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def mib(count_bytes: int) -> str:
-    return f"{count_bytes / 2**20:.0f}"
-
-
-def ms(duration_s: float) -> str:
-    return f"{duration_s * 1e3:.2f}"
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure the models named, or make the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--models", nargs="*", default=[], choices=zoo.names())
-    parser.add_argument("--target", default="h200", help="a name of jax_hremat.list_targets()")
-    parser.add_argument("--size", default="full", choices=("full", "small", "tiny"))
-    parser.add_argument("--out", type=Path, default=_DOCS / "data")
-    parser.add_argument("--page", action="store_true", help="make the page from all data")
-    options = parser.parse_args(argv)
-    for model in options.models:
-        result = measure(model, options.target, options.size)
-        folder = options.out / options.target
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{model}.json"
-        path.write_text(json.dumps(asdict(result), indent=1) + "\n")
-        print(f"\rwrote {path}".ljust(60))
-    if options.page:
-        path = _DOCS / f"measurements-{options.target}.md"
-        path.write_text(page(options.target))
-        print(f"wrote {path}")
+    about = __doc__.splitlines()[0] if __doc__ else ""
+    command.run(argv, about, "{}", "measurements-{}.md", measure, page)
 
 
 if __name__ == "__main__":

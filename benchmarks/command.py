@@ -1,0 +1,56 @@
+"""The command line that the benchmarks of models share: measure some, make the page of all."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks import zoo
+from benchmarks.measured import Facts
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def run(
+    argv: Sequence[str] | None,
+    about: str,
+    folder: str,
+    page_name: str,
+    measure: Callable[[str, str, zoo.Size], Facts],
+    page: Callable[[str, Sequence[Mapping[str, Any]]], str],
+) -> None:
+    """Measure the models named, one JSON file each, and make the page of all files if asked to.
+
+    Args:
+        argv: The command's arguments; None for those of the process.
+        about: What it measures, for the help.
+        folder: Where the files go, below the folder of data; `{}` stands for the target.
+        page_name: The page's file in `docs/`, likewise.
+        measure: From a model's name, a target's and a size to what is written.
+        page: From the target's name and all files' contents to the page's text.
+    """
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--models", nargs="*", default=[], choices=zoo.names())
+    parser.add_argument("--target", default="h200", help="a name of jax_hremat.list_targets()")
+    parser.add_argument("--size", default="full", choices=("full", "small", "tiny"))
+    parser.add_argument("--out", type=Path, default=DOCS / "data")
+    parser.add_argument("--page", action="store_true", help="make the page from all data")
+    options = parser.parse_args(argv)
+    for model in options.models:
+        result = measure(model, options.target, options.size)
+        path = options.out / folder.format(options.target) / f"{model}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(result), indent=1) + "\n")
+        # Over the line of progress.
+        print(f"\rwrote {path}".ljust(60))
+    if options.page:
+        files = sorted((DOCS / "data" / folder.format(options.target)).glob("*.json"))
+        if not files:
+            raise SystemExit(f"no measurements for {options.target}; run with --models first")
+        path = DOCS / page_name.format(options.target)
+        path.write_text(page(options.target, [json.loads(f.read_text()) for f in files]))
+        print(f"wrote {path}")

@@ -1,0 +1,154 @@
+"""One model, planned and compiled: the rows and facts that the benchmarks' tables are made of."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax_hremat
+from benchmarks import zoo
+from jax_hremat._bench import Workbench, prepare
+from jax_hremat._certify import compile_step
+from jax_hremat._compile import compiler_versions
+from jax_hremat._plan import RematPlan
+from jax_hremat._planner import plan_within
+from jax_hremat._region import Region
+from jax_hremat._trace import Program, trace_loss
+from jax_hremat._units import Budget
+
+
+@dataclass(frozen=True)
+class Row:
+    """One step, compiled.
+
+    Attributes:
+        label: What it is.
+        peak_bytes: Compiled peak.
+        step_s: Roofline estimate.
+        budget_bytes: For a plan, its budget.
+        predicted_peak_bytes: For a plan, the peak predicted before the step was compiled.
+        predicted_step_s: Likewise the time.
+        solve_s: For a plan, seconds in the solver.
+        certify_s: Seconds compiling whole steps.
+        num_steps: Whole steps compiled.
+    """
+
+    label: str
+    peak_bytes: int
+    step_s: float
+    budget_bytes: int | None = None
+    predicted_peak_bytes: int | None = None
+    predicted_step_s: float | None = None
+    solve_s: float | None = None
+    certify_s: float | None = None
+    num_steps: int | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is said of every model: what it is, where it was measured, how it was prepared.
+
+    Attributes:
+        timings_s: Seconds up to the costs; the no-remat step is compiled meanwhile.
+    """
+
+    model: str
+    description: str
+    target: str
+    versions: Mapping[str, str]
+    machine: str
+    date: str
+    num_operations: int
+    num_blocks: int
+    num_kinds: int
+    num_block_compiles: int
+    timings_s: Mapping[str, float]
+    no_remat: Row
+
+
+def prepared(
+    name: str, target: jax_hremat.Target, size: zoo.Size
+) -> tuple[Workbench, dict[str, Any]]:
+    """A model up to the costs, and the fields of its `Facts`."""
+    problem = zoo.make(name, size)
+    start_s = time.perf_counter()
+    program = _trace(problem)
+    trace_s = time.perf_counter() - start_s
+    bench = prepare(program, target, jax_hremat.PlannerConfig(), trace_s, _say)
+    return bench, dict(
+        model=name,
+        description=problem.description,
+        target=target.name,
+        versions=compiler_versions(),
+        machine=f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, no GPU",
+        date=time.strftime("%Y-%m-%d"),
+        num_operations=len(bench.graph.operations),
+        num_blocks=len(bench.partition.blocks),
+        num_kinds=len(bench.partition.unique),
+        num_block_compiles=bench.num_measured,
+        timings_s=bench.timings_s,
+        no_remat=Row("no remat", bench.baseline.memory.peak_bytes, bench.baseline.step_s),
+    )
+
+
+def hand_row(name: str, size: zoo.Size, policy: Any, target: jax_hremat.Target) -> Row:
+    """A model with a hand-written policy, compiled."""
+    program = _trace(zoo.make(name, size, remat=policy))
+    num_equations = len(program.jaxpr.jaxpr.eqns)
+    step = compile_step(program, Region(0, num_equations), target)
+    return Row(policy, step.memory.peak_bytes, step.step_s)
+
+
+def plan_row(bench: Workbench, label: str, budget_bytes: int) -> tuple[Row, RematPlan]:
+    """A plan for a budget, and its figures."""
+    plan = plan_within(
+        bench,
+        Budget(bytes=budget_bytes),
+        headroom_bytes=0,
+        argnums=(0,),
+        has_aux=bench.program.has_aux,
+        progress=_say,
+    )
+    return _row_of(label, plan), plan
+
+
+def _row_of(label: str, plan: RematPlan) -> Row:
+    return Row(
+        label=label,
+        peak_bytes=plan.certificate.peak_bytes,
+        step_s=plan.estimated_step_s,
+        budget_bytes=plan.certificate.budget_bytes,
+        predicted_peak_bytes=plan.predicted_peak_bytes,
+        predicted_step_s=plan.predicted_step_s,
+        solve_s=plan.timings_s["solve"],
+        certify_s=plan.timings_s["certify"],
+        num_steps=plan.num_compiles["steps"],
+    )
+
+
+def _trace(problem: zoo.Problem) -> Program:
+    """The program of a model's loss."""
+    return trace_loss(
+        problem.loss_fn, problem.args, {}, argnums=problem.argnums, has_aux=problem.has_aux
+    )
+
+
+def _say(stage: str, done: int, total: int) -> None:
+    """Progress, in a terminal only."""
+    if sys.stdout.isatty():
+        print(f"\r{stage}: {done} of {total}".ljust(60), end="", flush=True)
+
+
+def mib(count_bytes: int) -> str:
+    """Bytes in MiB, as a cell."""
+    return f"{count_bytes / 2**20:.0f}"
+
+
+def ms(duration_s: float) -> str:
+    """Seconds in ms, as a cell."""
+    return f"{duration_s * 1e3:.2f}"
