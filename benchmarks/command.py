@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import zoo
-from benchmarks.measured import Facts
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -20,7 +19,7 @@ def run(
     about: str,
     folder: str,
     page_name: str,
-    measure: Callable[[str, str, zoo.Size], Facts],
+    measure: Callable[[str, str, zoo.Size], Any],
     page: Callable[[str, Sequence[Mapping[str, Any]]], str],
 ) -> None:
     """Measure the models named, one JSON file each, and make the page of all files if asked to.
@@ -30,7 +29,7 @@ def run(
         about: What it measures, for the help.
         folder: Where the files go, below the folder of data; `{}` stands for the target.
         page_name: The page's file in `docs/`, likewise.
-        measure: From a model's name, a target's and a size to what is written.
+        measure: From a model's name, a target's and a size to the dataclass that is written.
         page: From the target's name and all files' contents to the page's text.
     """
     parser = argparse.ArgumentParser(description=about)

@@ -3,7 +3,7 @@
 Each model is planned for the CPU under a byte budget, with dropout on; the plan is applied, and
 both steps are run on the same real inputs.
 
-    python -m benchmarks.equality --models gpt2-small encdec unet resnet50 --page
+    python -m benchmarks.equality --models gpt2-small lstm --page
 
 writes `docs/data/equality.json` and makes `docs/equality.md` of it.
 """
@@ -32,7 +32,17 @@ from jax_hremat._replay import replay
 from jax_hremat._target import rates
 from jax_hremat._trace import Program, trace_loss
 
-MODELS = ("gpt2-small", "encdec", "unet", "resnet50")
+# One of each family.
+MODELS = (
+    "gpt2-small",
+    "encdec",
+    "unet",
+    "resnet50",
+    "llama",
+    "llama-scan",
+    "lstm",
+    "densenet121",
+)
 DROPOUT = 0.1
 # Larger than the zoo's own tiny batches: there, parameters and gradients are most of the peak,
 # and no plan can do much about those.
@@ -363,7 +373,7 @@ def _write(path: Path, found: Sequence[Mapping[str, Any]]) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Compare the models named, or make the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--models", nargs="*", default=[], choices=MODELS)
+    parser.add_argument("--models", nargs="*", default=[], choices=zoo.names())
     parser.add_argument("--size", default="tiny", choices=("full", "small", "tiny"))
     parser.add_argument("--budget", type=float, default=0.6, help="fraction of the no-remat peak")
     parser.add_argument("--batch", type=int, default=BATCH)

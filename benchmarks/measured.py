@@ -13,10 +13,11 @@ from typing import Any
 import jax_hremat
 from benchmarks import zoo
 from jax_hremat._bench import Workbench, prepare
+from jax_hremat._candidates import Candidates
 from jax_hremat._certify import compile_step
 from jax_hremat._compile import compiler_versions
 from jax_hremat._plan import RematPlan
-from jax_hremat._planner import plan_within
+from jax_hremat._planner import Terms, plan_for
 from jax_hremat._region import Region
 from jax_hremat._trace import Program, trace_loss
 from jax_hremat._units import Budget
@@ -72,14 +73,26 @@ class Facts:
 
 
 def prepared(
-    name: str, target: jax_hremat.Target, size: zoo.Size
+    name: str,
+    target: jax_hremat.Target,
+    size: zoo.Size,
+    config: jax_hremat.PlannerConfig | None = None,
+    **overrides: Any,
 ) -> tuple[Workbench, dict[str, Any]]:
-    """A model up to the costs, and the fields of its `Facts`."""
-    problem = zoo.make(name, size)
+    """A model up to the costs, and the fields of its `Facts`.
+
+    Args:
+        name: Its name in the zoo.
+        target: What it is compiled for.
+        size: Its size in the zoo.
+        config: How hard the planner tries.
+        **overrides: Fields of the model's config, as for `zoo.make`.
+    """
+    problem = zoo.make(name, size, **overrides)
     start_s = time.perf_counter()
     program = _trace(problem)
     trace_s = time.perf_counter() - start_s
-    bench = prepare(program, target, jax_hremat.PlannerConfig(), trace_s, _say)
+    bench = prepare(program, target, config or jax_hremat.PlannerConfig(), trace_s, _say)
     return bench, dict(
         model=name,
         description=problem.description,
@@ -106,14 +119,8 @@ def hand_row(name: str, size: zoo.Size, policy: Any, target: jax_hremat.Target) 
 
 def plan_row(bench: Workbench, label: str, budget_bytes: int) -> tuple[Row, RematPlan]:
     """A plan for a budget, and its figures."""
-    plan = plan_within(
-        bench,
-        Budget(bytes=budget_bytes),
-        headroom_bytes=0,
-        argnums=(0,),
-        has_aux=bench.program.has_aux,
-        progress=_say,
-    )
+    terms = Terms((0,), bench.program.has_aux)
+    plan = plan_for(Candidates(bench, _say), Budget(bytes=budget_bytes), terms)
     return _row_of(label, plan), plan
 
 

@@ -2,6 +2,7 @@
 
 from jax_hremat._api import apply_plan as apply_plan
 from jax_hremat._api import hremat as hremat
+from jax_hremat._api import pareto as pareto
 from jax_hremat._api import plan_remat as plan_remat
 from jax_hremat._bench import PlannerConfig as PlannerConfig
 from jax_hremat._errors import BudgetFormatError as BudgetFormatError
@@ -15,6 +16,7 @@ from jax_hremat._errors import TargetUnavailableError as TargetUnavailableError
 from jax_hremat._errors import UnknownTargetError as UnknownTargetError
 from jax_hremat._errors import UnsupportedConfigError as UnsupportedConfigError
 from jax_hremat._errors import UnsupportedProgramError as UnsupportedProgramError
+from jax_hremat._frontier import Frontier as Frontier
 from jax_hremat._modes import SearchConfig as SearchConfig
 from jax_hremat._partition.flat import partition_flat as partition_flat
 from jax_hremat._partition.repeats import partition_by_repeats as partition_by_repeats

@@ -14,19 +14,23 @@ from jax_hremat._bench import PlannerConfig
 from jax_hremat._emit import emit
 from jax_hremat._errors import StalePlanError
 from jax_hremat._fingerprint import fingerprint
+from jax_hremat._frontier import Frontier
 from jax_hremat._graph import build_graph
 from jax_hremat._plan import RematPlan
+from jax_hremat._planner import Terms, frontier_plans
 from jax_hremat._request import PlanRequest
 from jax_hremat._search import Progress
 from jax_hremat._target import Target
 from jax_hremat._trace import Program, abstract_leaf, trace_loss
+from jax_hremat._units import parse_goal
 from jax_hremat.linen import is_module, planned_module
 
 
 def plan_remat(
     fun: Callable[..., Any],
     *,
-    budget: int | float | str,
+    budget: int | float | str | None = None,
+    max_slowdown: float | None = None,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     target: str | os.PathLike[str] | Target | None = None,
@@ -39,12 +43,14 @@ def plan_remat(
     The step is `jax.jit(jax.value_and_grad(fun, argnums, has_aux))`. The plan is the fastest
     found, by a roofline over the optimised program, whose compiled peak (arguments + outputs +
     temporaries − aliases) and `headroom_bytes` are within the budget; the compiler's figures are
-    in `RematPlan.certificate`.
+    in `RematPlan.certificate`. With `max_slowdown` in place of a budget, it is the one of least
+    peak found whose estimated step is at most so many times that without rematerialization.
 
     Args:
         fun: The loss: returns a scalar, or `(scalar, aux)` if `has_aux`.
         budget: Bytes; a text such as `"70GiB"` or `"70GB"`; or a float in (0, 1], a fraction of
             the compiled peak without rematerialization.
+        max_slowdown: In place of a budget: a ratio of step times, at least 1.
         argnums: Positional arguments that are differentiated, as in `jax.grad`.
         has_aux: As in `jax.grad`.
         target: What to compile for: None for JAX's default backend, `"cpu"`, a GPU's name (see
@@ -60,7 +66,8 @@ def plan_remat(
 
     Raises:
         InfeasibleBudgetError: No plan fits; it says the smallest budget that would do.
-        BudgetFormatError: The budget has none of the forms above.
+        BudgetFormatError: The budget has none of the forms above, or not exactly one of a
+            budget and a slowdown was given.
         UnknownTargetError, TargetUnavailableError: The target, or its compiler.
         UnsupportedProgramError: Ordered effects, no scalar loss, nothing to differentiate.
         UnsupportedConfigError: `jax_remat3` is on.
@@ -75,15 +82,59 @@ def plan_remat(
     >>> plan.certificate.holds
     True
     """
-    request = PlanRequest.make(budget, target, headroom_bytes, config, progress)
-    positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    goal = parse_goal(budget, max_slowdown)
+    request = PlanRequest.make(target, headroom_bytes, config, progress)
+    positions = positions_of(argnums)
 
     def plan(*args: Any, **kwargs: Any) -> RematPlan:
         start_s = time.perf_counter()
         program = trace_loss(fun, args, kwargs, argnums=positions, has_aux=has_aux)
-        return request.plan(program, time.perf_counter() - start_s, positions, has_aux)
+        return request.plan(program, time.perf_counter() - start_s, goal, positions, has_aux)
 
     return plan
+
+
+def pareto(
+    fun: Callable[..., Any],
+    *,
+    num_points: int = 8,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    target: str | os.PathLike[str] | Target | None = None,
+    headroom_bytes: int = 0,
+    config: PlannerConfig | None = None,
+    progress: Progress | None = None,
+) -> Callable[..., Frontier]:
+    """The whole trade between memory and time of a loss function's training step.
+
+    Plans for budgets evenly spread from the least that is possible to no rematerialization, made
+    with the costs of one planning; each is compiled and certified.
+
+    Args:
+        fun, argnums, has_aux, target, headroom_bytes, config, progress: As in `plan_remat`.
+        num_points: How many budgets, at least 2.
+
+    Returns:
+        A function of the loss's arguments that returns the `Frontier`: its plans, a table, a
+        plot.
+
+    Raises:
+        What `plan_remat` raises, but for what concerns its budget.
+        ValueError: Fewer than two points.
+    """
+    if num_points < 2:
+        raise ValueError(f"num_points={num_points}: a curve takes at least its two ends")
+    request = PlanRequest.make(target, headroom_bytes, config, progress)
+    positions = positions_of(argnums)
+
+    def frontier(*args: Any, **kwargs: Any) -> Frontier:
+        start_s = time.perf_counter()
+        program = trace_loss(fun, args, kwargs, argnums=positions, has_aux=has_aux)
+        candidates = request.candidates(program, time.perf_counter() - start_s)
+        terms = Terms(positions, has_aux, headroom_bytes)
+        return Frontier(tuple(frontier_plans(candidates, num_points, terms)))
+
+    return frontier
 
 
 def apply_plan(fun: Callable[..., Any], plan: RematPlan) -> Callable[..., Any]:
@@ -107,7 +158,8 @@ def apply_plan(fun: Callable[..., Any], plan: RematPlan) -> Callable[..., Any]:
 def hremat(
     fun: Any = None,
     *,
-    budget: int | float | str,
+    budget: int | float | str | None = None,
+    max_slowdown: float | None = None,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     target: str | os.PathLike[str] | Target | None = None,
@@ -127,8 +179,8 @@ def hremat(
 
     Args:
         fun: A loss function or a `flax.linen.Module` class; left out when used as a decorator.
-        budget, argnums, has_aux, target, headroom_bytes, config, progress: As in `plan_remat`;
-            `argnums` and `has_aux` are for functions only.
+        budget, max_slowdown, argnums, has_aux, target, headroom_bytes, config, progress: As in
+            `plan_remat`; `argnums` and `has_aux` are for functions only.
 
     Raises:
         What `plan_remat` raises; the budget's and the target's errors at once, the others when
@@ -136,6 +188,7 @@ def hremat(
     """
     options: dict[str, Any] = dict(
         budget=budget,
+        max_slowdown=max_slowdown,
         target=target,
         headroom_bytes=headroom_bytes,
         config=config,
@@ -145,14 +198,20 @@ def hremat(
         return functools.partial(hremat, argnums=argnums, has_aux=has_aux, **options)
     if is_module(fun):
         return planned_module(fun, **options)
-    request = PlanRequest.make(**options)
-    positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    goal = parse_goal(budget, max_slowdown)
+    request = PlanRequest.make(target, headroom_bytes, config, progress)
+    positions = positions_of(argnums)
     return _Emitting(
         fun,
-        lambda program, trace_s: request.plan(program, trace_s, positions, has_aux),
+        lambda program, trace_s: request.plan(program, trace_s, goal, positions, has_aux),
         positions,
         has_aux,
     )
+
+
+def positions_of(argnums: int | Sequence[int]) -> tuple[int, ...]:
+    """`argnums` as `jax.grad` takes them, as a tuple."""
+    return (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
 
 class _Emitting:

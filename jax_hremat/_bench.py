@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from jax_hremat._chain import Chain, Selection, make_chain
 from jax_hremat._compile import with_quick_code
 from jax_hremat._cost.compiled import measure_block
 from jax_hremat._graph import Graph, build_graph
-from jax_hremat._loop import loop_bodies
+from jax_hremat._loop import LoopBody, loop_bodies
 from jax_hremat._modes import BlockOptions, SearchConfig
 from jax_hremat._option import Option
 from jax_hremat._partition.blocks import Partition, Partitioner, partition_graph
@@ -62,18 +62,21 @@ class Workbench:
         program: The traced program.
         graph: Its operations and values.
         partition: Its blocks.
+        loops: The bodies of its scans, by operation.
         options: Options of each kind of block.
         baseline: The step without rematerialization, compiled.
         compile_step: Compiles the whole step in a plan; remembers what it compiled.
         target: What everything was compiled for.
         config: How hard the planner tries.
-        timings_s: Seconds spent so far, by stage.
+        timings_s: Seconds spent so far, by stage; of the baseline, what its compilation takes
+            after the costs are known.
         num_measured: Modes of blocks compiled.
     """
 
     program: Program
     graph: Graph
     partition: Partition
+    loops: Mapping[int, LoopBody]
     options: dict[int, BlockOptions]
     baseline: CompiledStep
     compile_step: StepCompiler
@@ -119,7 +122,6 @@ def prepare(
         loops = loop_bodies(program, graph)
     everything = Region(0, len(graph.operations))
     with (
-        timed(timings, "cost"),
         tempfile.TemporaryDirectory(prefix="jax_hremat_") as directory,
         ThreadPoolExecutor(1) as pool,
     ):
@@ -127,21 +129,24 @@ def prepare(
         compile_whole = StepCompiler(program, target, cache)
         baseline = pool.submit(_compat.in_settings_of_this_thread(compile_whole), everything)
         quick = with_quick_code(target, directory)
-        options = search_options(
-            graph,
-            partition,
-            loops,
-            lambda block, mode: measure_block(program, graph, block, mode, quick, cache),
-            rates(target),
-            config.search,
-            config.solver,
-            progress,
-        )
-        step = baseline.result()
+        with timed(timings, "cost"):
+            options = search_options(
+                graph,
+                partition,
+                loops,
+                lambda block, mode: measure_block(program, graph, block, mode, quick, cache),
+                rates(target),
+                config.search,
+                config.solver,
+                progress,
+            )
+        with timed(timings, "baseline"):
+            step = baseline.result()
     return Workbench(
         program=program,
         graph=graph,
         partition=partition,
+        loops=loops,
         options=options,
         baseline=step,
         compile_step=compile_whole,

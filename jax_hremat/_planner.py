@@ -1,10 +1,13 @@
-"""`Workbench`, budget -> `RematPlan`: the fastest plan that was compiled and fits."""
+"""`Candidates` and a goal -> `RematPlan`: the fastest that fits, the smallest that is fast enough,
+or all that no other beats in both."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from jax_hremat._bench import Workbench
+from jax_hremat._candidates import Candidate, Candidates
 from jax_hremat._compile import compiler_versions
 from jax_hremat._errors import CertificationError, InfeasibleBudgetError
 from jax_hremat._fingerprint import fingerprint
@@ -12,58 +15,81 @@ from jax_hremat._format import format_bytes
 from jax_hremat._plan import Certificate, RematPlan
 from jax_hremat._replay import replay
 from jax_hremat._report import Decision, block_reports, bottleneck_words
-from jax_hremat._rounds import Candidate, Rounds
-from jax_hremat._search import Progress
-from jax_hremat._units import Budget
+from jax_hremat._rounds import Rounds
+from jax_hremat._tradeoff import least_peak_within, spread
+from jax_hremat._units import Budget, Slowdown
 
 
-def plan_within(
-    bench: Workbench,
-    budget: Budget,
-    *,
-    headroom_bytes: int,
-    argnums: tuple[int, ...],
-    has_aux: bool,
-    progress: Progress,
-) -> RematPlan:
-    """The fastest certified plan for one budget.
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a plan records of its asking, apart from the goal.
 
-    Solve, compile the whole step, compare; on a miss, or with memory left over, correct the
-    predicted peak by what was seen and solve again.
+    Attributes:
+        argnums: Positional arguments that are differentiated.
+        has_aux: Whether the function returns `(loss, aux)`.
+        headroom_bytes: Taken off each budget.
+    """
+
+    argnums: tuple[int, ...] = ()
+    has_aux: bool = False
+    headroom_bytes: int = 0
+
+
+def plan_for(candidates: Candidates, goal: Budget | Slowdown, terms: Terms) -> RematPlan:
+    """The certified plan for one goal.
 
     Raises:
-        InfeasibleBudgetError: No plan found fits; it carries the smallest that would do.
+        InfeasibleBudgetError: No plan found fits; it carries the smallest budget that would do.
     """
-    budget_bytes = budget.resolve_bytes(bench.baseline.memory.peak_bytes + headroom_bytes)
-    limit = budget_bytes - headroom_bytes
-    session = Rounds(bench, limit, progress)
-    best = session.fastest()
-    if best is None:
-        floor = session.floor()
-        raise InfeasibleBudgetError(
-            min_budget_bytes=floor.step.memory.peak_bytes + headroom_bytes,
-            budget_bytes=budget_bytes,
-            bottleneck=bottleneck_words(
-                bench.graph, bench.partition, floor.prediction.peak_block, floor.step
-            ),
-        )
-    return _report(bench, best, session, budget_bytes, headroom_bytes, argnums, has_aux)
+    before_s = candidates.timings_s
+    if isinstance(goal, Slowdown):
+        best = least_peak_within(candidates, goal.ratio * candidates.bench.baseline.step_s)
+        budget_bytes = best.peak_bytes + terms.headroom_bytes
+    else:
+        whole_bytes = candidates.bench.baseline.memory.peak_bytes + terms.headroom_bytes
+        budget_bytes = goal.resolve_bytes(whole_bytes)
+        best = _fastest_within(candidates, budget_bytes, terms.headroom_bytes)
+    return _plan(candidates, best, budget_bytes, terms, before_s)
 
 
-def _report(
-    bench: Workbench,
+def frontier_plans(candidates: Candidates, num_points: int, terms: Terms) -> list[RematPlan]:
+    """Certified plans that no other plan found beats in both peak and time, lowest peak first;
+    the budget of each is what it takes."""
+    before_s = candidates.timings_s
+    best = spread(candidates, num_points)
+    return [
+        _plan(candidates, c, c.peak_bytes + terms.headroom_bytes, terms, before_s) for c in best
+    ]
+
+
+def _fastest_within(candidates: Candidates, budget_bytes: int, headroom_bytes: int) -> Candidate:
+    rounds = Rounds(candidates, budget_bytes - headroom_bytes)
+    best = rounds.fastest()
+    if best is not None:
+        return best
+    floor = rounds.floor()
+    bench = candidates.bench
+    raise InfeasibleBudgetError(
+        min_budget_bytes=floor.peak_bytes + headroom_bytes,
+        budget_bytes=budget_bytes,
+        bottleneck=bottleneck_words(
+            bench.graph, bench.partition, floor.prediction.peak_block, floor.step
+        ),
+    )
+
+
+def _plan(
+    candidates: Candidates,
     best: Candidate,
-    session: Rounds,
     budget_bytes: int,
-    headroom_bytes: int,
-    argnums: tuple[int, ...],
-    has_aux: bool,
+    terms: Terms,
+    before_s: Mapping[str, float],
 ) -> RematPlan:
-    memory = best.step.memory
+    bench, memory = candidates.bench, best.step.memory
     certificate = Certificate(
         peak_bytes=memory.peak_bytes,
         budget_bytes=budget_bytes,
-        headroom_bytes=headroom_bytes,
+        headroom_bytes=terms.headroom_bytes,
         argument_bytes=memory.argument_bytes,
         output_bytes=memory.output_bytes,
         temp_bytes=memory.temp_bytes,
@@ -78,17 +104,18 @@ def _report(
             f"the chosen plan takes {format_bytes(memory.peak_bytes)}, more than the budget of "
             f"{format_bytes(budget_bytes)}; please report this as a bug of jax_hremat"
         )
+    spent_s = {stage: s - before_s[stage] for stage, s in candidates.timings_s.items()}
     return RematPlan(
         root=best.root,
         fingerprint=fingerprint(bench.program, bench.graph),
-        argnums=argnums,
-        has_aux=has_aux,
+        argnums=terms.argnums,
+        has_aux=terms.has_aux,
         certificate=certificate,
-        estimated_step_s=best.step.step_s,
+        estimated_step_s=best.step_s,
         baseline_step_s=bench.baseline.step_s,
         baseline_peak_bytes=bench.baseline.memory.peak_bytes,
         predicted_peak_bytes=best.prediction.peak_bytes,
-        predicted_step_s=session.step_s(best.prediction),
+        predicted_step_s=candidates.step_s(best.prediction),
         cost_source="compiled",
         solver_status=best.outcome.status.value,
         solver_gap=best.outcome.gap,
@@ -104,7 +131,7 @@ def _report(
         ),
         buffers=best.step.buffers,
         num_compiles=MappingProxyType(
-            {"steps": session.num_compiled, "blocks": bench.num_measured}
+            {"steps": candidates.num_compiled, "blocks": bench.num_measured}
         ),
-        timings_s=MappingProxyType({**bench.timings_s, **session.timings_s}),
+        timings_s=MappingProxyType({**bench.timings_s, **spent_s}),
     )

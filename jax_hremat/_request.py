@@ -7,21 +7,21 @@ import os
 from dataclasses import dataclass
 
 from jax_hremat._bench import PlannerConfig, prepare
+from jax_hremat._candidates import Candidates
 from jax_hremat._plan import RematPlan
-from jax_hremat._planner import plan_within
+from jax_hremat._planner import Terms, plan_for
 from jax_hremat._search import Progress
 from jax_hremat._target import Target, get_target
 from jax_hremat._trace import Program
-from jax_hremat._units import Budget, parse_budget
+from jax_hremat._units import Budget, Slowdown
 
 _logger = logging.getLogger("jax_hremat")
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """The options of `plan_remat` and `hremat` that do not depend on the function."""
+    """The options of planning that do not depend on the function."""
 
-    budget: Budget
     target: Target
     headroom_bytes: int
     config: PlannerConfig
@@ -29,38 +29,35 @@ class PlanRequest:
 
     @staticmethod
     def make(
-        budget: int | float | str,
         target: str | os.PathLike[str] | Target | None,
         headroom_bytes: int,
         config: PlannerConfig | None,
         progress: Progress | None,
     ) -> PlanRequest:
-        """Read the options as the user writes them; the budget's and the target's errors."""
+        """Read the options as the user writes them; the target's errors."""
         return PlanRequest(
-            budget=parse_budget(budget),
             target=get_target(target),
             headroom_bytes=headroom_bytes,
             config=config or PlannerConfig(),
             progress=progress or _log_progress,
         )
 
+    def candidates(self, program: Program, trace_s: float) -> Candidates:
+        """Everything about a program that goes before a goal."""
+        bench = prepare(program, self.target, self.config, trace_s, self.progress)
+        return Candidates(bench, self.progress)
+
     def plan(
         self,
         program: Program,
         trace_s: float,
+        goal: Budget | Slowdown,
         argnums: tuple[int, ...] = (),
         has_aux: bool = False,
     ) -> RematPlan:
         """Plan a traced program."""
-        bench = prepare(program, self.target, self.config, trace_s, self.progress)
-        return plan_within(
-            bench,
-            self.budget,
-            headroom_bytes=self.headroom_bytes,
-            argnums=argnums,
-            has_aux=has_aux,
-            progress=self.progress,
-        )
+        terms = Terms(argnums, has_aux, self.headroom_bytes)
+        return plan_for(self.candidates(program, trace_s), goal, terms)
 
 
 def _log_progress(stage: str, done: int, total: int) -> None:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 
-from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
 from jax_hremat._format import format_bytes, format_seconds
 from jax_hremat._plan import BlockReport, RematPlan
+from jax_hremat._text import plain_text
 
-_WIDTH = 118
 _MAX_SAVED = 4
 
 
 def plan_text(plan: RematPlan) -> str:
     """The plan as plain text: what it costs, what each block does, what is left at the peak."""
-    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
-    console.print(Group(_summary(plan), Text(), _blocks(plan), Text(), _buffers(plan)))
-    assert isinstance(console.file, io.StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+    return plain_text(_summary(plan), Text(), _blocks(plan), Text(), _buffers(plan))
 
 
 def _summary(plan: RematPlan) -> Table:

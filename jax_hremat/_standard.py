@@ -29,17 +29,23 @@ def grouped_selections(chain: Chain, kinds: Sequence[Hashable]) -> Iterator[Sele
             yield min(phases, key=lambda selection: predict(chain, selection).peak_bytes)
 
 
-def _layers(chain: Chain, kinds: Sequence[Hashable]) -> Selection:
-    """Every repeat of a repeated sequence of kinds wrapped together."""
-    groups: list[tuple[int, int]] = []
+def layer_runs(kinds: Sequence[Hashable]) -> list[list[tuple[int, int]]]:
+    """The layers of each stack of equal ones, a layer as its first and last block: the shortest
+    sequence of kinds that is repeated. The block at the loss is in none."""
+    runs = []
     block = 0
-    while block < len(chain):
-        period, count = _repeats(kinds[block : len(chain) - 1])
-        # Blocks alone are wrapped by another standard plan.
-        if count > 1 and period > 1:
-            groups += [(a, a + period - 1) for a in range(block, block + period * count, period)]
+    while block < len(kinds):
+        period, count = _repeats(kinds[block:-1])
+        if count > 1:
+            stop = block + period * count
+            runs.append([(a, a + period - 1) for a in range(block, stop, period)])
         block += period * count
-    return _selection(chain, groups)
+    return runs
+
+
+def _layers(chain: Chain, kinds: Sequence[Hashable]) -> Selection:
+    """Every layer wrapped; blocks alone are wrapped by another standard plan."""
+    return _selection(chain, [g for run in layer_runs(kinds) for g in run if g[1] > g[0]])
 
 
 def _repeats(kinds: Sequence[Hashable]) -> tuple[int, int]:

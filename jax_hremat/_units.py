@@ -55,7 +55,45 @@ class Budget:
         return int(self.fraction * whole_bytes)
 
 
-def parse_budget(budget: int | float | str | Budget) -> Budget:
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """The longest a step may take: a ratio to its estimated time without rematerialization.
+
+    Attributes:
+        ratio: At least 1.
+    """
+
+    ratio: float
+
+    def __post_init__(self) -> None:
+        if isinstance(self.ratio, bool) or not isinstance(self.ratio, int | float):
+            raise BudgetFormatError(f"max_slowdown={self.ratio!r} is not a number")
+        if not (math.isfinite(self.ratio) and self.ratio >= 1.0):
+            raise BudgetFormatError(
+                f"max_slowdown={self.ratio!r} is not a ratio of 1 or more; for ten per cent more "
+                "time than without rematerialization, give 1.10"
+            )
+
+
+def parse_goal(
+    budget: int | float | str | Budget | None, max_slowdown: float | None
+) -> Budget | Slowdown:
+    """Reads what a plan is to reach: a budget, or a bound on the time.
+
+    Raises:
+        BudgetFormatError: Not exactly one was given, or it cannot be read.
+    """
+    if max_slowdown is None:
+        return parse_budget(budget)
+    if budget is not None:
+        raise BudgetFormatError(
+            f"budget={budget!r} and max_slowdown={max_slowdown!r} were both given; give a budget "
+            "for the fastest step within it, or a slowdown for the least memory within that"
+        )
+    return Slowdown(max_slowdown)
+
+
+def parse_budget(budget: int | float | str | Budget | None) -> Budget:
     """Reads a memory budget.
 
     Args:

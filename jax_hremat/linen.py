@@ -28,6 +28,7 @@ from jax_hremat._request import PlanRequest
 from jax_hremat._search import Progress
 from jax_hremat._target import Target
 from jax_hremat._trace import Program, abstract_leaf, trace_call
+from jax_hremat._units import parse_goal
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -40,7 +41,8 @@ _CLOSED_OVER = 4
 def planned_module(
     module_class: type[M],
     *,
-    budget: int | float | str,
+    budget: int | float | str | None = None,
+    max_slowdown: float | None = None,
     target: str | os.PathLike[str] | Target | None = None,
     headroom_bytes: int = 0,
     config: PlannerConfig | None = None,
@@ -59,7 +61,8 @@ def planned_module(
 
     Args:
         module_class: A `flax.linen.Module` class with a `__call__`, which alone is planned.
-        budget, target, headroom_bytes, config, progress: As in `jax_hremat.plan_remat`.
+        budget, max_slowdown, target, headroom_bytes, config, progress: As in
+            `jax_hremat.plan_remat`.
 
     Returns:
         The class. Its class method `hremat_plans()` gives the plans in use, in order of first
@@ -76,13 +79,14 @@ def planned_module(
     evaluation are planned too; `module_class` itself takes the same variables and is not.
     """
     _check_module_class(module_class)
-    request = PlanRequest.make(budget, target, headroom_bytes, config, progress)
+    goal = parse_goal(budget, max_slowdown)
+    request = PlanRequest.make(target, headroom_bytes, config, progress)
     plans: dict[tuple[Any, ...], RematPlan] = {}
 
     def plan_for(program: Program, trace_s: float) -> RematPlan:
         key = _plan_key(program, build_graph(program))
         if key not in plans:
-            plans[key] = request.plan(program, trace_s, _DIFFERENTIATED)
+            plans[key] = request.plan(program, trace_s, goal, _DIFFERENTIATED)
         return plans[key]
 
     def planned(scopes_fun: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,13 +12,14 @@ import pytest
 import jax_hremat
 from jax_hremat import InfeasibleBudgetError, PlannerConfig, RematPlan, SearchConfig, SolverConfig
 from jax_hremat._bench import Workbench, prepare
+from jax_hremat._candidates import Candidates
 from jax_hremat._chain import Selection, Ties, predict, selection_region
 from jax_hremat._graph import build_graph
 from jax_hremat._loop import loop_bodies
 from jax_hremat._loop_modes import _near_divisor, _segments
 from jax_hremat._partition.blocks import partition_graph
 from jax_hremat._partition.valleys import partition_by_width
-from jax_hremat._planner import plan_within
+from jax_hremat._planner import Terms, plan_for
 from jax_hremat._target import get_target
 from jax_hremat._trace import Program, trace_loss
 from jax_hremat._units import parse_budget
@@ -90,14 +91,7 @@ def workbench(fun: Any, *args: Any) -> Workbench:
 
 
 def plan_of(bench: Workbench, budget: int | float) -> RematPlan:
-    return plan_within(
-        bench,
-        parse_budget(budget),
-        headroom_bytes=0,
-        argnums=(0,),
-        has_aux=False,
-        progress=lambda *_: None,
-    )
+    return plan_for(Candidates(bench, lambda *_: None), parse_budget(budget), Terms((0,)))
 
 
 def floor_of(bench: Workbench) -> int:

@@ -27,8 +27,9 @@ from jax_hremat import (
     UnsupportedProgramError,
 )
 from jax_hremat._bench import Workbench, prepare
+from jax_hremat._candidates import Candidates
 from jax_hremat._chain import Ties, selection_region
-from jax_hremat._planner import plan_within
+from jax_hremat._planner import Terms, plan_for
 from jax_hremat._target import get_target
 from jax_hremat._trace import trace_loss
 from jax_hremat._units import parse_budget
@@ -88,14 +89,8 @@ def bench() -> Workbench:
 
 
 def plan_of(bench: Workbench, budget: int | float, headroom_bytes: int = 0) -> RematPlan:
-    return plan_within(
-        bench,
-        parse_budget(budget),
-        headroom_bytes=headroom_bytes,
-        argnums=(0,),
-        has_aux=False,
-        progress=quiet,
-    )
+    terms = Terms((0,), False, headroom_bytes)
+    return plan_for(Candidates(bench, quiet), parse_budget(budget), terms)
 
 
 @pytest.fixture(scope="module")

@@ -174,8 +174,8 @@ register(
         "tiny": {**_TINY, "layers": 6},
     },
 )
-# Deep stacks with little in each layer: of the memory, what passes between layers is much.
-_DEEP = dict(width=768, heads=12, context=512, vocab=2048, batch=1)
+# Deep stacks of narrow layers: most of the memory is what passes between them.
+_DEEP = dict(width=256, heads=4, context=256, vocab=2048, batch=64)
 
 register(
     "gpt2-48",

@@ -1,0 +1,17 @@
+"""Tables as plain text."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console, Group, RenderableType
+
+_WIDTH = 118
+
+
+def plain_text(*parts: RenderableType) -> str:
+    """What rich would print, without colours and without spaces at the ends of lines."""
+    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
+    console.print(Group(*parts))
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
