@@ -19,6 +19,7 @@ from jax_hremat._compile import compiler_versions
 from jax_hremat._plan import RematPlan
 from jax_hremat._planner import Terms, plan_for
 from jax_hremat._region import Region
+from jax_hremat._step import own_step
 from jax_hremat._trace import Program, trace_loss
 from jax_hremat._units import Budget
 
@@ -92,7 +93,7 @@ def prepared(
     start_s = time.perf_counter()
     program = _trace(problem)
     trace_s = time.perf_counter() - start_s
-    bench = prepare(program, target, config or jax_hremat.PlannerConfig(), trace_s, _say)
+    bench = prepare(own_step(program), target, config or jax_hremat.PlannerConfig(), trace_s, _say)
     return bench, dict(
         model=name,
         description=problem.description,
@@ -113,7 +114,7 @@ def hand_row(name: str, size: zoo.Size, policy: Any, target: jax_hremat.Target) 
     """A model with a hand-written policy, compiled."""
     program = _trace(zoo.make(name, size, remat=policy))
     num_equations = len(program.jaxpr.jaxpr.eqns)
-    step = compile_step(program, Region(0, num_equations), target)
+    step = compile_step(own_step(program), Region(0, num_equations), target)
     return Row(policy, step.memory.peak_bytes, step.step_s)
 
 

@@ -16,6 +16,11 @@ from jax_hremat._errors import TargetUnavailableError as TargetUnavailableError
 from jax_hremat._errors import UnknownTargetError as UnknownTargetError
 from jax_hremat._errors import UnsupportedConfigError as UnsupportedConfigError
 from jax_hremat._errors import UnsupportedProgramError as UnsupportedProgramError
+from jax_hremat._fit import BatchSearch as BatchSearch
+from jax_hremat._fit import BatchTrial as BatchTrial
+from jax_hremat._fit import FittedStep as FittedStep
+from jax_hremat._fit import fit_step as fit_step
+from jax_hremat._fit import max_batch as max_batch
 from jax_hremat._frontier import Frontier as Frontier
 from jax_hremat._modes import SearchConfig as SearchConfig
 from jax_hremat._partition.flat import partition_flat as partition_flat

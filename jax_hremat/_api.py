@@ -20,6 +20,7 @@ from jax_hremat._plan import RematPlan
 from jax_hremat._planner import Terms, frontier_plans
 from jax_hremat._request import PlanRequest
 from jax_hremat._search import Progress
+from jax_hremat._step import own_step
 from jax_hremat._target import Target
 from jax_hremat._trace import Program, abstract_leaf, trace_loss
 from jax_hremat._units import parse_goal
@@ -89,7 +90,9 @@ def plan_remat(
     def plan(*args: Any, **kwargs: Any) -> RematPlan:
         start_s = time.perf_counter()
         program = trace_loss(fun, args, kwargs, argnums=positions, has_aux=has_aux)
-        return request.plan(program, time.perf_counter() - start_s, goal, positions, has_aux)
+        return request.plan(
+            own_step(program), time.perf_counter() - start_s, goal, positions, has_aux
+        )
 
     return plan
 
@@ -129,8 +132,8 @@ def pareto(
 
     def frontier(*args: Any, **kwargs: Any) -> Frontier:
         start_s = time.perf_counter()
-        program = trace_loss(fun, args, kwargs, argnums=positions, has_aux=has_aux)
-        candidates = request.candidates(program, time.perf_counter() - start_s)
+        step = own_step(trace_loss(fun, args, kwargs, argnums=positions, has_aux=has_aux))
+        candidates = request.candidates(step, time.perf_counter() - start_s)
         terms = Terms(positions, has_aux, headroom_bytes)
         return Frontier(tuple(frontier_plans(candidates, num_points, terms)))
 
@@ -203,7 +206,7 @@ def hremat(
     positions = positions_of(argnums)
     return _Emitting(
         fun,
-        lambda program, trace_s: request.plan(program, trace_s, goal, positions, has_aux),
+        lambda program, trace_s: request.plan(own_step(program), trace_s, goal, positions, has_aux),
         positions,
         has_aux,
     )

@@ -1,4 +1,4 @@
-"""`Program` -> `Workbench`: everything that is known before a budget is named."""
+"""`Step` -> `Workbench`: everything that is known before a budget is named."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jax_hremat import _compat
 from jax_hremat._cache import CompileCache
 from jax_hremat._certify import CompiledStep, StepCompiler
-from jax_hremat._chain import Chain, Selection, make_chain
+from jax_hremat._chain import Chain, Selection, make_chain, predict
 from jax_hremat._compile import with_quick_code
 from jax_hremat._cost.compiled import measure_block
 from jax_hremat._graph import Graph, build_graph
@@ -26,6 +26,7 @@ from jax_hremat._region import Region
 from jax_hremat._search import Progress, search_options
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._standard import grouped_selections
+from jax_hremat._step import Step
 from jax_hremat._target import Target, rates
 from jax_hremat._trace import Program
 
@@ -59,7 +60,7 @@ class Workbench:
     """All that is known of a program before a budget is named; plans for any budget follow.
 
     Attributes:
-        program: The traced program.
+        step: What the budget bounds, around the traced program.
         graph: Its operations and values.
         partition: Its blocks.
         loops: The bodies of its scans, by operation.
@@ -71,9 +72,11 @@ class Workbench:
         timings_s: Seconds spent so far, by stage; of the baseline, what its compilation takes
             after the costs are known.
         num_measured: Modes of blocks compiled.
+        surplus_bytes: What the baseline takes beyond its predicted peak: that which is around the
+            program, an accumulated gradient for instance, and so there in every plan.
     """
 
-    program: Program
+    step: Step
     graph: Graph
     partition: Partition
     loops: Mapping[int, LoopBody]
@@ -84,6 +87,12 @@ class Workbench:
     config: PlannerConfig
     timings_s: dict[str, float]
     num_measured: int
+    surplus_bytes: int = 0
+
+    @property
+    def program(self) -> Program:
+        """The program that is planned."""
+        return self.step.program
 
     @property
     def fixed_bytes(self) -> int:
@@ -98,7 +107,8 @@ class Workbench:
             only = [
                 tuple(dict.fromkeys(choose(self.options[kind]))) for kind in self.partition.kinds
             ]
-        return make_chain(self.graph, self.partition, self.options, self.fixed_bytes, only=only)
+        always_bytes = self.fixed_bytes + self.surplus_bytes
+        return make_chain(self.graph, self.partition, self.options, always_bytes, only=only)
 
     def standard_plans(self) -> list[tuple[Chain, Selection]]:
         """What a user could write by hand: nothing, every block under one policy, every layer
@@ -111,9 +121,10 @@ class Workbench:
 
 
 def prepare(
-    program: Program, target: Target, config: PlannerConfig, trace_s: float, progress: Progress
+    step: Step, target: Target, config: PlannerConfig, trace_s: float, progress: Progress
 ) -> Workbench:
     """Everything up to the costs: graph, partition, options of each kind, the baseline."""
+    program = step.program
     timings = {"trace": trace_s}
     with timed(timings, "trace"):
         graph = build_graph(program)
@@ -126,7 +137,7 @@ def prepare(
         ThreadPoolExecutor(1) as pool,
     ):
         cache = CompileCache.at(config.cache_dir)
-        compile_whole = StepCompiler(program, target, cache)
+        compile_whole = StepCompiler(step, target, cache)
         baseline = pool.submit(_compat.in_settings_of_this_thread(compile_whole), everything)
         quick = with_quick_code(target, directory)
         with timed(timings, "cost"):
@@ -141,20 +152,23 @@ def prepare(
                 progress,
             )
         with timed(timings, "baseline"):
-            step = baseline.result()
-    return Workbench(
-        program=program,
+            compiled = baseline.result()
+    bench = Workbench(
+        step=step,
         graph=graph,
         partition=partition,
         loops=loops,
         options=options,
-        baseline=step,
+        baseline=compiled,
         compile_step=compile_whole,
         target=target,
         config=config,
         timings_s=timings,
         num_measured=sum(o.num_measured for o in options.values()),
     )
+    predicted = predict(*uniform(bench.chain(lambda o: (o.bare,))))
+    surplus_bytes = max(0, compiled.memory.peak_bytes - predicted.peak_bytes)
+    return replace(bench, surplus_bytes=surplus_bytes)
 
 
 def uniform(chain: Chain) -> tuple[Chain, Selection]:

@@ -77,7 +77,8 @@ class Candidates:
 
     def step_s(self, prediction: Prediction) -> float:
         """A predicted time as a time of the whole step: the baseline's and the difference."""
-        return self.bench.baseline.step_s + prediction.time_s - self._base_s
+        added_s = prediction.time_s - self._base_s
+        return self.bench.baseline.step_s + self.bench.step.calls * added_s
 
     def within(self, peak_bytes: int) -> list[Candidate]:
         """Those whose compiled peak is no higher, fastest first, then lowest."""

@@ -13,8 +13,8 @@ from jax_hremat._cost.roofline import estimate_step
 from jax_hremat._emit import emit_flat
 from jax_hremat._plan import BufferReport
 from jax_hremat._region import Region
+from jax_hremat._step import Step
 from jax_hremat._target import Target, rates
-from jax_hremat._trace import Program
 
 _NUM_BUFFERS = 8
 
@@ -39,12 +39,16 @@ class CompiledStep:
 
 
 def compile_step(
-    program: Program, root: Region, target: Target, cache: CompileCache | None = None
+    step: Step, root: Region, target: Target, cache: CompileCache | None = None
 ) -> CompiledStep:
-    """Compile the program's training step with the regions of `root`."""
-    step = program.step(emit_flat(program, root))
-    avals = (*program.in_avals, *program.cotangent_avals)
-    compiled = compile_flat(step, avals, target, cache=cache)
+    """Compile the step around the program with the regions of `root`."""
+    compiled = compile_flat(
+        step.around(emit_flat(step.program, root)),
+        step.avals,
+        target,
+        donate_argnums=step.donated,
+        cache=cache,
+    )
     module = parse_hlo(compiled.hlo_text)
     roofline = estimate_step(module, rates(target))
     timeline = buffer_timeline(module)
@@ -56,7 +60,7 @@ def compile_step(
         step_s=roofline.time_s,
         flops=roofline.flops,
         buffers=tuple(
-            BufferReport(b.nbytes, _shape_text(module, b.name), b.kind, _maker(program, b))
+            BufferReport(b.nbytes, _shape_text(module, b.name), b.kind, _maker(step, b))
             for b in own[:_NUM_BUFFERS]
         ),
         unknown=tuple(sorted(roofline.unknown.items())),
@@ -70,25 +74,25 @@ def _shape_text(module: HloModule, buffer_name: str) -> str:
     return f"{shape.dtype}[{','.join(map(str, shape.dims))}]"
 
 
-def _maker(program: Program, buffer: Buffer) -> str:
+def _maker(step: Step, buffer: Buffer) -> str:
     number = re.fullmatch(r"flat\[(\d+)\]", buffer.op_name)
-    if number and int(number[1]) < len(program.input_names):
-        return program.input_names[int(number[1])]
+    if number and int(number[1]) < len(step.input_names):
+        return step.input_names[int(number[1])]
     return _scope(buffer.op_name) or buffer.opcode
 
 
 class StepCompiler:
-    """`compile_step` of one program for one target, each plan once."""
+    """`compile_step` of one step for one target, each plan once."""
 
-    def __init__(self, program: Program, target: Target, cache: CompileCache | None = None) -> None:
+    def __init__(self, step: Step, target: Target, cache: CompileCache | None = None) -> None:
         self._cache = cache
-        self._program = program
+        self._step = step
         self._target = target
         self._steps: dict[Region, CompiledStep] = {}
 
     def __call__(self, root: Region) -> CompiledStep:
         if root not in self._steps:
-            self._steps[root] = compile_step(self._program, root, self._target, self._cache)
+            self._steps[root] = compile_step(self._step, root, self._target, self._cache)
         return self._steps[root]
 
 

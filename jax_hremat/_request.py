@@ -11,8 +11,8 @@ from jax_hremat._candidates import Candidates
 from jax_hremat._plan import RematPlan
 from jax_hremat._planner import Terms, plan_for
 from jax_hremat._search import Progress
+from jax_hremat._step import Step
 from jax_hremat._target import Target, get_target
-from jax_hremat._trace import Program
 from jax_hremat._units import Budget, Slowdown
 
 _logger = logging.getLogger("jax_hremat")
@@ -42,22 +42,22 @@ class PlanRequest:
             progress=progress or _log_progress,
         )
 
-    def candidates(self, program: Program, trace_s: float) -> Candidates:
-        """Everything about a program that goes before a goal."""
-        bench = prepare(program, self.target, self.config, trace_s, self.progress)
+    def candidates(self, step: Step, trace_s: float) -> Candidates:
+        """Everything about a step that goes before a goal."""
+        bench = prepare(step, self.target, self.config, trace_s, self.progress)
         return Candidates(bench, self.progress)
 
     def plan(
         self,
-        program: Program,
+        step: Step,
         trace_s: float,
         goal: Budget | Slowdown,
         argnums: tuple[int, ...] = (),
         has_aux: bool = False,
     ) -> RematPlan:
-        """Plan a traced program."""
+        """Plan the program inside a step."""
         terms = Terms(argnums, has_aux, self.headroom_bytes)
-        return plan_for(self.candidates(program, trace_s), goal, terms)
+        return plan_for(self.candidates(step, trace_s), goal, terms)
 
 
 def _log_progress(stage: str, done: int, total: int) -> None:

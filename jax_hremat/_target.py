@@ -16,7 +16,7 @@ import jax
 
 from jax_hremat import _compat
 from jax_hremat._cost.roofline import Rates
-from jax_hremat._errors import UnknownTargetError
+from jax_hremat._errors import TargetUnavailableError, UnknownTargetError
 
 Platform = Literal["cuda", "cpu"]
 
@@ -121,6 +121,23 @@ def compiler_options(target: str | os.PathLike[str] | Target | None = None) -> d
         UnknownTargetError: As for `get_target`.
     """
     return dict(get_target(target).compiler_options)
+
+
+def attached_bytes() -> int:
+    """Returns what JAX's allocator may use of the first attached device, in bytes.
+
+    Raises:
+        TargetUnavailableError: The default backend does not say, as the CPU does not.
+    """
+    device = jax.local_devices()[0]
+    stats = device.memory_stats() or {}
+    if "bytes_limit" not in stats:
+        raise TargetUnavailableError(
+            f"budget='device' is the memory of the attached GPU, and JAX's default backend here "
+            f"is {device.platform!r}, which names no limit. Give the budget in bytes, such as "
+            f"'70GiB', or run where the GPU is"
+        )
+    return int(stats["bytes_limit"])
 
 
 def rates(target: Target) -> Rates:

@@ -26,6 +26,7 @@ from jax_hremat._graph import Graph, build_graph
 from jax_hremat._plan import RematPlan
 from jax_hremat._request import PlanRequest
 from jax_hremat._search import Progress
+from jax_hremat._step import own_step
 from jax_hremat._target import Target
 from jax_hremat._trace import Program, abstract_leaf, trace_call
 from jax_hremat._units import parse_goal
@@ -86,7 +87,7 @@ def planned_module(
     def plan_for(program: Program, trace_s: float) -> RematPlan:
         key = _plan_key(program, build_graph(program))
         if key not in plans:
-            plans[key] = request.plan(program, trace_s, goal, _DIFFERENTIATED)
+            plans[key] = request.plan(own_step(program), trace_s, goal, _DIFFERENTIATED)
         return plans[key]
 
     def planned(scopes_fun: Callable[..., Any]) -> Callable[..., Any]:

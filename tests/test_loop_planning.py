@@ -20,6 +20,7 @@ from jax_hremat._loop_modes import _near_divisor, _segments
 from jax_hremat._partition.blocks import partition_graph
 from jax_hremat._partition.valleys import partition_by_width
 from jax_hremat._planner import Terms, plan_for
+from jax_hremat._step import own_step
 from jax_hremat._target import get_target
 from jax_hremat._trace import Program, trace_loss
 from jax_hremat._units import parse_budget
@@ -87,7 +88,7 @@ def two_deep(ws: jax.Array, x: jax.Array) -> jax.Array:
 
 def workbench(fun: Any, *args: Any) -> Workbench:
     program = trace_loss(fun, args, {})
-    return prepare(program, get_target("cpu"), QUICK, 0.0, lambda *_: None)
+    return prepare(own_step(program), get_target("cpu"), QUICK, 0.0, lambda *_: None)
 
 
 def plan_of(bench: Workbench, budget: int | float) -> RematPlan:

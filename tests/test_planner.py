@@ -30,6 +30,7 @@ from jax_hremat._bench import Workbench, prepare
 from jax_hremat._candidates import Candidates
 from jax_hremat._chain import Ties, selection_region
 from jax_hremat._planner import Terms, plan_for
+from jax_hremat._step import own_step
 from jax_hremat._target import get_target
 from jax_hremat._trace import trace_loss
 from jax_hremat._units import parse_budget
@@ -85,7 +86,7 @@ def quiet(stage: str, done: int, total: int) -> None:
 @pytest.fixture(scope="module")
 def bench() -> Workbench:
     program = trace_loss(transformer, TRANSFORMER, {})
-    return prepare(program, get_target("cpu"), QUICK, 0.0, quiet)
+    return prepare(own_step(program), get_target("cpu"), QUICK, 0.0, quiet)
 
 
 def plan_of(bench: Workbench, budget: int | float, headroom_bytes: int = 0) -> RematPlan:
@@ -162,7 +163,7 @@ def test_the_smallest_budget_is_feasible_and_a_hundredth_below_is_not(
 def test_any_partitioner_gives_certified_budgets(partitioner: Any) -> None:
     program = trace_loss(mlp, MLP, {})
     config = dataclasses.replace(TINY, partitioner=partitioner)
-    bench = prepare(program, get_target("cpu"), config, 0.0, quiet)
+    bench = prepare(own_step(program), get_target("cpu"), config, 0.0, quiet)
     for budget in (0.9, 0.7):
         plan = plan_of(bench, budget)
         assert plan.certificate.holds

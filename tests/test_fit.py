@@ -1,0 +1,186 @@
+"""Whole training steps: what is bounded is what the user jits, and it computes the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jax_hremat
+from jax_hremat import InfeasibleBudgetError, PlannerConfig, SearchConfig, UnsupportedProgramError
+from jax_hremat._step import training_step
+
+CONFIG = PlannerConfig(
+    search=SearchConfig(max_runs=1, max_packings=1, max_saved_sets=0), max_rounds=2
+)
+OPTIONS: dict[str, Any] = dict(target="cpu", config=CONFIG)
+WIDTH, DEPTH, MICROBATCHES = 16, 4, 4
+OPTIMIZER = optax.adamw(1e-2)
+
+
+def loss_fn(params: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    for w_in, w_out in params:
+        x = x + jax.nn.gelu(x @ w_in) @ w_out
+    return jnp.mean(x**2), jnp.max(x)
+
+
+def make_step(loss: Any) -> Any:
+    """AdamW over four microbatches, gradients clipped."""
+
+    def step(state: Any, batch: jax.Array) -> Any:
+        params, opt_state = state
+        grad = jax.value_and_grad(loss, has_aux=True)
+
+        def add(total: Any, x: jax.Array) -> Any:
+            (value, most), grads = grad(params, x)
+            return jax.tree.map(jnp.add, total, grads), (value, most)
+
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        parts = batch.reshape(MICROBATCHES, -1, WIDTH)
+        grads, (values, most) = jax.lax.scan(add, zeros, parts)
+        grads = jax.tree.map(lambda g: jnp.clip(g / MICROBATCHES, -1.0, 1.0), grads)
+        updates, opt_state = OPTIMIZER.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), (values.mean(), most.max())
+
+    return step
+
+
+def new_state() -> Any:
+    rng = np.random.default_rng(0)
+
+    def weights(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.normal(size=shape) * 0.1, jnp.float32)
+
+    params = [(weights(WIDTH, 4 * WIDTH), weights(4 * WIDTH, WIDTH)) for _ in range(DEPTH)]
+    return params, OPTIMIZER.init(params)
+
+
+def batch_of(size: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(1).normal(size=(size, WIDTH)), jnp.float32)
+
+
+def peak_of(step: Any, *args: Any) -> int:
+    memory = step.lower(*args).compile().memory_analysis()
+    return (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        + memory.temp_size_in_bytes
+        - memory.alias_size_in_bytes
+    )
+
+
+@pytest.fixture(scope="module")
+def fitted() -> jax_hremat.FittedStep:
+    fit = jax_hremat.fit_step(make_step, loss_fn, budget=0.6, has_aux=True, **OPTIONS)
+    return fit(new_state(), batch_of(4096))
+
+
+def test_the_whole_step_is_what_is_bounded(fitted: jax_hremat.FittedStep) -> None:
+    plan, args = fitted.plan, (new_state(), batch_of(4096))
+    options = jax_hremat.compiler_options("cpu")
+    plain = jax.jit(make_step(loss_fn), donate_argnums=0, compiler_options=options)
+    assert plan.baseline_peak_bytes == peak_of(plain, *args)
+    assert plan.certificate.peak_bytes == peak_of(fitted.step, *args)
+    assert plan.certificate.peak_bytes <= plan.certificate.budget_bytes
+    assert plan.certificate.budget_bytes == int(0.6 * plan.baseline_peak_bytes)
+    assert plan.root.num_wrapped > 0
+    # Arguments are the state and the batch, by their paths.
+    assert any("args[" in buffer.made_by for buffer in plan.buffers)
+
+
+def test_training_is_unchanged(fitted: jax_hremat.FittedStep) -> None:
+    options = jax_hremat.compiler_options("cpu")
+    plain = jax.jit(make_step(loss_fn), compiler_options=options)
+    ours, theirs, batch = new_state(), new_state(), batch_of(4096)
+    for _ in range(5):
+        ours, outputs = fitted.step(ours, batch)
+        theirs, expected = plain(theirs, batch)
+        np.testing.assert_allclose(outputs, expected, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_predicted_time_counts_every_microbatch(fitted: jax_hremat.FittedStep) -> None:
+    step = training_step(
+        make_step,
+        loss_fn,
+        (new_state(), batch_of(4096)),
+        argnums=(0,),
+        has_aux=True,
+        donate_argnums=(0,),
+    )
+    assert step.calls == MICROBATCHES
+    assert step.program.in_avals[-1].shape == (4096 // MICROBATCHES, WIDTH)
+    num_state = len(jax.tree.leaves(new_state()))
+    assert step.donated == tuple(range(num_state))
+    assert fitted.plan.predicted_step_s == pytest.approx(fitted.plan.estimated_step_s, rel=0.2)
+
+
+def test_the_refusal_names_the_least_budget_of_the_whole_step() -> None:
+    fit = jax_hremat.fit_step(make_step, loss_fn, budget=1000, has_aux=True, **OPTIONS)
+    args = (new_state(), batch_of(1024))
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        fit(*args)
+    least = caught.value.min_budget_bytes
+    fit = jax_hremat.fit_step(make_step, loss_fn, budget=least, has_aux=True, **OPTIONS)
+    assert fit(*args).plan.certificate.peak_bytes == least
+
+
+def test_a_step_that_ignores_its_loss_is_refused() -> None:
+    fit = jax_hremat.fit_step(lambda loss: make_step(loss_fn), loss_fn, budget=0.5, **OPTIONS)
+    with pytest.raises(UnsupportedProgramError, match="does not call the loss"):
+        fit(new_state(), batch_of(64))
+
+
+def test_a_step_with_two_shapes_is_refused() -> None:
+    def two(loss: Any) -> Any:
+        return lambda p, x: (jax.grad(loss, has_aux=True)(p, x), loss(p, x[:2]))
+
+    fit = jax_hremat.fit_step(two, loss_fn, budget=0.5, has_aux=True, **OPTIONS)
+    with pytest.raises(UnsupportedProgramError, match=r"different structures.*\[2, 16\]"):
+        fit(new_state()[0], batch_of(64))
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="of a GPU the memory is known")
+def test_the_memory_of_a_cpu_is_no_budget() -> None:
+    with pytest.raises(jax_hremat.TargetUnavailableError, match="names no limit"):
+        jax_hremat.fit_step(make_step, loss_fn, budget="device", **OPTIONS)
+
+
+def test_the_largest_batch() -> None:
+    sizes = [256 * n for n in range(1, 9)]
+    find = jax_hremat.max_batch(
+        make_step, loss_fn, budget="600KiB", sizes=sizes, has_aux=True, max_trials=5, **OPTIONS
+    )
+    found = find(new_state(), batch_of)
+    assert 2 <= len(found.trials) <= 5
+    assert [t.size for t in found.trials] == sorted({t.size for t in found.trials})
+    for trial in found.trials:
+        if trial.fitted is None:
+            assert trial.min_budget_bytes is not None
+            assert trial.min_budget_bytes > found.budget_bytes == 600 * 1024
+        else:
+            assert trial.fitted.plan.certificate.peak_bytes <= 600 * 1024
+    larger = [t.size for t in found.trials if t.fitted is None]
+    assert larger and found.largest.size < min(larger)
+    assert found.best.per_s == max(t.per_s for t in found.trials) > 0
+    assert "best" in str(found) and "needs" in str(found)
+    state, _ = found.best.fitted.step(new_state(), batch_of(found.best.size))
+    assert jax.tree.structure(state) == jax.tree.structure(new_state())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(budget="1GiB", sizes=[]), "to choose from"),
+        (dict(budget="1GiB", sizes=[0, 8]), "all positive"),
+        (dict(budget=0.5, sizes=[8]), "another budget for each batch"),
+    ],
+)
+def test_bad_batch_searches(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        jax_hremat.max_batch(make_step, loss_fn, **options)
