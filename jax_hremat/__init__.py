@@ -1,6 +1,7 @@
 """Automatic rematerialization for JAX and Flax under a byte budget, with a certificate."""
 
 from jax_hremat._api import apply_plan as apply_plan
+from jax_hremat._api import certify as certify
 from jax_hremat._api import hremat as hremat
 from jax_hremat._api import pareto as pareto
 from jax_hremat._api import plan_remat as plan_remat

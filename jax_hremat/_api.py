@@ -21,9 +21,10 @@ from jax_hremat._planner import Terms, frontier_plans
 from jax_hremat._request import PlanRequest
 from jax_hremat._search import Progress
 from jax_hremat._step import own_step
-from jax_hremat._target import Target
+from jax_hremat._target import Target, get_target
 from jax_hremat._trace import Program, abstract_leaf, trace_loss
-from jax_hremat._units import parse_goal
+from jax_hremat._transfer import certified_again
+from jax_hremat._units import parse_budget, parse_goal
 from jax_hremat.linen import is_module, planned_module
 
 
@@ -138,6 +139,42 @@ def pareto(
         return Frontier(tuple(frontier_plans(candidates, num_points, terms)))
 
     return frontier
+
+
+def certify(
+    fun: Callable[..., Any],
+    plan: RematPlan,
+    *,
+    budget: int | float | str,
+    target: str | os.PathLike[str] | Target | None = None,
+    headroom_bytes: int = 0,
+) -> Callable[..., RematPlan]:
+    """Offer a plan to the same function at other shapes, for another device or version.
+
+    Two compilations of the step and no solver: the regions stay, the certificate is new. A plan
+    for another batch size, say, is a good one as a rule, if not the best.
+
+    Args:
+        fun: The function the plan was made for, or one with the same operations.
+        plan: The plan.
+        budget, target, headroom_bytes: As in `plan_remat`.
+
+    Returns:
+        A function of the loss's arguments that returns the plan with its certificate for them.
+
+    Raises:
+        StalePlanError: The operations are other ones.
+        InfeasibleBudgetError: The regions do not fit; it says what they take.
+        What `plan_remat` raises of the budget, the target and the program.
+    """
+    goal = parse_budget(budget)
+    chosen = get_target(target)
+
+    def certified(*args: Any, **kwargs: Any) -> RematPlan:
+        program = trace_loss(fun, args, kwargs, argnums=plan.argnums, has_aux=plan.has_aux)
+        return certified_again(own_step(program), plan, chosen, goal, headroom_bytes)
+
+    return certified
 
 
 def apply_plan(fun: Callable[..., Any], plan: RematPlan) -> Callable[..., Any]:

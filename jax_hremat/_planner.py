@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from jax_hremat._candidates import Candidate, Candidates
+from jax_hremat._certify import CompiledStep
 from jax_hremat._compile import compiler_versions
 from jax_hremat._errors import CertificationError, InfeasibleBudgetError
 from jax_hremat._fingerprint import fingerprint
@@ -16,6 +17,7 @@ from jax_hremat._plan import Certificate, RematPlan
 from jax_hremat._replay import replay
 from jax_hremat._report import Decision, block_reports, bottleneck_words
 from jax_hremat._rounds import Rounds
+from jax_hremat._target import Target
 from jax_hremat._tradeoff import least_peak_within, spread
 from jax_hremat._units import Budget, Slowdown
 
@@ -85,25 +87,8 @@ def _plan(
     terms: Terms,
     before_s: Mapping[str, float],
 ) -> RematPlan:
-    bench, memory = candidates.bench, best.step.memory
-    certificate = Certificate(
-        peak_bytes=memory.peak_bytes,
-        budget_bytes=budget_bytes,
-        headroom_bytes=terms.headroom_bytes,
-        argument_bytes=memory.argument_bytes,
-        output_bytes=memory.output_bytes,
-        temp_bytes=memory.temp_bytes,
-        target=bench.target.name,
-        compiler_options=MappingProxyType(
-            {k: str(v) for k, v in bench.target.compiler_options.items()}
-        ),
-        versions=MappingProxyType(compiler_versions()),
-    )
-    if not certificate.holds:
-        raise CertificationError(
-            f"the chosen plan takes {format_bytes(memory.peak_bytes)}, more than the budget of "
-            f"{format_bytes(budget_bytes)}; please report this as a bug of jax_hremat"
-        )
+    bench = candidates.bench
+    certificate = certificate_of(best.step, bench.target, budget_bytes, terms)
     spent_s = {stage: s - before_s[stage] for stage, s in candidates.timings_s.items()}
     return RematPlan(
         root=best.root,
@@ -135,3 +120,31 @@ def _plan(
         ),
         timings_s=MappingProxyType({**bench.timings_s, **spent_s}),
     )
+
+
+def certificate_of(
+    step: CompiledStep, target: Target, budget_bytes: int, terms: Terms
+) -> Certificate:
+    """What the compiler reported of a step that fits.
+
+    Raises:
+        CertificationError: It does not fit.
+    """
+    memory = step.memory
+    certificate = Certificate(
+        peak_bytes=memory.peak_bytes,
+        budget_bytes=budget_bytes,
+        headroom_bytes=terms.headroom_bytes,
+        argument_bytes=memory.argument_bytes,
+        output_bytes=memory.output_bytes,
+        temp_bytes=memory.temp_bytes,
+        target=target.name,
+        compiler_options=MappingProxyType({k: str(v) for k, v in target.compiler_options.items()}),
+        versions=MappingProxyType(compiler_versions()),
+    )
+    if not certificate.holds:
+        raise CertificationError(
+            f"the chosen plan takes {format_bytes(memory.peak_bytes)}, more than the budget of "
+            f"{format_bytes(budget_bytes)}; please report this as a bug of jax_hremat"
+        )
+    return certificate

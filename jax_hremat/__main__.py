@@ -1,0 +1,5 @@
+"""`python -m jax_hremat` is the command `jax-hremat`."""
+
+from jax_hremat._cli import main
+
+main(prog_name="jax-hremat")

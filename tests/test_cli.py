@@ -1,0 +1,189 @@
+"""The command line: what each command prints, and what it says to wrong input."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from click.testing import CliRunner, Result
+
+import jax_hremat
+from jax_hremat import _doctor
+from jax_hremat._cli import main
+from jax_hremat._errors import TargetUnavailableError
+
+MODULE = """
+import jax
+import jax.numpy as jnp
+
+
+def loss_fn(params, x):
+    for w_in, w_out in params:
+        x = x + jax.nn.gelu(x @ w_in) @ w_out
+    return jnp.mean(x**2)
+
+
+def problem():
+    params = [(jnp.ones((8, 32)), jnp.ones((32, 8)))] * 3
+    return loss_fn, (params, jax.ShapeDtypeStruct((1024, 8), jnp.float32))
+
+
+def larger():
+    params = [(jnp.ones((8, 32)), jnp.ones((32, 8)))] * 3
+    return loss_fn, (params, jax.ShapeDtypeStruct((2048, 8), jnp.float32))
+
+
+def deeper():
+    params = [(jnp.ones((8, 32)), jnp.ones((32, 8)))] * 4
+    return loss_fn, (params, jax.ShapeDtypeStruct((1024, 8), jnp.float32))
+
+
+def takes_one(a):
+    return loss_fn, a
+
+
+def returns_three():
+    return 3
+
+
+def fails_inside():
+    return len(None)
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Runs a command in a folder with a module `cli_problem`."""
+    (tmp_path / "cli_problem.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+
+    def run(*args: str) -> Result:
+        return CliRunner().invoke(main, args, catch_exceptions=False)
+
+    return run
+
+
+def test_plan_saves_what_explain_shows(run: Callable[..., Result], tmp_path: Path) -> None:
+    made = run("plan", "cli_problem:problem", "--budget", "0.6", "--target", "cpu", "-o", "p.json")
+    assert made.exit_code == 0
+    plan = jax_hremat.RematPlan.load(tmp_path / "p.json")
+    assert plan.certificate.holds and plan.root.num_wrapped > 0
+    assert "certified peak" in made.output and "wrote p.json" in made.output
+    shown = run("explain", "p.json")
+    assert shown.exit_code == 0
+    assert str(plan) in shown.output
+
+
+def test_certify_for_another_batch(run: Callable[..., Result], tmp_path: Path) -> None:
+    cpu = ("--target", "cpu")
+    run("plan", "cli_problem:problem", "--budget", "0.6", *cpu, "-o", "p.json")
+    again = run("certify", "p.json", "cli_problem:larger", "--budget", "0.7", *cpu, "-o", "q.json")
+    assert again.exit_code == 0
+    small = jax_hremat.RematPlan.load(tmp_path / "p.json")
+    large = jax_hremat.RematPlan.load(tmp_path / "q.json")
+    assert large.root == small.root
+    assert large.certificate.holds
+    assert large.certificate.peak_bytes > small.certificate.peak_bytes
+    # It is a plan for the other program, like one that was made for it.
+    namespace: dict[str, Any] = {}
+    exec(MODULE, namespace)
+    loss_fn, args = namespace["larger"]()
+    jax.eval_shape(jax_hremat.apply_plan(loss_fn, large), *args)
+    with pytest.raises(jax_hremat.StalePlanError):
+        jax.eval_shape(jax_hremat.apply_plan(loss_fn, small), *args)
+    refused = run("certify", "p.json", "cli_problem:larger", "--budget", "100kB", *cpu)
+    assert refused.exit_code == 1 and "set by this plan" in " ".join(refused.output.split())
+    stale = run("certify", "p.json", "cli_problem:deeper", "--budget", "1GB", *cpu)
+    assert stale.exit_code == 1 and "StalePlanError" in stale.output
+
+
+def test_pareto(run: Callable[..., Result], tmp_path: Path) -> None:
+    options = ("--points", "3", "-o", "f.csv", "--plot", "f.png", "--target", "cpu", "-q")
+    made = run("pareto", "cli_problem:problem", *options)
+    assert made.exit_code == 0
+    rows = list(csv.DictReader((tmp_path / "f.csv").read_text().splitlines()))
+    assert len(rows) >= 2 and all(int(row["peak_bytes"]) > 0 for row in rows)
+    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_slowdown_in_place_of_a_budget(run: Callable[..., Result]) -> None:
+    made = run("plan", "cli_problem:problem", "--max-slowdown", "1.05", "--target", "cpu")
+    assert made.exit_code == 0
+
+
+def test_targets_lists_all(run: Callable[..., Result]) -> None:
+    lines = run("targets").output.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == list(jax_hremat.list_targets())
+
+
+def test_doctor(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    healthy = run("doctor", "--target", "cpu")
+    assert healthy.exit_code == 0
+    assert "HiGHS" in healthy.output and "FAIL" not in healthy.output
+
+
+def test_doctor_without_the_plugin(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_plugin(fun: Any, avals: Any, target: Any) -> Any:
+        if target.platform == "cpu":
+            return real(fun, avals, target)
+        raise TargetUnavailableError("JAX's CUDA plugin is not installed")
+
+    real = _doctor.compile_flat
+    monkeypatch.setattr(_doctor, "compile_flat", no_plugin)
+    shown = run("doctor", "--target", "h200")
+    # A GPU's compiler is wanted, not needed.
+    assert shown.exit_code == 0
+    assert "no    compile for h200" in shown.output
+    assert "plugin is not installed" in shown.output
+
+
+def test_doctor_with_an_unwritable_cache(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("JAX_HREMAT_CACHE_DIR", str(tmp_path / "file"))
+    shown = run("doctor", "--target", "cpu")
+    assert shown.exit_code == 1
+    assert "FAIL  cache" in shown.output and "are missing" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (("plan", "cli_problem", "--budget", "0.5"), 2, "is not package.module:function"),
+        (("plan", "cli_nowhere:problem", "--budget", "0.5"), 2, "no module 'cli_nowhere'"),
+        (("plan", "cli_problem:nothing", "--budget", "0.5"), 2, "it has: loss_fn, problem"),
+        (("plan", "cli_problem:takes_one", "--budget", "0.5"), 2, "must take no arguments"),
+        (("plan", "cli_problem:returns_three", "--budget", "0.5"), 2, "and returned int"),
+        (("plan", "cli_problem:problem"), 2, "exactly one of --budget and --max-slowdown"),
+        (("plan", "cli_problem:problem", "--budget", "7G"), 1, "cannot be read"),
+        (("plan", "cli_problem:problem", "--budget", "9B"), 1, "smallest that would do is"),
+        (("plan", "cli_problem:problem", "--budget", "1GB", "--argnums", "a"), 2, "is not 0 or"),
+        (("plan", "cli_problem:problem", "--budget", "1GB", "--target", "h20"), 1, "'h200'?"),
+        (("plan", "cli_problem:problem", "--budget", "1GB", "-o", "no/p.json"), 1, "no/p.json"),
+        (("explain", "nowhere.json"), 2, "does not exist"),
+        (("explain", "cli_problem.py"), 1, "is not a saved plan"),
+        (("doctor", "--target", "h20"), 1, "'h200'?"),
+    ],
+)
+def test_wrong_input(
+    run: Callable[..., Result], args: tuple[str, ...], code: int, message: str
+) -> None:
+    if args[0] == "plan" and "--target" not in args:
+        args = (*args, "--target", "cpu")
+    result = run(*args)
+    assert result.exit_code == code
+    assert message in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+
+
+def test_errors_of_the_users_own_code_keep_their_traceback(run: Callable[..., Result]) -> None:
+    with pytest.raises(TypeError, match="NoneType"):
+        run("plan", "cli_problem:fails_inside", "--budget", "0.5", "--target", "cpu")
