@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from flax import nnx as flax_nnx
 
+from jax_hremat import linen, nnx
 from jax_hremat._bench import PlannerConfig
 from jax_hremat._emit import emit
 from jax_hremat._errors import StalePlanError
@@ -18,14 +21,13 @@ from jax_hremat._frontier import Frontier
 from jax_hremat._graph import build_graph
 from jax_hremat._plan import RematPlan
 from jax_hremat._planner import Terms, frontier_plans
-from jax_hremat._request import PlanRequest
+from jax_hremat._request import PlanRequest, positions_of
 from jax_hremat._search import Progress
 from jax_hremat._step import own_step
 from jax_hremat._target import Target, get_target
 from jax_hremat._trace import Program, abstract_leaf, trace_loss
 from jax_hremat._transfer import certified_again
 from jax_hremat._units import parse_budget, parse_goal
-from jax_hremat.linen import is_module, planned_module
 
 
 def plan_remat(
@@ -207,18 +209,20 @@ def hremat(
     config: PlannerConfig | None = None,
     progress: Progress | None = None,
 ) -> Any:
-    """Plan a loss function, or a Flax linen module, when it is first traced.
+    """Plan a loss function, or a Flax module, when it is first traced.
 
     On a function: `hremat(loss_fn, budget="70GiB")` or `@hremat(budget="70GiB")`. Each new
     structure and shapes of arguments are planned once, with `plan_remat`, and the plan is kept
     for the life of the function that is returned; see its `plans` attribute.
 
-    On a linen module class: a class with the same variables, rngs and mutable collections whose
-    `__call__` is planned. The budget then bounds the compiled call together with its pullback,
-    all floating parameters and inputs differentiated.
+    On a linen module class it is `jax_hremat.linen.remat`: a class with the same variables, rngs
+    and mutable collections whose `__call__` is planned. The budget then bounds the compiled call
+    together with its pullback, all floating parameters and inputs differentiated. On an NNX module
+    class it is `jax_hremat.nnx.remat`, which also takes loss functions of NNX modules.
 
     Args:
-        fun: A loss function or a `flax.linen.Module` class; left out when used as a decorator.
+        fun: A loss function of arrays, or a `flax.linen.Module` or `flax.nnx.Module` class; left
+            out when used as a decorator.
         budget, max_slowdown, argnums, has_aux, target, headroom_bytes, config, progress: As in
             `plan_remat`; `argnums` and `has_aux` are for functions only.
 
@@ -236,8 +240,11 @@ def hremat(
     )
     if fun is None:
         return functools.partial(hremat, argnums=argnums, has_aux=has_aux, **options)
-    if is_module(fun):
-        return planned_module(fun, **options)
+    if inspect.isclass(fun) and issubclass(fun, flax_nnx.Module):
+        return nnx.remat(fun, **options)
+    if linen.is_module(fun):
+        module: Any = fun
+        return linen.remat(module, **options)
     goal = parse_goal(budget, max_slowdown)
     request = PlanRequest.make(target, headroom_bytes, config, progress)
     positions = positions_of(argnums)
@@ -247,11 +254,6 @@ def hremat(
         positions,
         has_aux,
     )
-
-
-def positions_of(argnums: int | Sequence[int]) -> tuple[int, ...]:
-    """`argnums` as `jax.grad` takes them, as a tuple."""
-    return (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
 
 class _Emitting:

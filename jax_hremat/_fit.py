@@ -12,12 +12,12 @@ import jax
 from rich.table import Table
 from rich.text import Text
 
-from jax_hremat._api import apply_plan, positions_of
+from jax_hremat._api import apply_plan
 from jax_hremat._bench import PlannerConfig
 from jax_hremat._errors import InfeasibleBudgetError
 from jax_hremat._format import format_bytes, format_seconds
 from jax_hremat._plan import RematPlan
-from jax_hremat._request import PlanRequest
+from jax_hremat._request import PlanRequest, positions_of
 from jax_hremat._search import Progress
 from jax_hremat._step import LossFunction, MakeStep, training_step
 from jax_hremat._target import Target, attached_bytes

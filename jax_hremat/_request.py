@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jax_hremat._bench import PlannerConfig, prepare
@@ -58,6 +59,11 @@ class PlanRequest:
         """Plan the program inside a step."""
         terms = Terms(argnums, has_aux, self.headroom_bytes)
         return plan_for(self.candidates(step, trace_s), goal, terms)
+
+
+def positions_of(argnums: int | Sequence[int]) -> tuple[int, ...]:
+    """`argnums` as `jax.grad` takes them, as a tuple."""
+    return (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
 
 def _log_progress(stage: str, done: int, total: int) -> None:

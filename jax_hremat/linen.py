@@ -1,4 +1,4 @@
-"""Flax linen modules whose call is planned; the only part of the package that imports Flax."""
+"""Flax linen modules whose call is planned."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 from flax.core import lift
 from flax.linen import transforms
@@ -26,6 +24,7 @@ from jax_hremat._graph import Graph, build_graph
 from jax_hremat._plan import RematPlan
 from jax_hremat._request import PlanRequest
 from jax_hremat._search import Progress
+from jax_hremat._static import merge_arrays, split_arrays
 from jax_hremat._step import own_step
 from jax_hremat._target import Target
 from jax_hremat._trace import Program, abstract_leaf, trace_call
@@ -39,7 +38,7 @@ _DIFFERENTIATED = (0, 3)
 _CLOSED_OVER = 4
 
 
-def planned_module(
+def remat(
     module_class: type[M],
     *,
     budget: int | float | str | None = None,
@@ -155,11 +154,11 @@ def _lift_planned(
         operands = (params, others, rng_groups, (args, kwargs))
         if scope_fn(variable_groups, rng_groups)[-1].get_flag("initializing", False):
             return call(*operands)
-        arrays, static = _partition(operands)
+        arrays, static = split_arrays(operands)
         static_outputs: list[Any] = []
 
         def call_arrays(*arrays: Any) -> Any:
-            outputs, rest = _partition(call(*_combine(arrays, static)))
+            outputs, rest = split_arrays(call(*merge_arrays(arrays, static)))
             static_outputs.append(rest)
             return outputs
 
@@ -167,7 +166,7 @@ def _lift_planned(
         program, closed_over = _trace_hoisted(call_arrays, arrays)
         plan = plan_for(program, time.perf_counter() - start)
         outputs = emit(program, plan.root)(*arrays, *closed_over)
-        return _combine(outputs, static_outputs[0])
+        return merge_arrays(outputs, static_outputs[0])
 
     filters = ("params", True)
     packed = lift.pack(inner, filters, filters, (True,), name="hremat", enable_kwargs=True)
@@ -218,20 +217,3 @@ def _plan_key(program: Program, graph: Graph) -> tuple[Any, ...]:
     )
     shared = fingerprint(program, replace(graph, operations=operations))
     return shared.digest, graph.outputs
-
-
-def _partition(tree: Any) -> tuple[Any, Any]:
-    """The tree with its arrays only, and the tree with all else; None stands for the others."""
-    arrays = jax.tree.map(lambda x: jnp.asarray(x) if _is_array(x) else None, tree)
-    static = jax.tree.map(lambda x: None if _is_array(x) else x, tree)
-    return arrays, static
-
-
-def _combine(arrays: Any, static: Any) -> Any:
-    return jax.tree.map(
-        lambda a, s: s if a is None else a, arrays, static, is_leaf=lambda x: x is None
-    )
-
-
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, (jax.Array, np.ndarray))

@@ -320,7 +320,7 @@ def test_bad_input_is_refused_when_decorating():
     with pytest.raises(jax_hremat.UnsupportedProgramError, match="`Silent` has no `__call__`"):
         jax_hremat.hremat(Silent, budget=1.0)
     with pytest.raises(jax_hremat.UnsupportedProgramError, match="linen.*the class `.*Other`"):
-        jax_hremat.hremat(Other, budget=1.0)
+        jax_hremat.linen.remat(Other, budget=1.0)
     with pytest.raises(jax_hremat.BudgetFormatError):
         jax_hremat.hremat(Block, budget="70G")
     with pytest.raises(jax_hremat.UnknownTargetError):

@@ -1,0 +1,153 @@
+"""Planned NNX losses and modules are the originals, but for what they keep and recompute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jax_hremat
+import jax_hremat.nnx
+from jax_hremat import PlannerConfig, SearchConfig, UnsupportedProgramError
+
+OPTIONS: dict[str, Any] = dict(
+    target="cpu",
+    config=PlannerConfig(
+        search=SearchConfig(max_runs=1, max_packings=1, max_saved_sets=0), max_rounds=1
+    ),
+)
+WIDTH = 8
+
+
+class Block(nnx.Module):
+    """Batch statistics, dropout and a static flag."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.up = nnx.Linear(WIDTH, 4 * WIDTH, rngs=rngs)
+        self.norm = nnx.BatchNorm(4 * WIDTH, rngs=rngs)
+        self.dropout = nnx.Dropout(0.2, rngs=rngs)
+        self.down = nnx.Linear(4 * WIDTH, WIDTH, rngs=rngs)
+
+    def __call__(self, x: jax.Array, activation: str = "gelu") -> jax.Array:
+        h = getattr(jax.nn, activation)(self.norm(self.up(x)))
+        return x + self.down(self.dropout(h))
+
+
+class Model(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs, block: type = Block) -> None:
+        self.blocks = nnx.List([block(rngs) for _ in range(3)])
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def loss_fn(model: Model, x: jax.Array, scale: float = 1.0) -> tuple[jax.Array, jax.Array]:
+    y = model(x)
+    return scale * jnp.mean(y**2), y.max()
+
+
+def batch(seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=(512, WIDTH)), jnp.float32)
+
+
+def train(loss: Any, model: nnx.Module, steps: int) -> list[float]:
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model: nnx.Module, optimizer: nnx.Optimizer, x: jax.Array) -> jax.Array:
+        (value, _), grads = nnx.value_and_grad(loss, has_aux=True)(model, x)
+        optimizer.update(model, grads)
+        return value
+
+    return [float(step(model, optimizer, batch(i))) for i in range(steps)]
+
+
+def assert_same(actual: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+def test_a_loss_trains_as_the_original() -> None:
+    planned = jax_hremat.nnx.remat(loss_fn, budget=0.7, has_aux=True, **OPTIONS)
+    ours, theirs = Model(nnx.Rngs(0)), Model(nnx.Rngs(0))
+    losses = train(planned, ours, 50)
+    np.testing.assert_allclose(losses, train(loss_fn, theirs, 50), rtol=1e-4)
+    assert losses[-1] < losses[0]
+    # Batch statistics and the counts of random keys have flowed through.
+    assert_same(nnx.state(ours), nnx.state(theirs), 1e-3)
+    (plan,) = planned.plans
+    assert plan.root.num_wrapped > 0
+    assert plan.certificate.peak_bytes <= 0.7 * plan.baseline_peak_bytes
+
+
+def test_static_arguments_are_part_of_the_program() -> None:
+    planned = jax_hremat.nnx.remat(loss_fn, budget=1.0, has_aux=True, **OPTIONS)
+    values = [float(planned(Model(nnx.Rngs(0)), batch(), scale)[0]) for scale in (1.0, 2.0, 1.0)]
+    assert values[1] == pytest.approx(2 * values[0], rel=1e-5)
+    assert values[2] == values[0]
+    assert len(planned.plans) == 2
+
+
+def test_a_class_has_the_same_state_and_outputs() -> None:
+    planned = jax_hremat.hremat(Block, budget=1.0, **OPTIONS)
+    ours, theirs = Model(nnx.Rngs(0), planned), Model(nnx.Rngs(0))
+    assert_same(nnx.state(ours), nnx.state(theirs), 0.0)
+    np.testing.assert_allclose(train(loss_fn, ours, 5), train(loss_fn, theirs, 5), rtol=1e-4)
+    assert_same(nnx.state(ours), nnx.state(theirs), 1e-3)
+    # Three equal blocks are one program.
+    (plan,) = planned.hremat_plans()
+    assert plan.certificate.holds
+    # A checkpoint of one loads in the other.
+    nnx.update(Model(nnx.Rngs(1)), nnx.state(ours))
+
+
+def test_without_auxiliary_outputs() -> None:
+    planned = jax_hremat.nnx.remat(budget=0.9, **OPTIONS)(lambda model, x: loss_fn(model, x)[0])
+    ours, theirs = Model(nnx.Rngs(0)), Model(nnx.Rngs(0))
+    value, grads = nnx.value_and_grad(planned)(ours, batch())
+    expected = nnx.value_and_grad(lambda model, x: loss_fn(model, x)[0])(theirs, batch())
+    assert_same((value, grads), expected)
+
+
+def test_shared_modules() -> None:
+    def twice(first: Block, second: Block, x: jax.Array) -> jax.Array:
+        return jnp.mean(second(first(x)) ** 2)
+
+    planned = jax_hremat.nnx.remat(twice, budget=1.0, **OPTIONS)
+    ours, theirs = Block(nnx.Rngs(0)), Block(nnx.Rngs(0))
+    actual, expected = planned(ours, ours, batch()), twice(theirs, theirs, batch())
+    assert float(actual) == pytest.approx(float(expected), rel=1e-5)
+    assert_same(nnx.state(ours), nnx.state(theirs))
+
+
+class NoCall(nnx.Module):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Block(nnx.Rngs(0)), "is an instance of `Block`"),
+        (lambda: NoCall, "has no `__call__`"),
+        (lambda: int, "is no `flax.nnx.Module`"),
+    ],
+)
+def test_what_is_no_function_of_modules(make: Any, message: str) -> None:
+    with pytest.raises(UnsupportedProgramError, match=message):
+        jax_hremat.nnx.remat(make(), budget=0.5, **OPTIONS)
+
+
+def test_a_loss_of_plain_arrays_is_refused() -> None:
+    planned = jax_hremat.nnx.remat(lambda w, x: (w * x).sum(), budget=0.5, **OPTIONS)
+    with pytest.raises(UnsupportedProgramError, match="use jax_hremat.hremat"):
+        planned(jnp.ones(3), jnp.ones(3))
