@@ -93,7 +93,7 @@ def prepared(
     start_s = time.perf_counter()
     program = _trace(problem)
     trace_s = time.perf_counter() - start_s
-    bench = prepare(own_step(program), target, config or jax_hremat.PlannerConfig(), trace_s, _say)
+    bench = prepare(own_step(program), target, config or jax_hremat.PlannerConfig(), trace_s, say)
     return bench, dict(
         model=name,
         description=problem.description,
@@ -118,10 +118,15 @@ def hand_row(name: str, size: zoo.Size, policy: Any, target: jax_hremat.Target) 
     return Row(policy, step.memory.peak_bytes, step.step_s)
 
 
-def plan_row(bench: Workbench, label: str, budget_bytes: int) -> tuple[Row, RematPlan]:
+def candidates_of(bench: Workbench) -> Candidates:
+    """What all budgets of a model share."""
+    return Candidates(bench, say)
+
+
+def plan_row(candidates: Candidates, label: str, budget_bytes: int) -> tuple[Row, RematPlan]:
     """A plan for a budget, and its figures."""
-    terms = Terms((0,), bench.program.has_aux)
-    plan = plan_for(Candidates(bench, _say), Budget(bytes=budget_bytes), terms)
+    terms = Terms((0,), candidates.bench.program.has_aux)
+    plan = plan_for(candidates, Budget(bytes=budget_bytes), terms)
     return _row_of(label, plan), plan
 
 
@@ -146,7 +151,7 @@ def _trace(problem: zoo.Problem) -> Program:
     )
 
 
-def _say(stage: str, done: int, total: int) -> None:
+def say(stage: str, done: int, total: int) -> None:
     """Progress, in a terminal only."""
     if sys.stdout.isatty():
         print(f"\r{stage}: {done} of {total}".ljust(60), end="", flush=True)

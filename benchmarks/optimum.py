@@ -20,7 +20,7 @@ from typing import Any
 
 import jax_hremat
 from benchmarks import command, zoo
-from benchmarks.measured import Facts, Row, mib, ms, plan_row, prepared
+from benchmarks.measured import Facts, Row, candidates_of, mib, ms, plan_row, prepared
 from jax_hremat._bench import Workbench
 from jax_hremat._cost.analytic import operation_times_s
 from jax_hremat._region import Region
@@ -70,7 +70,7 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Optimum:
     target = jax_hremat.get_target(target_name)
     bench, facts = prepared(name, target, size, **SMALL.get(name, {}))
     flat = _flat_rows(bench)
-    plans = [plan_row(bench, row.label, row.peak_bytes)[0] for row in flat]
+    plans = [plan_row(candidates_of(bench), row.label, row.peak_bytes)[0] for row in flat]
     return Optimum(**facts, flat=flat, plans=plans)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax_hremat
 from benchmarks import command, zoo
-from benchmarks.measured import Facts, Row, mib, ms, plan_row, prepared
+from benchmarks.measured import Facts, Row, candidates_of, mib, ms, plan_row, prepared
 from jax_hremat._graph import Graph
 
 FRACTIONS = (0.8, 0.6)
@@ -66,10 +66,10 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Partitioner
         for fraction in FRACTIONS:
             budget_bytes = int(fraction * bench.baseline.memory.peak_bytes)
             try:
-                plans.append(plan_row(bench, f"{fraction:g}", budget_bytes)[0])
+                plans.append(plan_row(candidates_of(bench), f"{fraction:g}", budget_bytes)[0])
             except jax_hremat.InfeasibleBudgetError as error:
                 label = f"{fraction:g} is infeasible: floor"
-                plans.append(plan_row(bench, label, error.min_budget_bytes)[0])
+                plans.append(plan_row(candidates_of(bench), label, error.min_budget_bytes)[0])
         found.append(One(**facts, partitioner=partitioner.__name__, plans=plans))
     return Partitioners(name, found)
 

@@ -19,7 +19,16 @@ from typing import Any
 
 import jax_hremat
 from benchmarks import command, zoo
-from benchmarks.measured import Facts, Row, hand_row, mib, ms, plan_row, prepared
+from benchmarks.measured import (
+    Facts,
+    Row,
+    candidates_of,
+    hand_row,
+    mib,
+    ms,
+    plan_row,
+    prepared,
+)
 from jax_hremat._bench import Workbench, uniform
 from jax_hremat._chain import predict
 
@@ -49,8 +58,13 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Measurement
         ).peak_bytes,
         hand=hand,
         plans=_plan_rows(bench),
-        at_hand_peaks=[plan_row(bench, row.label, row.peak_bytes)[0] for row in hand],
+        at_hand_peaks=[_alone(bench, row.label, row.peak_bytes) for row in hand],
     )
+
+
+def _alone(bench: Workbench, label: str, budget_bytes: int) -> Row:
+    """A plan that knows of no other."""
+    return plan_row(candidates_of(bench), label, budget_bytes)[0]
 
 
 def _plan_rows(bench: Workbench) -> list[Row]:
@@ -60,14 +74,14 @@ def _plan_rows(bench: Workbench) -> list[Row]:
     for fraction in FRACTIONS:
         budget_bytes = int(fraction * whole)
         try:
-            rows.append(plan_row(bench, f"{fraction:g}", budget_bytes)[0])
+            rows.append(_alone(bench, f"{fraction:g}", budget_bytes))
         except jax_hremat.InfeasibleBudgetError as error:
             lowest = rows[-1].budget_bytes if rows else whole
             assert lowest is not None
             middle = (lowest + error.min_budget_bytes) // 2
-            rows.append(plan_row(bench, f"{middle / whole:.3f} (halfway)", middle)[0])
+            rows.append(_alone(bench, f"{middle / whole:.3f} (halfway)", middle))
             floor = error.min_budget_bytes
-            rows.append(plan_row(bench, f"{floor / whole:.3f} (floor)", floor)[0])
+            rows.append(_alone(bench, f"{floor / whole:.3f} (floor)", floor))
             break
     return rows
 

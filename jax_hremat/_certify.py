@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from jax_hremat._cache import CompileCache
-from jax_hremat._compile import MemoryStats, compile_flat
+from jax_hremat._compile import MemoryStats, compile_flat, without_launch_graphs
 from jax_hremat._cost.hlo import HloModule, parse_hlo
 from jax_hremat._cost.liveness import Buffer, buffer_timeline
 from jax_hremat._cost.roofline import estimate_step
@@ -45,7 +45,7 @@ def compile_step(
     compiled = compile_flat(
         step.around(emit_flat(step.program, root)),
         step.avals,
-        target,
+        without_launch_graphs(target),
         donate_argnums=step.donated,
         cache=cache,
     )

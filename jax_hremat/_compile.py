@@ -24,7 +24,11 @@ from jax_hremat._target import Target
 _NO_TOOLKIT = ("PTX compilation provider", "libdevice not found", "ptxas too old")
 _INSTALL = 'Install it with: pip install "jax_hremat[gpu-aot]". No GPU and no driver is needed.'
 # Options that change how machine code is made, and nothing that is read of it here.
-_QUICK_CODE = ("xla_gpu_kernel_cache_file", "xla_backend_optimization_level")
+_QUICK_CODE = (
+    "xla_backend_optimization_level",
+    "xla_gpu_enable_command_buffer",
+    "xla_gpu_kernel_cache_file",
+)
 # The name in a location of StableHLO; the location of a source line has no second bracket.
 _SCOPE = re.compile(r'loc\("([^"]*)"\(')
 _PACKAGES = (
@@ -169,7 +173,7 @@ def _key(lowered: jax.stages.Lowered, target: Target) -> str:
 
 
 def with_quick_code(target: Target, directory: str) -> Target:
-    """The target with machine code made quickly, for programs that are never run.
+    """The target with machine code made quickly, for blocks, which are never run.
 
     For a GPU, kernels are cached in the directory: programs that differ little share most of
     them. For the CPU, machine code is not optimised. The optimised HLO and its buffers, which
@@ -180,7 +184,20 @@ def with_quick_code(target: Target, directory: str) -> Target:
         if target.platform == "cuda"
         else {"xla_backend_optimization_level": 0}
     )
+    target = without_launch_graphs(target)
     return dataclasses.replace(target, compiler_options={**target.compiler_options, **options})
+
+
+def without_launch_graphs(target: Target) -> Target:
+    """The target with its launches left as they are, for whole steps that are only looked at.
+
+    XLA gathers the launches of a GPU program into graphs, in a time that grows with the square of
+    their number, after memory is assigned.
+    """
+    if target.platform != "cuda":
+        return target
+    options = {**target.compiler_options, "xla_gpu_enable_command_buffer": ""}
+    return dataclasses.replace(target, compiler_options=options)
 
 
 def compiler_versions() -> dict[str, str]:
