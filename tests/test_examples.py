@@ -51,3 +51,23 @@ def test_readme_example_runs() -> None:
     expected = jax.value_and_grad(scope["loss_fn"])(scope["params"], scope["x"])
     same = partial(np.testing.assert_allclose, rtol=1e-4)
     jax.tree.map(same, (scope["loss"], scope["grads"]), expected)
+
+
+def test_guide_runs_from_top_to_bottom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guide = (Path(__file__).parents[1] / "docs" / "guide.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    assert len(blocks) >= 9
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {}
+    for number, block in enumerate(blocks):
+        exec(compile(block, f"guide.md, block {number}", "exec"), scope)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "frontier.csv",
+        "frontier.png",
+        "plan.json",
+    }
+    assert scope["search"].best.fitted is not None
+    assert scope["plan"].certificate.holds
+    assert "ms per GiB" in capsys.readouterr().out
