@@ -86,14 +86,8 @@ def build(session: nox.Session) -> None:
 
 
 @nox.session(python=OLDEST_PYTHON)
-def benchmarks(session: nox.Session) -> None:
-    """The table of the benchmark models (many minutes)."""
-    session.install(".[examples,gpu-aot]")
-    session.run("python", "-m", "benchmarks.table", *session.posargs)
-
-
-@nox.session(python=OLDEST_PYTHON)
-def scale(session: nox.Session) -> None:
-    """Planning time and least peaks of deep and scanned models (many minutes)."""
-    session.install(".[examples,gpu-aot]")
-    session.run("python", "-m", "benchmarks.scale", *session.posargs)
+@nox.parametrize("of", ["table", "scale", "frontier", "optimum", "partitioners", "equality", "times"])
+def benchmarks(session: nox.Session, of: str) -> None:
+    """One of the benchmarks (many minutes): `nox -s "benchmarks(of='scale')" -- --models lstm`."""
+    session.install(".[examples,gpu-aot,plot]")
+    session.run("python", "-m", f"benchmarks.{of}", *session.posargs)

@@ -127,10 +127,11 @@ def plan_row(candidates: Candidates, label: str, budget_bytes: int) -> tuple[Row
     """A plan for a budget, and its figures."""
     terms = Terms((0,), candidates.bench.program.has_aux)
     plan = plan_for(candidates, Budget(bytes=budget_bytes), terms)
-    return _row_of(label, plan), plan
+    return row_of(label, plan), plan
 
 
-def _row_of(label: str, plan: RematPlan) -> Row:
+def row_of(label: str, plan: RematPlan) -> Row:
+    """A plan's figures."""
     return Row(
         label=label,
         peak_bytes=plan.certificate.peak_bytes,

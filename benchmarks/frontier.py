@@ -1,0 +1,217 @@
+"""The whole trade between memory and time of the models, beside what a user does by hand.
+
+For each model: the frontier (certified plans from the least peak to no rematerialization), and
+each policy a user writes by hand with `flax.linen.remat`, compiled for the same target.
+
+    python -m benchmarks.frontier --models gpt2-6 encdec --target h200
+
+writes one JSON file a model below `docs/data/frontier-<target>/`; `--page` makes
+`docs/frontier-<target>.md` and its pictures from all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+import jax_hremat
+from benchmarks import command, zoo
+from benchmarks.measured import Facts, Row, candidates_of, hand_row, mib, ms, prepared, row_of
+from jax_hremat._planner import Terms, frontier_plans
+
+HAND_POLICIES = ("block", "dots_saveable", "dots_with_no_batch_dims_saveable")
+NUM_POINTS = 8
+SLOWDOWNS = (1.05, 1.10, 1.15)
+_GIB = 2.0**30
+
+
+@dataclass(frozen=True)
+class Trade(Facts):
+    """One model.
+
+    Attributes:
+        fixed_bytes: Arguments and outputs of the step, which no plan changes.
+        hand: The policies by hand.
+        plans: The frontier, lowest peak first.
+        num_steps: Whole steps compiled for it.
+        solve_s: Seconds in the solver.
+        certify_s: Seconds compiling whole steps.
+    """
+
+    fixed_bytes: int
+    hand: Sequence[Row]
+    plans: Sequence[Row]
+    num_steps: int
+    solve_s: float
+    certify_s: float
+
+
+def measure(name: str, target_name: str, size: zoo.Size = "full") -> Trade:
+    """The frontier of one model, and its hand policies."""
+    target = jax_hremat.get_target(target_name)
+    bench, facts = prepared(name, target, size)
+    candidates = candidates_of(bench)
+    plans = frontier_plans(candidates, NUM_POINTS, Terms((0,), bench.program.has_aux))
+    hand = [hand_row(name, size, policy, target) for policy in HAND_POLICIES]
+    return Trade(
+        **facts,
+        fixed_bytes=bench.fixed_bytes,
+        hand=hand,
+        plans=[row_of(f"{plan.slowdown - 1:+.1%}", plan) for plan in plans],
+        num_steps=candidates.num_compiled,
+        solve_s=candidates.timings_s["solve"],
+        certify_s=candidates.timings_s["certify"],
+    )
+
+
+def _draw(target: str, data: Mapping[str, Any]) -> str:
+    """The frontier and the hand policies of one model, as a picture; its path below `docs/`."""
+    base = data["no_remat"]
+
+    def points(rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+        added = [100 * (row["step_s"] / base["step_s"] - 1) for row in rows]
+        return [row["peak_bytes"] / _GIB for row in rows], added
+
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    ax = figure.subplots()
+    ax.step(*points(data["plans"]), where="post", color="#1f6feb", alpha=0.5)
+    ax.plot(*points(data["plans"]), "o", color="#1f6feb", label="plans")
+    ax.plot(*points([base]), "s", color="#57606a", label="no remat")
+    for row, marker in zip(data["hand"], "v^D", strict=True):
+        ax.plot(*points([row]), marker, color="#cf222e", label=row["label"])
+    ax.set_title(f"{data['model']} for {target}")
+    ax.set_xlabel("peak of the compiled step (GiB)")
+    ax.set_ylabel("added step time, estimated (%)")
+    ax.set_xlim(left=0)
+    ax.grid(alpha=0.25)
+    ax.legend(frameon=False)
+    path = Path("data") / f"frontier-{target}" / f"{data['model']}.svg"
+    # Without a date and with fixed names inside, equal data make an equal file.
+    with rc_context({"svg.hashsalt": "jax_hremat"}):
+        figure.savefig(command.DOCS / path, metadata={"Date": None})
+    return str(path)
+
+
+def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
+    """The Markdown page made of all measurements of a target."""
+    versions = ", ".join(f"{k} {v}" for k, v in found[0]["versions"].items())
+    lines = [
+        f"# Frontiers for the target {target}",
+        "",
+        f"Made by `python -m benchmarks.frontier --models … --target {target}`, then `--page`; how "
+        f"to read peaks and times is said in [measurements-{target}.md](measurements-{target}.md). "
+        "Every point is compiled; nothing was run.",
+        "",
+        f"Versions: {versions}. Machine: {found[0]['machine']}.",
+        "",
+        "## At the peak of each hand policy",
+        "",
+        "The added time of the fastest frontier plan that fits the policy's compiled peak, as a "
+        "fraction of the policy's added time (below 1 the plan is better), and both over no "
+        "rematerialization.",
+        "",
+        "| model | " + " | ".join(HAND_POLICIES) + " |",
+        "|---|" + "---|" * len(HAND_POLICIES),
+    ]
+    ratios: list[float] = []
+    for data in found:
+        cells = []
+        for hand in data["hand"]:
+            ratio, words = _beside(data, hand)
+            ratios += [ratio] if ratio is not None else []
+            cells.append(words)
+        lines.append(f"| {data['model']} | {' | '.join(cells)} |")
+    if ratios:
+        mean = math.exp(sum(math.log(max(r, 1e-3)) for r in ratios) / len(ratios))
+        lines += [
+            "",
+            f"Geometric mean of the {len(ratios)} ratios: {mean:.2f}; the largest is "
+            f"{max(ratios):.2f}.",
+        ]
+    lines += [
+        "",
+        "## Memory taken off at a given slowdown",
+        "",
+        "Of what a plan can change, the peak without arguments and outputs: the share taken off by "
+        "the lowest frontier plan within each slowdown.",
+        "",
+        "| model | " + " | ".join(f"{s - 1:.0%}" for s in SLOWDOWNS) + " | floor (slowdown) |",
+        "|---|" + "---|" * (len(SLOWDOWNS) + 1),
+    ]
+    for data in found:
+        cells = [f"{_taken_off(data, slowdown):.0%}" for slowdown in SLOWDOWNS]
+        floor = data["plans"][0]
+        slow = floor["step_s"] / data["no_remat"]["step_s"] - 1
+        cells.append(f"{_taken_off(data, math.inf):.0%} ({slow:+.1%})")
+        lines.append(f"| {data['model']} | {' | '.join(cells)} |")
+    for data in found:
+        lines += _model_section(target, data)
+    return "\n".join(lines) + "\n"
+
+
+def _beside(data: Mapping[str, Any], hand: Mapping[str, Any]) -> tuple[float | None, str]:
+    base_s = data["no_remat"]["step_s"]
+    fitting = [p for p in data["plans"] if p["peak_bytes"] <= hand["peak_bytes"]]
+    theirs = hand["step_s"] - base_s
+    if not fitting:
+        return None, "no frontier plan fits"
+    ours = min(p["step_s"] for p in fitting) - base_s
+    words = f"{ours / base_s:+.1%} for {theirs / base_s:+.1%}"
+    if theirs <= 0:
+        return None, words
+    return max(ours, 0.0) / theirs, f"{max(ours, 0.0) / theirs:.2f} ({words})"
+
+
+def _taken_off(data: Mapping[str, Any], slowdown: float) -> float:
+    base = data["no_remat"]
+    most_s = slowdown * base["step_s"]
+    whole = base["peak_bytes"] - data["fixed_bytes"]
+    least = min(
+        [p["peak_bytes"] for p in data["plans"] if p["step_s"] <= most_s],
+        default=base["peak_bytes"],
+    )
+    return 1 - (least - data["fixed_bytes"]) / whole
+
+
+def _model_section(target: str, data: Mapping[str, Any]) -> list[str]:
+    base_s = data["no_remat"]["step_s"]
+    timings = data["timings_s"]
+    picture = _draw(target, data)
+    planning_s = sum(timings.values()) + data["solve_s"] + data["certify_s"]
+    lines = [
+        "",
+        f"## {data['model']}",
+        "",
+        f"{data['description']}. Measured {data['date']}: {planning_s:.0f} s in all, "
+        f"{data['num_steps']} whole steps compiled. Fixed: {mib(data['fixed_bytes'])} MiB.",
+        "",
+        f"![Added step time over peak of {data['model']}]({picture})",
+        "",
+        "| | certified peak MiB | est. step ms | over no remat |",
+        "|---|---|---|---|",
+    ]
+    rows = [(f"by hand: {row['label']}", row) for row in data["hand"]]
+    rows += [("plan", row) for row in data["plans"]]
+    rows.append(("no remat", data["no_remat"]))
+    for label, row in rows:
+        lines.append(
+            f"| {label} | {mib(row['peak_bytes'])} | {ms(row['step_s'])} "
+            f"| {row['step_s'] / base_s - 1:+.1%} |"
+        )
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure the models named, or make the page."""
+    about = __doc__.splitlines()[0] if __doc__ else ""
+    command.run(argv, about, "frontier-{}", "frontier-{}.md", measure, page)
+
+
+if __name__ == "__main__":
+    main()
