@@ -73,6 +73,13 @@ def examples(session: nox.Session) -> None:
 
 
 @nox.session(python=OLDEST_PYTHON)
+def docs(session: nox.Session) -> None:
+    """The documentation site, warnings and broken links within it being errors."""
+    session.install(".[docs]")
+    session.run("sphinx-build", "-EW", "--keep-going", "-b", "html", "docs", "site")
+
+
+@nox.session(python=OLDEST_PYTHON)
 def build(session: nox.Session) -> None:
     """Builds the source archive and from it the wheel, then uses the wheel outside the tree."""
     dist = Path(session.create_tmp()).resolve() / "dist"
@@ -86,7 +93,9 @@ def build(session: nox.Session) -> None:
 
 
 @nox.session(python=OLDEST_PYTHON)
-@nox.parametrize("of", ["table", "scale", "frontier", "optimum", "partitioners", "equality", "times"])
+@nox.parametrize(
+    "of", ["table", "scale", "frontier", "optimum", "partitioners", "equality", "times"]
+)
 def benchmarks(session: nox.Session, of: str) -> None:
     """One of the benchmarks (many minutes): `nox -s "benchmarks(of='scale')" -- --models lstm`."""
     session.install(".[examples,gpu-aot,plot]")
