@@ -23,14 +23,13 @@ import numpy as np
 
 import jax_hremat
 from benchmarks import zoo
-from jax_hremat._compile import compiler_versions
+from jax_hremat._compiler.compile import compiler_versions
 from jax_hremat._cost.hlo import parse_hlo
-from jax_hremat._cost.roofline import estimate_step
-from jax_hremat._graph import build_graph
-from jax_hremat._region import Region
-from jax_hremat._replay import replay
-from jax_hremat._target import rates
-from jax_hremat._trace import Program, trace_loss
+from jax_hremat._cost.roofline import estimate_step, rates
+from jax_hremat._program.graph import build_graph
+from jax_hremat._program.region import Region
+from jax_hremat._program.replay import replay
+from jax_hremat._program.trace import Program, trace_loss
 
 # One of each family.
 MODELS = (

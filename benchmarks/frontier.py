@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 import jax_hremat
 from benchmarks import command, zoo
 from benchmarks.measured import Facts, Row, candidates_of, hand_row, mib, ms, prepared, row_of
-from jax_hremat._planner import Terms, frontier_plans
+from jax_hremat._planner.goals import Terms, frontier_plans
 
 HAND_POLICIES = ("block", "dots_saveable", "dots_with_no_batch_dims_saveable")
 NUM_POINTS = 8

@@ -12,16 +12,16 @@ from typing import Any
 
 import jax_hremat
 from benchmarks import zoo
-from jax_hremat._bench import Workbench, prepare
-from jax_hremat._candidates import Candidates
-from jax_hremat._certify import compile_step
-from jax_hremat._compile import compiler_versions
-from jax_hremat._plan import RematPlan
-from jax_hremat._planner import Terms, plan_for
-from jax_hremat._region import Region
-from jax_hremat._step import own_step
-from jax_hremat._trace import Program, trace_loss
-from jax_hremat._units import Budget
+from jax_hremat._compiler.compile import compiler_versions
+from jax_hremat._cost.certify import compile_step
+from jax_hremat._planner.bench import Workbench, prepare
+from jax_hremat._planner.candidates import Candidates
+from jax_hremat._planner.goals import Terms, plan_for
+from jax_hremat._plans.plan import RematPlan
+from jax_hremat._program.region import Region
+from jax_hremat._program.step import own_step
+from jax_hremat._program.trace import Program, trace_loss
+from jax_hremat._shared.units import Budget
 
 
 @dataclass(frozen=True)

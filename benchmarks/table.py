@@ -29,8 +29,8 @@ from benchmarks.measured import (
     plan_row,
     prepared,
 )
-from jax_hremat._bench import Workbench, uniform
-from jax_hremat._chain import predict
+from jax_hremat._planner.bench import Workbench, uniform
+from jax_hremat._schedule.chain import predict
 
 HAND_POLICIES = ("block", "dots_saveable", "dots_with_no_batch_dims_saveable")
 FRACTIONS = (0.9, 0.7, 0.5, 0.3)

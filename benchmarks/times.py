@@ -23,9 +23,9 @@ from scipy.stats import spearmanr
 import jax_hremat
 from benchmarks import command, zoo
 from benchmarks.measured import Facts, candidates_of, mib, prepared
-from jax_hremat._candidates import Candidate, Candidates
-from jax_hremat._emit import emit
-from jax_hremat._rounds import Rounds
+from jax_hremat._planner.candidates import Candidate, Candidates
+from jax_hremat._planner.rounds import Rounds
+from jax_hremat._program.emit import emit
 
 # The plan need not be good here, only different from the others.
 CONFIG = jax_hremat.PlannerConfig(

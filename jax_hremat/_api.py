@@ -13,21 +13,21 @@ import jax
 from flax import nnx as flax_nnx
 
 from jax_hremat import linen, nnx
-from jax_hremat._bench import PlannerConfig
-from jax_hremat._emit import emit
-from jax_hremat._errors import StalePlanError
-from jax_hremat._fingerprint import fingerprint
-from jax_hremat._frontier import Frontier
-from jax_hremat._graph import build_graph
-from jax_hremat._plan import RematPlan
-from jax_hremat._planner import Terms, frontier_plans
-from jax_hremat._request import PlanRequest, positions_of
-from jax_hremat._search import Progress
-from jax_hremat._step import own_step
-from jax_hremat._target import Target, get_target
-from jax_hremat._trace import Program, abstract_leaf, trace_loss
-from jax_hremat._transfer import certified_again
-from jax_hremat._units import parse_budget, parse_goal
+from jax_hremat._compiler.target import Target, get_target
+from jax_hremat._modes.search import Progress
+from jax_hremat._planner.bench import PlannerConfig
+from jax_hremat._planner.goals import Terms, frontier_plans
+from jax_hremat._planner.request import PlanRequest, positions_of
+from jax_hremat._planner.transfer import certified_again
+from jax_hremat._plans.frontier import Frontier
+from jax_hremat._plans.plan import RematPlan
+from jax_hremat._program.emit import emit
+from jax_hremat._program.fingerprint import fingerprint
+from jax_hremat._program.graph import build_graph
+from jax_hremat._program.step import own_step
+from jax_hremat._program.trace import Program, abstract_leaf, trace_loss
+from jax_hremat._shared.errors import StalePlanError
+from jax_hremat._shared.units import parse_budget, parse_goal
 
 
 def plan_remat(

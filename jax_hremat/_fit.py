@@ -13,16 +13,16 @@ from rich.table import Table
 from rich.text import Text
 
 from jax_hremat._api import apply_plan
-from jax_hremat._bench import PlannerConfig
-from jax_hremat._errors import InfeasibleBudgetError
-from jax_hremat._format import format_bytes, format_seconds
-from jax_hremat._plan import RematPlan
-from jax_hremat._request import PlanRequest, positions_of
-from jax_hremat._search import Progress
-from jax_hremat._step import LossFunction, MakeStep, training_step
-from jax_hremat._target import Target, attached_bytes
-from jax_hremat._text import plain_text
-from jax_hremat._units import parse_goal
+from jax_hremat._compiler.target import Target, attached_bytes
+from jax_hremat._modes.search import Progress
+from jax_hremat._planner.bench import PlannerConfig
+from jax_hremat._planner.request import PlanRequest, positions_of
+from jax_hremat._plans.plan import RematPlan
+from jax_hremat._program.step import LossFunction, MakeStep, training_step
+from jax_hremat._shared.errors import InfeasibleBudgetError
+from jax_hremat._shared.format import format_bytes, format_seconds
+from jax_hremat._shared.text import plain_text
+from jax_hremat._shared.units import parse_goal
 
 # Of an attached device's memory, what is left for library workspaces and the allocator.
 _DEVICE_HEADROOM = 0.05

@@ -15,20 +15,20 @@ from flax.core import lift
 from flax.linen import transforms
 from jax.core import Tracer
 
-from jax_hremat import _compat
-from jax_hremat._bench import PlannerConfig
-from jax_hremat._emit import emit
-from jax_hremat._errors import UnsupportedProgramError
-from jax_hremat._fingerprint import fingerprint
-from jax_hremat._graph import Graph, build_graph
-from jax_hremat._plan import RematPlan
-from jax_hremat._request import PlanRequest
-from jax_hremat._search import Progress
-from jax_hremat._static import merge_arrays, split_arrays
-from jax_hremat._step import own_step
-from jax_hremat._target import Target
-from jax_hremat._trace import Program, abstract_leaf, trace_call
-from jax_hremat._units import parse_goal
+from jax_hremat._compiler.target import Target
+from jax_hremat._modes.search import Progress
+from jax_hremat._planner.bench import PlannerConfig
+from jax_hremat._planner.request import PlanRequest
+from jax_hremat._plans.plan import RematPlan
+from jax_hremat._program.emit import emit
+from jax_hremat._program.fingerprint import fingerprint
+from jax_hremat._program.graph import Graph, build_graph
+from jax_hremat._program.step import own_step
+from jax_hremat._program.trace import Program, abstract_leaf, trace_call
+from jax_hremat._shared import compat as _compat
+from jax_hremat._shared.errors import UnsupportedProgramError
+from jax_hremat._shared.static import merge_arrays, split_arrays
+from jax_hremat._shared.units import parse_goal
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -12,17 +12,17 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jax_hremat._bench import PlannerConfig
-from jax_hremat._emit import emit
-from jax_hremat._errors import UnsupportedProgramError
-from jax_hremat._plan import RematPlan
-from jax_hremat._request import PlanRequest, positions_of
-from jax_hremat._search import Progress
-from jax_hremat._static import merge_arrays, split_arrays
-from jax_hremat._step import own_step
-from jax_hremat._target import Target
-from jax_hremat._trace import Program, abstract_leaf, trace_call, trace_loss
-from jax_hremat._units import Budget, Slowdown, parse_goal
+from jax_hremat._compiler.target import Target
+from jax_hremat._modes.search import Progress
+from jax_hremat._planner.bench import PlannerConfig
+from jax_hremat._planner.request import PlanRequest, positions_of
+from jax_hremat._plans.plan import RematPlan
+from jax_hremat._program.emit import emit
+from jax_hremat._program.step import own_step
+from jax_hremat._program.trace import Program, abstract_leaf, trace_call, trace_loss
+from jax_hremat._shared.errors import UnsupportedProgramError
+from jax_hremat._shared.static import merge_arrays, split_arrays
+from jax_hremat._shared.units import Budget, Slowdown, parse_goal
 
 # A call is traced as a function of (parameters, other state, (args, kwargs)).
 _PARAMETERS, _INPUTS = 0, 2

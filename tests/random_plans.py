@@ -11,10 +11,10 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from jax_hremat import _compat
-from jax_hremat._loop import scan_body
-from jax_hremat._region import Loop, Region
-from jax_hremat._trace import Program
+from jax_hremat._program.loop import scan_body
+from jax_hremat._program.region import Loop, Region
+from jax_hremat._program.trace import Program
+from jax_hremat._shared import compat as _compat
 
 WIDTH = 4
 

@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 import jax_hremat
-from jax_hremat import _doctor
-from jax_hremat._cli import main
-from jax_hremat._errors import TargetUnavailableError
+from jax_hremat._cli.commands import doctor as _doctor
+from jax_hremat._cli.commands import main
+from jax_hremat._shared.errors import TargetUnavailableError
 
 MODULE = """
 import jax

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jax_hremat import _compile
-from jax_hremat._compile import Compiled, MemoryStats, compile_flat, compiler_versions
-from jax_hremat._errors import TargetUnavailableError, UnknownTargetError
-from jax_hremat._target import Target, get_target, list_targets
+from jax_hremat._compiler import compile as _compile
+from jax_hremat._compiler.compile import Compiled, MemoryStats, compile_flat, compiler_versions
+from jax_hremat._compiler.target import Target, get_target, list_targets
+from jax_hremat._shared.errors import TargetUnavailableError, UnknownTargetError
 
 # Without a GPU the CUDA plugin starts only if none is asked for; with one, this keeps
 # autotuning, and so the device, out of what is compared.

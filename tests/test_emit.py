@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_plans import WIDTH, losses, region_trees
 
-from jax_hremat import _compat
-from jax_hremat._emit import emit, emit_flat
-from jax_hremat._region import Region
-from jax_hremat._trace import Program, trace_call, trace_loss
+from jax_hremat._program.emit import emit, emit_flat
+from jax_hremat._program.region import Region
+from jax_hremat._program.trace import Program, trace_call, trace_loss
+from jax_hremat._shared import compat as _compat
 
 # Without the first XLA:CPU merges a recompute with the first forward, and tests less.
 KEEP_BARRIERS = {

@@ -12,7 +12,7 @@ import pytest
 
 import jax_hremat
 from jax_hremat import InfeasibleBudgetError, PlannerConfig, SearchConfig, UnsupportedProgramError
-from jax_hremat._step import training_step
+from jax_hremat._program.step import training_step
 
 CONFIG = PlannerConfig(
     search=SearchConfig(max_runs=1, max_packings=1, max_saved_sets=0), max_rounds=2

@@ -11,19 +11,19 @@ import pytest
 
 import jax_hremat
 from jax_hremat import InfeasibleBudgetError, PlannerConfig, RematPlan, SearchConfig, SolverConfig
-from jax_hremat._bench import Workbench, prepare
-from jax_hremat._candidates import Candidates
-from jax_hremat._chain import Selection, Ties, predict, selection_region
-from jax_hremat._graph import build_graph
-from jax_hremat._loop import loop_bodies
-from jax_hremat._loop_modes import _near_divisor, _segments
+from jax_hremat._compiler.target import get_target
+from jax_hremat._modes.loop_modes import _near_divisor, _segments
 from jax_hremat._partition.blocks import partition_graph
 from jax_hremat._partition.valleys import partition_by_width
-from jax_hremat._planner import Terms, plan_for
-from jax_hremat._step import own_step
-from jax_hremat._target import get_target
-from jax_hremat._trace import Program, trace_loss
-from jax_hremat._units import parse_budget
+from jax_hremat._planner.bench import Workbench, prepare
+from jax_hremat._planner.candidates import Candidates
+from jax_hremat._planner.goals import Terms, plan_for
+from jax_hremat._program.graph import build_graph
+from jax_hremat._program.loop import loop_bodies
+from jax_hremat._program.step import own_step
+from jax_hremat._program.trace import Program, trace_loss
+from jax_hremat._schedule.chain import Selection, Ties, predict, selection_region
+from jax_hremat._shared.units import parse_budget
 
 QUICK = PlannerConfig(
     search=SearchConfig(

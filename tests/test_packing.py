@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_hremat._runs import Run
+from jax_hremat._modes.packing import pareto_packings
+from jax_hremat._modes.runs import Run
 from jax_hremat._solve.backend import SolverConfig
-from jax_hremat._solve.packing import pareto_packings
 
 MIB = 2**20
 EXACT = SolverConfig(relative_gap=0.0)

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_plans import QUICK, WIDTH, losses, struct
 
-from jax_hremat._graph import Graph, build_graph
 from jax_hremat._partition.blocks import (
     _MAX_OPERATIONS,
     Partition,
@@ -25,7 +24,8 @@ from jax_hremat._partition.flat import partition_flat
 from jax_hremat._partition.repeats import partition_by_repeats
 from jax_hremat._partition.score import partition_by_score
 from jax_hremat._partition.valleys import partition_by_width
-from jax_hremat._trace import trace_loss
+from jax_hremat._program.graph import Graph, build_graph
+from jax_hremat._program.trace import trace_loss
 
 WIDE, HIDDEN, BATCH, LENGTH = 32, 128, 4, 64
 

@@ -16,12 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_hremat._errors import PlanFormatError
-from jax_hremat._fingerprint import Fingerprint, fingerprint
-from jax_hremat._graph import build_graph
-from jax_hremat._plan import BlockReport, BufferReport, Certificate, RematPlan
-from jax_hremat._region import Region
-from jax_hremat._trace import trace_loss
+from jax_hremat._cost.certify import BufferReport
+from jax_hremat._plans.plan import BlockReport, Certificate, RematPlan
+from jax_hremat._program.fingerprint import Fingerprint, fingerprint
+from jax_hremat._program.graph import build_graph
+from jax_hremat._program.region import Region
+from jax_hremat._program.trace import trace_loss
+from jax_hremat._shared.errors import PlanFormatError
 
 MIB = 2**20
 ROOT = Region(

@@ -26,14 +26,14 @@ from jax_hremat import (
     UnsupportedConfigError,
     UnsupportedProgramError,
 )
-from jax_hremat._bench import Workbench, prepare
-from jax_hremat._candidates import Candidates
-from jax_hremat._chain import Ties, selection_region
-from jax_hremat._planner import Terms, plan_for
-from jax_hremat._step import own_step
-from jax_hremat._target import get_target
-from jax_hremat._trace import trace_loss
-from jax_hremat._units import parse_budget
+from jax_hremat._compiler.target import get_target
+from jax_hremat._planner.bench import Workbench, prepare
+from jax_hremat._planner.candidates import Candidates
+from jax_hremat._planner.goals import Terms, plan_for
+from jax_hremat._program.step import own_step
+from jax_hremat._program.trace import trace_loss
+from jax_hremat._schedule.chain import Ties, selection_region
+from jax_hremat._shared.units import parse_budget
 
 WIDE, BATCH, LENGTH = 16, 4, 64
 QUICK = PlannerConfig(

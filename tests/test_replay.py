@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_plans import losses, region_trees
 
-from jax_hremat import _compat
-from jax_hremat._emit import emit_flat
-from jax_hremat._graph import equation_flops
-from jax_hremat._region import Loop, Region
-from jax_hremat._replay import replay
-from jax_hremat._trace import Program, trace_call, trace_loss
+from jax_hremat._program.emit import emit_flat
+from jax_hremat._program.graph import equation_flops
+from jax_hremat._program.region import Loop, Region
+from jax_hremat._program.replay import replay
+from jax_hremat._program.trace import Program, trace_call, trace_loss
+from jax_hremat._shared import compat as _compat
 
 F32 = np.float32
 

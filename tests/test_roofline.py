@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jax_hremat._compile import compile_flat
+from jax_hremat._compiler.compile import compile_flat
+from jax_hremat._compiler.target import get_target
 from jax_hremat._cost.hlo import parse_hlo
 from jax_hremat._cost.roofline import Rates, estimate_step, trip_count
-from jax_hremat._errors import TargetUnavailableError
-from jax_hremat._target import get_target
+from jax_hremat._shared.errors import TargetUnavailableError
 
 # Powers of ten, so that a term that is mixed up with another one shows.
 RATES = Rates({"bf16": 1e6, "f32": 1e5}, vector_flops_per_s=1e4, bytes_per_s=1e9, launch_s=1e-3)

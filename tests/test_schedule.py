@@ -14,17 +14,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jax_hremat._chain import Chain, Crossing, Prediction, Selection, predict, selection_region
 from jax_hremat._cost.compiled import ModeCost
-from jax_hremat._errors import SolverError
-from jax_hremat._graph import build_graph
-from jax_hremat._option import Option
-from jax_hremat._region import Region
-from jax_hremat._solve import schedule
+from jax_hremat._modes.option import Option
+from jax_hremat._program.graph import build_graph
+from jax_hremat._program.region import Region
+from jax_hremat._program.trace import trace_loss
+from jax_hremat._schedule import schedule
+from jax_hremat._schedule.chain import (
+    Chain,
+    Crossing,
+    Prediction,
+    Selection,
+    predict,
+    selection_region,
+)
+from jax_hremat._schedule.groups import MAX_GROUP
+from jax_hremat._schedule.schedule import fastest_within, least_peak
+from jax_hremat._shared.errors import SolverError
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
-from jax_hremat._solve.groups import MAX_GROUP
-from jax_hremat._solve.schedule import fastest_within, least_peak
-from jax_hremat._trace import trace_loss
 
 MIB = 2**20
 EXACT = SolverConfig(relative_gap=0.0)

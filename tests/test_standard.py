@@ -1,10 +1,10 @@
 """Hand-written plans as selections: layers told by the pattern of blocks."""
 
-from jax_hremat._chain import Chain
 from jax_hremat._cost.compiled import ModeCost
-from jax_hremat._option import Option
-from jax_hremat._region import Region
-from jax_hremat._standard import grouped_selections
+from jax_hremat._modes.option import Option
+from jax_hremat._planner.standard import grouped_selections
+from jax_hremat._program.region import Region
+from jax_hremat._schedule.chain import Chain
 
 
 def chain_of(num_blocks: int, pinned: frozenset[int] = frozenset()) -> Chain:

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from jax_hremat._errors import UnknownTargetError
-from jax_hremat._target import (
+from jax_hremat._compiler.target import (
     Target,
     compiler_options,
     get_target,
     list_targets,
-    rates,
 )
+from jax_hremat._cost.roofline import rates
+from jax_hremat._shared.errors import UnknownTargetError
 
 H200_TOML = (resources.files("jax_hremat") / "targets" / "h200.toml").read_text()
 

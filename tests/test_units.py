@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_hremat._errors import BudgetFormatError, InfeasibleBudgetError
-from jax_hremat._format import format_bytes, format_seconds
-from jax_hremat._units import Budget, parse_budget
+from jax_hremat._shared.errors import BudgetFormatError, InfeasibleBudgetError
+from jax_hremat._shared.format import format_bytes, format_seconds
+from jax_hremat._shared.units import Budget, parse_budget
 
 
 @pytest.mark.parametrize(

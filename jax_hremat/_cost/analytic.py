@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jax_hremat._cost.roofline import Rates
-from jax_hremat._graph import Graph, Operation
+from jax_hremat._program.graph import Graph, Operation
 
 # An operation fused into a neighbour's kernel reads and writes little of its own.
 _FUSED_TRAFFIC = 0.25

@@ -15,18 +15,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_hremat import _compat
-from jax_hremat._cache import CompileCache
-from jax_hremat._compile import compile_flat
+from jax_hremat._compiler.cache import CompileCache
+from jax_hremat._compiler.compile import compile_flat
+from jax_hremat._compiler.target import Target
 from jax_hremat._cost.hlo import HloModule, parse_hlo
 from jax_hremat._cost.liveness import Buffer, buffer_timeline, reads_and_results
-from jax_hremat._cost.roofline import estimate_step
-from jax_hremat._emit import emit_range
-from jax_hremat._graph import Graph
+from jax_hremat._cost.roofline import estimate_step, rates
 from jax_hremat._partition.blocks import Block
-from jax_hremat._region import Region
-from jax_hremat._target import Target, rates
-from jax_hremat._trace import Program, abstract
+from jax_hremat._program.emit import emit_range
+from jax_hremat._program.graph import Graph
+from jax_hremat._program.region import Region
+from jax_hremat._program.trace import Program, abstract
+from jax_hremat._shared import compat as _compat
 
 _MARK = "hremat_mark"
 

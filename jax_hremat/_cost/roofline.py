@@ -12,6 +12,7 @@ from math import ceil, log2, prod
 from types import MappingProxyType
 from typing import TypeVar
 
+from jax_hremat._compiler.target import Target
 from jax_hremat._cost.hlo import Computation, HloModule, Instruction, Shape, in_place_operands
 
 _T = TypeVar("_T")
@@ -33,6 +34,19 @@ class Rates:
     vector_flops_per_s: float
     bytes_per_s: float
     launch_s: float
+
+
+def rates(target: Target) -> Rates:
+    """What the target sustains: its published peaks times its efficiencies."""
+    share = target.flops_efficiency
+    return Rates(
+        flops_per_s=MappingProxyType(
+            {dtype: peak * share for dtype, peak in target.matrix_flops_per_s.items()}
+        ),
+        vector_flops_per_s=target.vector_flops_per_s * share,
+        bytes_per_s=target.bandwidth_bytes_per_s * target.bandwidth_efficiency,
+        launch_s=target.launch_s,
+    )
 
 
 @dataclass(frozen=True, slots=True)

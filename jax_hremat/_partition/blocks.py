@@ -12,8 +12,8 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jax_hremat._graph import Graph, is_loop
 from jax_hremat._partition.width import widths
+from jax_hremat._program.graph import Graph, is_loop
 
 # Where a program is cut: positions of operations that begin a block, in any order. The beginning
 # and the end of the program need not be among them.

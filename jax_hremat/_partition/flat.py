@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jax_hremat._graph import Graph
 from jax_hremat._partition.width import narrow_cuts
+from jax_hremat._program.graph import Graph
 
 
 def partition_flat(graph: Graph) -> list[int]:

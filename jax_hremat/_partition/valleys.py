@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from jax_hremat._graph import Graph
 from jax_hremat._partition.blocks import Block, make_block
 from jax_hremat._partition.width import narrow_cuts, widths
+from jax_hremat._program.graph import Graph
 
 # A boundary is a valley of the width if the width on either side rises to this many times it.
 _PROMINENCE = 1.2

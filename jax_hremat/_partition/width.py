@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from jax_hremat._graph import Graph
+from jax_hremat._program.graph import Graph
 
 # A value that outlives this many heavy operations is a skip connection: whatever the cuts, it
 # is held, so it says nothing about where to cut.

@@ -1,1 +1,1 @@
-"""Mixed-integer programs that choose the plan, and the one place that calls the solver."""
+"""The one place that calls the solver."""

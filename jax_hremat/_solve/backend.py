@@ -11,7 +11,7 @@ from typing import Any
 import cvxpy as cp
 from cvxpy.error import SolverError as CvxpySolverError
 
-from jax_hremat._errors import SolverError
+from jax_hremat._shared.errors import SolverError
 
 
 class Status(enum.Enum):

@@ -1,0 +1,302 @@
+"""The command `jax-hremat`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import jax_hremat
+from jax_hremat._cli.doctor import check_all
+from jax_hremat._shared.errors import HRematError
+from jax_hremat._shared.format import format_bytes
+from jax_hremat._shared.units import parse_budget
+
+_PROBLEM_HELP = """PROBLEM is `package.module:function`: a function without parameters that returns
+`(loss_fn, args)`, the loss and the tuple of its arguments (arrays or jax.ShapeDtypeStruct).
+The current folder is searched first."""
+
+
+class _Group(click.Group):
+    """Shows the library's refusals as messages, without a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except HRematError as error:
+            raise click.ClickException(f"{type(error).__name__}: {error}") from error
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(jax_hremat.__version__, prog_name="jax-hremat")
+def main() -> None:
+    """Plan rematerialization under a byte budget, for JAX training steps.
+
+    \b
+    Example, with a file `train.py` that has
+        def problem():
+            return loss_fn, (params, batch)
+    plan it for an H200 within 40 GiB, and read what was decided:
+        jax-hremat plan train:problem --budget 40GiB --target h200 -o plan.json
+        jax-hremat explain plan.json
+    """
+
+
+def _with_options(*options: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+_problem_options = _with_options(
+    click.argument("problem"),
+    click.option("--target", help="Device to compile for, of `jax-hremat targets`."),
+    click.option("--headroom", default="0", help="Bytes set aside for library workspaces."),
+)
+_planning_options = _with_options(
+    click.option(
+        "--argnums", default="0", show_default=True, help="Arguments differentiated, as in 0,1."
+    ),
+    click.option("--has-aux", is_flag=True, help="The loss returns (loss, aux)."),
+    click.option("--cache-dir", type=click.Path(file_okay=False), help="Keep what was compiled."),
+    click.option("--quiet", "-q", is_flag=True, help="Show no progress."),
+)
+
+
+@main.command(help=f"Plan a loss function's training step.\n\n{_PROBLEM_HELP}")
+@_problem_options
+@_planning_options
+@click.option("--budget", help='Bytes, "40GiB", or a fraction of the peak as it is: 0.5.')
+@click.option("--max-slowdown", type=float, help="In place of a budget: least memory at 1.1 x.")
+@click.option("--output", "-o", type=click.Path(dir_okay=False), help="Save the plan here (JSON).")
+def plan(
+    problem: str,
+    budget: str | None,
+    max_slowdown: float | None,
+    output: str | None,
+    quiet: bool,
+    **options: Any,
+) -> None:
+    if (budget is None) == (max_slowdown is None):
+        raise click.UsageError("give exactly one of --budget and --max-slowdown")
+    loss_fn, args = _load(problem, options["target"])
+    with _progress(quiet) as progress:
+        found = jax_hremat.plan_remat(
+            loss_fn,
+            budget=None if budget is None else _budget(budget),
+            max_slowdown=max_slowdown,
+            progress=progress,
+            **_planning(**options),
+        )(*args)
+    click.echo(str(found))
+    if output is not None:
+        _write(found.save, output)
+        click.echo(f"\nwrote {output}")
+
+
+@main.command(help=f"Show the whole trade between memory and time.\n\n{_PROBLEM_HELP}")
+@_problem_options
+@_planning_options
+@click.option("--points", default=8, show_default=True, type=click.IntRange(min=2))
+@click.option("--output", "-o", type=click.Path(dir_okay=False), help="Save the table (CSV).")
+@click.option("--plot", type=click.Path(dir_okay=False), help="Save a picture (PNG, SVG, PDF).")
+def pareto(
+    problem: str, points: int, output: str | None, plot: str | None, quiet: bool, **options: Any
+) -> None:
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise click.UsageError('--plot takes matplotlib: pip install "jax_hremat[plot]"')
+    loss_fn, args = _load(problem, options["target"])
+    with _progress(quiet) as progress:
+        found = jax_hremat.pareto(
+            loss_fn, num_points=points, progress=progress, **_planning(**options)
+        )(*args)
+    click.echo(str(found))
+    if output is not None:
+        _write(found.to_csv, output)
+        click.echo(f"\nwrote {output}")
+    if plot is not None:
+        _write(found.plot().figure.savefig, plot)
+        click.echo(f"wrote {plot}")
+
+
+@main.command(help=f"Certify a saved plan for other shapes or another device.\n\n{_PROBLEM_HELP}")
+@click.argument("path", type=click.Path(exists=True, dir_okay=False))
+@_problem_options
+@click.option("--budget", required=True, help="As for `jax-hremat plan`.")
+@click.option("--output", "-o", type=click.Path(dir_okay=False), help="Save the plan here (JSON).")
+def certify(
+    path: str,
+    problem: str,
+    target: str | None,
+    headroom: str,
+    budget: str,
+    output: str | None,
+) -> None:
+    loss_fn, args = _load(problem, target)
+    found = jax_hremat.certify(
+        loss_fn,
+        jax_hremat.RematPlan.load(path),
+        budget=_budget(budget),
+        target=target,
+        headroom_bytes=_headroom_bytes(headroom),
+    )(*args)
+    click.echo(str(found))
+    if output is not None:
+        _write(found.save, output)
+        click.echo(f"\nwrote {output}")
+
+
+@main.command()
+@click.argument("path", type=click.Path(exists=True, dir_okay=False))
+def explain(path: str) -> None:
+    """Show what a saved plan does: certificate, every block, the largest buffers."""
+    click.echo(str(jax_hremat.RematPlan.load(path)))
+
+
+@main.command()
+def targets() -> None:
+    """List the devices that plans can be made for, none of which is needed."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="")
+    for column in ("name", "memory", "TB/s", "bf16 TFLOP/s"):
+        table.add_column(column, justify="left" if column == "name" else "right")
+    for name in jax_hremat.list_targets():
+        target = jax_hremat.get_target(name)
+        flops = target.matrix_flops_per_s.get("bf16", 0.0)
+        table.add_row(
+            name,
+            format_bytes(target.memory_bytes) if target.memory_bytes else "",
+            f"{target.bandwidth_bytes_per_s / 1e12:.2f}",
+            f"{flops / 1e12:.0f}" if flops else "",
+        )
+    Console().print(table)
+
+
+@main.command()
+@click.option("--target", default="h200", show_default=True, help="What to try to compile for.")
+def doctor(target: str) -> None:
+    """Check what planning takes: versions, solver, compilers, cache."""
+    _without_gpu()
+    failed = 0
+    for check in check_all(target):
+        mark = "ok  " if check.passed else "FAIL" if check.needed else "no  "
+        click.echo(f"{mark}  {check.name}: {check.found}")
+        if check.advice:
+            click.echo(f"      {check.advice}")
+        failed += check.needed and not check.passed
+    if failed:
+        raise click.ClickException(f"{failed} of the things that planning takes are missing")
+
+
+def _planning(
+    target: str | None, argnums: str, has_aux: bool, headroom: str, cache_dir: str | None
+) -> dict[str, Any]:
+    """The options of `plan_remat` that both commands have."""
+    try:
+        positions = tuple(int(part) for part in argnums.split(","))
+    except ValueError as error:
+        raise click.BadParameter(f"{argnums!r} is not 0 or 0,1", param_hint="--argnums") from error
+    return dict(
+        target=target,
+        argnums=positions,
+        has_aux=has_aux,
+        headroom_bytes=_headroom_bytes(headroom),
+        config=jax_hremat.PlannerConfig(cache_dir=cache_dir),
+    )
+
+
+def _headroom_bytes(text: str) -> int:
+    return 0 if text == "0" else parse_budget(text).resolve_bytes(0)
+
+
+def _budget(text: str) -> int | float | str:
+    """A budget as `plan_remat` takes it: what reads as a fraction is one."""
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return value if 0 < value <= 1 and "." in text else text
+
+
+def _load(problem: str, target: str | None) -> tuple[Callable[..., Any], Sequence[Any]]:
+    """The loss and its arguments that a `package.module:function` returns."""
+    if target is not None:
+        _without_gpu()
+    module_name, colon, name = problem.partition(":")
+    if not (module_name and colon and name):
+        raise click.BadParameter(f"{problem!r} is not package.module:function")
+    sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise click.BadParameter(
+            f"there is no module {error.name!r} here or among the installed packages"
+        ) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        public = ", ".join(n for n, v in vars(module).items() if callable(v) and n[0] != "_")
+        raise click.BadParameter(f"{module_name} has no function {name!r}; it has: {public}")
+    try:
+        made = function()
+    except TypeError as error:
+        # Only a call that cannot be made at all is the command's affair.
+        if traceback.extract_tb(error.__traceback__)[-1].name != "_load":
+            raise
+        raise click.BadParameter(
+            f"{problem} must take no arguments and return (loss_fn, args): {error}"
+        ) from error
+    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
+        raise click.BadParameter(
+            f"{problem} must return (loss_fn, args), and returned {type(made).__name__}"
+        )
+    return made[0], made[1]
+
+
+def _without_gpu() -> None:
+    """Nothing is run, so no GPU is started; JAX's CUDA plugin would fail where there is none."""
+    import jax
+
+    if not os.environ.get("JAX_PLATFORMS"):
+        jax.config.update("jax_platforms", "cpu")
+
+
+def _write(save: Callable[[str], Any], path: str) -> None:
+    try:
+        save(path)
+    except OSError as error:
+        raise click.FileError(path, hint=error.strerror or str(error)) from error
+
+
+@contextmanager
+def _progress(quiet: bool) -> Any:
+    """A line for each stage on standard error, in a terminal only."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bars:
+        tasks: dict[str, Any] = {}
+
+        def progress(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield progress

@@ -1,0 +1,1 @@
+"""Compiling for a target, and what the compiler says."""

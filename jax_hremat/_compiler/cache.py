@@ -1,0 +1,77 @@
+"""What the compiler said of a program, kept on disk for the next time it is asked."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import logging
+import os
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from jax_hremat._shared.files import write_whole
+
+ENVIRONMENT_VARIABLE = "JAX_HREMAT_CACHE_DIR"
+_SUFFIX = ".json.gz"
+
+T = TypeVar("T")
+
+_logger = logging.getLogger("jax_hremat")
+
+
+@dataclass(frozen=True, slots=True)
+class CompileCache:
+    """A folder of compiled programs, one file each, named by a hash of all that decides them.
+
+    Several processes may share it: a file appears whole or not at all, and two writers of one
+    program write the same. A file that cannot be read, for instance because a copy of it was cut
+    off, is reported, removed and made again.
+
+    Attributes:
+        folder: Where the files are; made on first use.
+    """
+
+    folder: Path
+
+    @staticmethod
+    def at(folder: str | os.PathLike[str] | None) -> CompileCache | None:
+        """The cache in a folder; if None in that of `JAX_HREMAT_CACHE_DIR`; if unset none."""
+        chosen = folder or os.environ.get(ENVIRONMENT_VARIABLE)
+        return CompileCache(Path(chosen).expanduser()) if chosen else None
+
+    def read(self, key: str, decode: Callable[[Any], T]) -> T | None:
+        """What is known of a program, made from its JSON value by `decode`, whose errors mean
+        that the file is damaged."""
+        path = self._path(key)
+        try:
+            return decode(json.loads(gzip.decompress(path.read_bytes())))
+        except FileNotFoundError:
+            return None
+        except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+            _logger.warning(
+                "%s is damaged (%s: %s); it is removed and compiled again",
+                path,
+                type(error).__name__,
+                error,
+            )
+            path.unlink(missing_ok=True)
+            return None
+
+    def write(self, key: str, value: Any) -> None:
+        """Keep a JSON value: what was compiled."""
+        path = self._path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(value).encode()
+        write_whole(path, gzip.compress(text, compresslevel=3, mtime=0))
+
+    def _path(self, key: str) -> Path:
+        return self.folder / key[:2] / f"{key}{_SUFFIX}"
+
+
+def key_of(parts: Iterable[str]) -> str:
+    """One hash of several texts."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

@@ -1,0 +1,302 @@
+"""Compiles a function for a target, attached or not, and reads what it will cost in memory."""
+
+import dataclasses
+import functools
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from jax_hremat._compiler.cache import CompileCache, key_of
+from jax_hremat._compiler.target import Target
+from jax_hremat._shared.errors import TargetUnavailableError, UnknownTargetError
+
+# What XLA says when the assembler or the device library of the CUDA toolkit is not there, or is
+# of a release that does not know the target. No error code tells these apart.
+_NO_TOOLKIT = ("PTX compilation provider", "libdevice not found", "ptxas too old")
+_INSTALL = 'Install it with: pip install "jax_hremat[gpu-aot]". No GPU and no driver is needed.'
+# Options that change how machine code is made, and nothing that is read of it here.
+_QUICK_CODE = (
+    "xla_backend_optimization_level",
+    "xla_gpu_enable_command_buffer",
+    "xla_gpu_kernel_cache_file",
+)
+# The name in a location of StableHLO; the location of a source line has no second bracket.
+_SCOPE = re.compile(r'loc\("([^"]*)"\(')
+_PACKAGES = (
+    "jax",
+    "jaxlib",
+    "jax-cuda12-plugin",
+    "jax-cuda12-pjrt",
+    "nvidia-cuda-nvcc-cu12",
+    "jax-cuda13-plugin",
+    "jax-cuda13-pjrt",
+    "nvidia-cuda-nvcc",
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemoryStats:
+    """Device memory of one run of an executable, in bytes, as XLA assigned it.
+
+    Not counted: code, workspaces that cuBLAS and cuDNN choose at run time, fragmentation, and
+    arrays alive outside the executable.
+
+    Attributes:
+        argument_bytes: Arguments the function uses; unused ones are dropped, as ``jax.jit`` does.
+        output_bytes: Results, those in donated arguments included.
+        temp_bytes: Everything in between at its peak, after liveness and packing.
+        alias_bytes: Results that live in donated arguments, counted in both of the above.
+    """
+
+    argument_bytes: int
+    output_bytes: int
+    temp_bytes: int
+    alias_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Arguments, outputs and temporaries together, each byte once."""
+        return self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A function compiled for a target. It can be inspected, not run.
+
+    Attributes:
+        memory: Its memory.
+        hlo_text: The optimised HLO module, scheduled.
+        lower_s: Time spent tracing and lowering it, in seconds. Python, one thread at a time.
+        compile_s: Time spent in XLA, or reading what it said before, in seconds.
+        target_name: The name of the target.
+    """
+
+    memory: MemoryStats
+    hlo_text: str = dataclasses.field(repr=False)
+    lower_s: float
+    compile_s: float
+    target_name: str
+
+
+def compile_flat(
+    fun: Callable[..., Any],
+    avals: Sequence[Any],
+    target: Target,
+    *,
+    donate_argnums: int | Sequence[int] = (),
+    keep_unused: bool = False,
+    cache: CompileCache | None = None,
+) -> Compiled:
+    """Compiles ``jax.jit(fun)`` for one device of a target, without running it.
+
+    Safe to call from several threads, and while another function is being traced. JAX's
+    settings are read as they are in the calling thread.
+
+    Args:
+        fun: A function of as many positional arrays as there are ``avals``; any pytree of arrays
+            comes out.
+        avals: What stands for each argument: anything with ``shape`` and ``dtype``, typed PRNG
+            keys included. A ``weak_type`` is kept, a sharding is replaced by the target's.
+        target: The target; for "cuda" no GPU and no driver is needed.
+        donate_argnums: Arguments whose memory the results may take over.
+        keep_unused: Keep arguments the function does not use, so that parameter ``i`` of the
+            executable is argument ``i``.
+        cache: Where to look first for what XLA said of the same program, and to keep it.
+
+    Returns:
+        The memory, the HLO and the times.
+
+    Raises:
+        TargetUnavailableError: The target's compiler is not installed, or not completely: for
+            "cuda", JAX's plugin and the toolkit's ptxas and libdevice.
+        UnknownTargetError: XLA cannot read the target's configuration.
+        jax.errors.JaxRuntimeError: XLA cannot compile the function for the target.
+    """
+    sharding = _sharding(target.platform, target.config_text)
+    jitted = jax.jit(
+        fun,
+        # On the outputs too: a function without arguments has no other way to know its device.
+        in_shardings=sharding,
+        out_shardings=sharding,
+        donate_argnums=donate_argnums,
+        keep_unused=keep_unused,
+        compiler_options=dict(target.compiler_options),
+    )
+    started_s = time.perf_counter()
+    lowered = _lower(jitted, avals, target)
+    lowered_s = time.perf_counter()
+    key = _key(lowered, target) if cache else ""
+    answer = cache.read(key, _decode) if cache else None
+    if answer is None:
+        executable = _build(lowered, target)
+        answer = (_memory_stats(executable, target), executable.as_text() or "")
+        if cache:
+            cache.write(key, {"memory": dataclasses.asdict(answer[0]), "hlo_text": answer[1]})
+    memory, hlo_text = answer
+    compiled_s = time.perf_counter()
+    return Compiled(
+        memory=memory,
+        hlo_text=hlo_text,
+        lower_s=lowered_s - started_s,
+        compile_s=compiled_s - lowered_s,
+        target_name=target.name,
+    )
+
+
+def _decode(value: Any) -> tuple[MemoryStats, str]:
+    """What was kept of a compiled program."""
+    return MemoryStats(**{k: int(v) for k, v in dict(value["memory"]).items()}), value["hlo_text"]
+
+
+def _key(lowered: jax.stages.Lowered, target: Target) -> str:
+    """A hash of the program with its scopes, and of all that XLA's answer depends on; not of the
+    source lines, which say from where the program was traced."""
+    options = {k: str(v) for k, v in target.compiler_options.items() if k not in _QUICK_CODE}
+    decided_by = {
+        "platform": target.platform,
+        "config": target.config_text,
+        "options": options,
+        "versions": compiler_versions(),
+        "flags": os.environ.get("XLA_FLAGS", ""),
+    }
+    scopes = sorted(set(_SCOPE.findall(lowered.as_text(debug_info=True))))
+    return key_of((json.dumps(decided_by, sort_keys=True), lowered.as_text(), *scopes))
+
+
+def with_quick_code(target: Target, directory: str) -> Target:
+    """The target with machine code made quickly, for blocks, which are never run.
+
+    For a GPU, kernels are cached in the directory: programs that differ little share most of
+    them. For the CPU, machine code is not optimised. The optimised HLO and its buffers, which
+    are all that is read of a block, come before and are the same.
+    """
+    options: dict[str, Any] = (
+        {"xla_gpu_kernel_cache_file": os.path.join(directory, "kernels")}
+        if target.platform == "cuda"
+        else {"xla_backend_optimization_level": 0}
+    )
+    target = without_launch_graphs(target)
+    return dataclasses.replace(target, compiler_options={**target.compiler_options, **options})
+
+
+def without_launch_graphs(target: Target) -> Target:
+    """The target with its launches left as they are, for whole steps that are only looked at.
+
+    XLA gathers the launches of a GPU program into graphs, in a time that grows with the square of
+    their number, after memory is assigned.
+    """
+    if target.platform != "cuda":
+        return target
+    options = {**target.compiler_options, "xla_gpu_enable_command_buffer": ""}
+    return dataclasses.replace(target, compiler_options=options)
+
+
+def compiler_versions() -> dict[str, str]:
+    """Returns the versions that decide what is compiled: Python, jax, jaxlib, CUDA plugins.
+
+    Packages that are not installed are left out.
+    """
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+# Tied to the configuration's text, since two topologies of one text are not the same devices to
+# JAX, and every function would be lowered again for each.
+@functools.cache
+def _sharding(platform_name: str, config_text: str | None) -> Sharding:
+    if platform_name == "cpu":
+        return _cpu_sharding()
+    try:
+        topology = topologies.get_topology_desc(
+            platform="cuda", target_config=config_text, topology="1x1x1"
+        )
+    except NotImplementedError as error:
+        raise TargetUnavailableError(_why_no_plugin()) from error
+    except jax.errors.JaxRuntimeError as error:
+        if "GpuTargetConfigProto" not in str(error):
+            raise
+        raise UnknownTargetError(
+            "'config_text' of the target is not a GPU target configuration that this version "
+            f"of XLA reads: {error}"
+        ) from error
+    mesh = topologies.make_mesh(topology, (1,), ("device",))
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def _why_no_plugin() -> str:
+    if any(package.endswith("-plugin") for package in compiler_versions()):
+        return (
+            "JAX's CUDA plugin is installed and did not start, as it does not on a machine "
+            "without a GPU unless told that none is wanted. Set the environment variable "
+            'JAX_PLATFORMS=cpu, or call jax.config.update("jax_platforms", "cpu") before JAX is '
+            "first used."
+        )
+    return f"JAX's CUDA plugin is not installed, so nothing compiles for a GPU. {_INSTALL}"
+
+
+def _cpu_sharding() -> Sharding:
+    try:
+        return SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+    except RuntimeError as error:
+        raise TargetUnavailableError(
+            "JAX has no CPU backend in this process, so nothing can be compiled for the CPU. "
+            'Add "cpu" to JAX_PLATFORMS, or leave it unset.'
+        ) from error
+
+
+def _lower(jitted: Any, avals: Sequence[Any], target: Target) -> jax.stages.Lowered:
+    try:
+        return jitted.lower(*map(_abstract, avals))
+    except RuntimeError as error:
+        if target.platform != "cuda" or "Unknown backend" not in str(error):
+            raise
+        raise TargetUnavailableError(
+            f"the function calls back to the host (`jax.debug.print`, `io_callback` and the "
+            f"like), which JAX compiles only where the GPU is attached, and target "
+            f"{target.name!r} is not. Take the callbacks out for planning, or plan on the GPU"
+        ) from error
+
+
+def _build(lowered: jax.stages.Lowered, target: Target) -> jax.stages.Compiled:
+    try:
+        return lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if target.platform != "cuda" or not any(sign in str(error) for sign in _NO_TOOLKIT):
+            raise
+        raise TargetUnavailableError(
+            f"the CUDA toolkit's ptxas or libdevice is missing, or does not know target "
+            f"{target.name!r}. {_INSTALL} XLA said: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _abstract(aval: Any) -> jax.ShapeDtypeStruct:
+    weak_type = getattr(aval, "weak_type", False)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak_type)
+
+
+def _memory_stats(executable: jax.stages.Compiled, target: Target) -> MemoryStats:
+    stats = executable.memory_analysis()
+    if stats is None:
+        raise TargetUnavailableError(
+            f"XLA gives no memory statistics for target {target.name!r} in this version of JAX"
+        )
+    return MemoryStats(
+        argument_bytes=stats.argument_size_in_bytes,
+        output_bytes=stats.output_size_in_bytes,
+        temp_bytes=stats.temp_size_in_bytes,
+        alias_bytes=stats.alias_size_in_bytes,
+    )

@@ -1,0 +1,127 @@
+"""Compiles the whole step for the target and reads what it takes: the referee."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from jax_hremat._compiler.cache import CompileCache
+from jax_hremat._compiler.compile import MemoryStats, compile_flat, without_launch_graphs
+from jax_hremat._compiler.target import Target
+from jax_hremat._cost.hlo import HloModule, parse_hlo
+from jax_hremat._cost.liveness import Buffer, buffer_timeline
+from jax_hremat._cost.roofline import estimate_step, rates
+from jax_hremat._program.emit import emit_flat
+from jax_hremat._program.region import Region
+from jax_hremat._program.step import Step
+
+_NUM_BUFFERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class BufferReport:
+    """One of the largest buffers alive at the compiled step's peak.
+
+    Attributes:
+        size_bytes: Its bytes.
+        text: Its dtype and shape.
+        kind: "temp", "parameter" or "output".
+        made_by: The operation that made it, with its scope; for an argument, its path.
+    """
+
+    size_bytes: int
+    text: str
+    kind: str
+    made_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledStep:
+    """What the compiler made of the step in one plan.
+
+    Attributes:
+        memory: Its memory.
+        step_s: Roofline estimate of its kernels.
+        flops: Matrix flops of its kernels.
+        buffers: The largest buffers alive at the peak of its temporaries, largest first.
+        unknown: Operations the estimate does not price, with their number.
+    """
+
+    memory: MemoryStats
+    step_s: float
+    flops: float
+    buffers: tuple[BufferReport, ...]
+    unknown: tuple[tuple[str, int], ...]
+
+
+def compile_step(
+    step: Step, root: Region, target: Target, cache: CompileCache | None = None
+) -> CompiledStep:
+    """Compile the step around the program with the regions of `root`."""
+    compiled = compile_flat(
+        step.around(emit_flat(step.program, root)),
+        step.avals,
+        without_launch_graphs(target),
+        donate_argnums=step.donated,
+        cache=cache,
+    )
+    module = parse_hlo(compiled.hlo_text)
+    roofline = estimate_step(module, rates(target))
+    timeline = buffer_timeline(module)
+    position, _ = timeline.peak()
+    live = sorted(timeline.live_at(position), key=lambda b: (-b.nbytes, b.name))
+    own = [b for b in live if b.inside is None and b.kind != "constant" and b.nbytes > 0]
+    return CompiledStep(
+        memory=compiled.memory,
+        step_s=roofline.time_s,
+        flops=roofline.flops,
+        buffers=tuple(
+            BufferReport(b.nbytes, _shape_text(module, b.name), b.kind, _maker(step, b))
+            for b in own[:_NUM_BUFFERS]
+        ),
+        unknown=tuple(sorted(roofline.unknown.items())),
+    )
+
+
+def _shape_text(module: HloModule, buffer_name: str) -> str:
+    """Dtype and shape of the instruction's result, or of one of its results: `fusion.3{1}`."""
+    name, _, leaf = buffer_name.removesuffix("}").partition("{")
+    shape = module.entry[name].shape.leaves[int(leaf or 0)]
+    return f"{shape.dtype}[{','.join(map(str, shape.dims))}]"
+
+
+def _maker(step: Step, buffer: Buffer) -> str:
+    number = re.fullmatch(r"flat\[(\d+)\]", buffer.op_name)
+    if number and int(number[1]) < len(step.input_names):
+        return step.input_names[int(number[1])]
+    return _scope(buffer.op_name) or buffer.opcode
+
+
+class StepCompiler:
+    """`compile_step` of one step for one target, each plan once."""
+
+    def __init__(self, step: Step, target: Target, cache: CompileCache | None = None) -> None:
+        self._cache = cache
+        self._step = step
+        self._target = target
+        self._steps: dict[Region, CompiledStep] = {}
+
+    def __call__(self, root: Region) -> CompiledStep:
+        if root not in self._steps:
+            self._steps[root] = compile_step(self._step, root, self._target, self._cache)
+        return self._steps[root]
+
+
+def _scope(op_name: str) -> str:
+    """The user's scopes in an HLO `op_name`, without the transformations around them."""
+    transforms = ("jit(", "jvp(", "transpose(", "vmap(")
+    parts = []
+    # Of an instruction merged from several, the first names it.
+    for part in op_name.split(";")[0].split("/"):
+        core = part
+        while core.startswith(transforms):
+            core = core[core.index("(") + 1 :].removesuffix(")")
+        core = core.rstrip(")")
+        if core and not part.startswith("jit(") and core not in ("checkpoint",):
+            parts.append("(recomputed)" if core == "rematted_computation" else core)
+    return "/".join(parts)

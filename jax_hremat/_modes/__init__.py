@@ -1,0 +1,1 @@
+"""The modes of each kind of block that are worth compiling, and what becomes of them."""

@@ -1,0 +1,229 @@
+"""The modes of one block that are worth compiling, and what becomes of them as options."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from jax_hremat._cost.compiled import ModeCost
+from jax_hremat._modes.option import Option, Origin, pareto
+from jax_hremat._modes.packing import pareto_packings
+from jax_hremat._modes.runs import Run, candidate_runs
+from jax_hremat._modes.saved import materialised_values, saved_value_sets, value_refs
+from jax_hremat._partition.blocks import Block, has_deferrable_input
+from jax_hremat._program.graph import Graph
+from jax_hremat._program.region import Region, ValueRef
+from jax_hremat._solve.backend import SolverConfig
+
+
+@dataclass(frozen=True, slots=True)
+class SearchConfig:
+    """How many modes of a block are compiled.
+
+    A kind of block gets all of them if it holds a fair share of the program's residuals, fewer
+    the less it holds.
+
+    Attributes:
+        max_runs: Runs wrapped alone, for each kind of block.
+        max_packings: Sets of runs wrapped together.
+        max_saved_sets: Sets of values that a wholly wrapped block keeps.
+        max_segments: Lengths of checkpointed segments of a scan.
+        fair_share: Share of the program's residual bytes from which a kind gets the maximum.
+        max_modes: Modes in all, beyond the bare, the wrapped and the standard ones of each kind;
+            where a program has very many kinds, each gets fewer.
+        max_workers: Compilations at a time.
+    """
+
+    max_runs: int = 12
+    max_packings: int = 6
+    max_saved_sets: int = 3
+    max_segments: int = 5
+    fair_share: float = 0.05
+    max_modes: int = 400
+    max_workers: int = max(2, min(8, os.cpu_count() or 1))
+
+    def for_shares(self, shares: Mapping[int, float]) -> dict[int, SearchConfig]:
+        """The limits of each kind, given what part of the residuals it holds."""
+        parts = {k: min(1.0, math.sqrt(s / self.fair_share)) for k, s in shares.items()}
+        most = self.max_runs + self.max_packings + self.max_saved_sets
+        fewer = min(1.0, self.max_modes / max(most * sum(parts.values()), 1.0))
+        return {kind: self._scaled(part * fewer) for kind, part in parts.items()}
+
+    def _scaled(self, part: float) -> SearchConfig:
+        return replace(
+            self,
+            max_runs=round(part * self.max_runs),
+            max_packings=round(part * self.max_packings),
+            max_saved_sets=round(part * self.max_saved_sets),
+            max_segments=round(part * self.max_segments),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOptions:
+    """The options of one kind of block.
+
+    Attributes:
+        options: Pareto-optimal ones, fastest first.
+        bare: The block left as it is.
+        wrapped: The block under one plain `jax.checkpoint`.
+        by_hand: The block as a user would write it, by the policy's name; "block" is without.
+        num_measured: How many modes were compiled or timed.
+    """
+
+    options: tuple[Option, ...]
+    bare: Option
+    wrapped: Option
+    by_hand: tuple[tuple[str, Option], ...]
+    num_measured: int
+
+    def written(self, policy: str) -> Option:
+        """The block as a user would write it under a policy; bare if it cannot be."""
+        return dict(self.by_hand).get(policy, self.bare)
+
+
+class BlockSearch:
+    """The candidate modes of one block; holds no results."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        block: Block,
+        times_s: Sequence[float],
+        byte_s: float,
+        config: SearchConfig,
+        solver: SolverConfig,
+    ) -> None:
+        self._graph = graph
+        self._block = block
+        self._config = config
+        self._solver = solver
+        self.bare = Region(block.start, block.stop)
+        self.wrapped = self._wrap(block.start, block.stop)
+        operations = graph.operations[block.start : block.stop]
+        if any(op.pinned for op in operations):
+            # An effect must not run twice, so only the runs beside it may be wrapped.
+            self.wrapped = self.bare
+        self._trivial = not any(op.needs or op.opaque_bytes for op in operations)
+        self._runs: tuple[Run, ...] = ()
+        if not self._trivial:
+            held = materialised_values(graph, block.start, block.stop, solver)
+            self._runs = candidate_runs(graph, block, held, times_s, byte_s, config.max_runs)
+        self._times_s = times_s
+
+    def first_wave(self) -> list[Region]:
+        modes = [self.bare]
+        if self._trivial:
+            return modes
+        modes += [self.wrapped, *self.hand_modes().values()]
+        modes += [self._with_runs((run,)) for run in self._runs]
+        if self.wrapped.wrapped:
+            modes += [replace(self.wrapped, saved=refs) for refs in self._saved_sets()]
+        return modes
+
+    def second_wave(self, measured: dict[Region, ModeCost]) -> list[Region]:
+        runs = []
+        bare = measured[self.bare]
+        for run in self._runs:
+            cost = measured[self._with_runs((run,))]
+            runs.append(
+                replace(
+                    run,
+                    freed_bytes=bare.kept_bytes - cost.kept_bytes,
+                    added_s=cost.time_s - bare.time_s,
+                )
+            )
+        count = max(1, self._config.max_packings)
+        packings = pareto_packings(runs, self._solver, count)
+        modes = [self._with_runs(p.runs) for p in packings]
+        if self.wrapped.wrapped:
+            # Inside a wrapped block the runs lower the peak of its backward, not what it keeps.
+            nested = [m for m in modes if m.children]
+            modes += [
+                replace(self.wrapped, children=m.children) for m in (nested[:1] + nested[-1:])
+            ]
+        return modes
+
+    def hand_modes(self) -> dict[str, Region]:
+        """The block wrapped, plainly and under each standard policy, the saved values named one
+        by one."""
+        if not self.wrapped.wrapped:
+            return {}
+        products = [
+            op
+            for op in self._graph.operations[self._block.start : self._block.stop]
+            if op.primitive == "dot_general"
+        ]
+        return {
+            "block": self.wrapped,
+            "dots_saveable": replace(self.wrapped, saved=tuple((op.id, 0) for op in products)),
+            "dots_with_no_batch_dims_saveable": replace(
+                self.wrapped,
+                saved=tuple((op.id, 0) for op in products if not op.has_batch_dims),
+            ),
+        }
+
+    def _saved_sets(self) -> list[tuple[ValueRef, ...]]:
+        sets = saved_value_sets(
+            self._graph,
+            self._block.start,
+            self._block.stop,
+            self._times_s,
+            self._solver,
+            self._config.max_saved_sets + 1,
+        )
+        return [value_refs(self._graph, s.values) for s in sets[1:]]
+
+    def _with_runs(self, runs: Sequence[Run]) -> Region:
+        children = tuple(self._wrap(r.start, r.stop) for r in runs)
+        return replace(self.bare, children=children)
+
+    def _wrap(self, start: int, stop: int) -> Region:
+        tied = has_deferrable_input(self._graph, self._block, start, stop)
+        return Region(start, stop, wrapped=True, tied=tied)
+
+    def options(self, measured: Mapping[Region, ModeCost]) -> BlockOptions:
+        return block_options(
+            self._block.start, self.bare, self.wrapped, self.hand_modes(), measured
+        )
+
+
+def block_options(
+    start: int,
+    bare: Region,
+    wrapped: Region,
+    by_hand: Mapping[str, Region],
+    measured: Mapping[Region, ModeCost],
+) -> BlockOptions:
+    """What was measured of one block, as options.
+
+    Args:
+        start: Its first operation.
+        bare: The mode that leaves it as it is.
+        wrapped: The mode that wraps all of it.
+        by_hand: Modes that a user would write.
+        measured: The cost of each mode that was compiled.
+    """
+
+    def option(mode: Region) -> Option:
+        return Option(mode.shifted(-start), measured[mode], _origin(mode))
+
+    return BlockOptions(
+        options=pareto(option(mode) for mode in measured),
+        bare=option(bare),
+        wrapped=option(wrapped if wrapped in measured else bare),
+        by_hand=tuple((name, option(mode)) for name, mode in by_hand.items() if mode in measured),
+        num_measured=len(measured),
+    )
+
+
+def _origin(mode: Region) -> Origin:
+    if any(r.loop is not None for _, r in mode.walk()):
+        return "loop"
+    if mode.saved:
+        return "names"
+    if mode.children:
+        return "runs"
+    return "wrapped" if mode.wrapped else "bare"

@@ -1,0 +1,154 @@
+"""The modes of one scan that are worth compiling: its body's, and its steps in segments.
+
+Every mode is a mode of the whole scan, compiled at its full length, so that what stacking the
+residuals of all steps costs is in the figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from jax_hremat._cost.analytic import operation_times_s
+from jax_hremat._cost.compiled import ModeCost
+from jax_hremat._cost.roofline import Rates
+from jax_hremat._modes.block_modes import BlockOptions, BlockSearch, SearchConfig, block_options
+from jax_hremat._partition.blocks import Block, make_block
+from jax_hremat._program.graph import Graph
+from jax_hremat._program.loop import LoopBody
+from jax_hremat._program.region import Loop, Region
+from jax_hremat._solve.backend import SolverConfig
+
+# A segment length this close to a divisor of the scan's length becomes it: no steps left over.
+_NEAR = 1.5
+# From so many steps on, stretches of stretches are tried.
+_TWO_LEVELS = 27
+
+
+class LoopSearch:
+    """The candidate modes of a block that is one scan; holds no results."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        block: Block,
+        loop: LoopBody,
+        rates: Rates,
+        config: SearchConfig,
+        solver: SolverConfig,
+    ) -> None:
+        self._block = block
+        self._trips = loop.trips
+        self._config = config
+        self._inner = loop.inner
+        self.bare = Region(block.start, block.stop)
+        # An effect must not run twice.
+        self._may_repeat = not graph.operations[block.start].pinned
+        self.wrapped = replace(self.bare, wrapped=self._may_repeat)
+        body = loop.graph
+        self._body = BlockSearch(
+            body,
+            make_block(body, 0, len(body.operations)),
+            operation_times_s(body, rates),
+            1 / rates.bytes_per_s,
+            config,
+            solver,
+        )
+
+    def first_wave(self) -> list[Region]:
+        modes = [self.bare]
+        if self._may_repeat:
+            modes.append(self.wrapped)
+        modes += [self._scan(body) for body in self._body.first_wave() if body != self._body.bare]
+        modes += [self._scan(body) for body in self._nested()]
+        return modes
+
+    def second_wave(self, measured: Mapping[Region, ModeCost]) -> list[Region]:
+        # Bodies with scans inside in other modes are no ground for sets of runs.
+        nested = self._nested()
+        of_body = {self._body.bare: measured[self.bare]}
+        of_body |= {
+            child.loop.body: cost
+            for mode, cost in measured.items()
+            for child in mode.children
+            if child.loop is not None and child.loop.body not in nested
+        }
+        packed = [b for b in self._body.second_wave(of_body) if b != self._body.bare]
+        modes = [self._scan(body) for body in packed]
+        if self._may_repeat:
+            least = min(of_body, key=lambda body: (of_body[body].kept_bytes, of_body[body].time_s))
+            bodies = dict.fromkeys([self._body.bare, self._body.wrapped, least, *nested])
+            modes += [
+                self._scan(body, segments)
+                for segments in _segments(self._trips, self._config.max_segments)
+                for body in bodies
+            ]
+        return modes
+
+    def options(self, measured: Mapping[Region, ModeCost]) -> BlockOptions:
+        by_hand = {name: self._scan(body) for name, body in self._body.hand_modes().items()}
+        return block_options(self._block.start, self.bare, self.wrapped, by_hand, measured)
+
+    def _scan(self, body: Region, segments: tuple[int, ...] = ()) -> Region:
+        start = self._block.start
+        return replace(self.bare, children=(Region(start, start + 1, loop=Loop(body, segments)),))
+
+    def _nested(self) -> list[Region]:
+        """The body, bare and wrapped, with the scans inside it in modes that keep little."""
+        if not self._inner:
+            return []
+        styles: list[Callable[[LoopBody], Loop]] = [_wrapped_inside]
+        if any(loop.trips >= 4 for loop in self._inner.values()):
+            styles.append(_in_segments)
+        return [
+            replace(body, children=_scans(self._inner, style))
+            for style in styles
+            for body in dict.fromkeys([self._body.bare, self._body.wrapped])
+        ]
+
+
+def _scans(loops: Mapping[int, LoopBody], style: Callable[[LoopBody], Loop]) -> tuple[Region, ...]:
+    return tuple(
+        Region(at, at + 1, loop=style(loop))
+        for at, loop in sorted(loops.items())
+        if not _pinned(loop)
+    )
+
+
+def _wrapped_inside(loop: LoopBody) -> Loop:
+    children = _scans(loop.inner, _wrapped_inside)
+    return Loop(Region(0, len(loop.graph.operations), wrapped=True, children=children))
+
+
+def _in_segments(loop: LoopBody) -> Loop:
+    length = _near_divisor(round(loop.trips**0.5), loop.trips)
+    children = _scans(loop.inner, _in_segments)
+    body = Region(0, len(loop.graph.operations), wrapped=bool(children), children=children)
+    return Loop(body, (length,) if 1 < length < loop.trips else ())
+
+
+def _pinned(loop: LoopBody) -> bool:
+    return any(op.pinned for op in loop.graph.operations)
+
+
+def _segments(trips: int, count: int) -> list[tuple[int, ...]]:
+    """Segment lengths to try, in equal ratios from one step to all; then two levels of them.
+
+    With n steps, one level of √n keeps 2 √n carries at once and two levels of ∛n keep 3 ∛n
+    (Chen et al. 2016, section 4.3).
+    """
+    lengths = [_near_divisor(round(trips ** (i / (count + 1))), trips) for i in range(1, count + 1)]
+    tried: list[tuple[int, ...]] = [(s,) for s in dict.fromkeys(lengths) if 1 < s < trips]
+    if tried and trips >= _TWO_LEVELS:
+        outer = _near_divisor(round(trips ** (2 / 3)), trips)
+        inner = _near_divisor(round(outer**0.5), outer)
+        if trips > outer > inner > 1:
+            tried.append((outer, inner))
+    return tried
+
+
+def _near_divisor(length: int, trips: int) -> int:
+    """The divisor of `trips` nearest to a length in ratio, if it is near; else the length."""
+    divisors = [d for d in range(1, trips + 1) if trips % d == 0]
+    nearest = min(divisors, key=lambda d: (max(d / length, length / d), d))
+    return nearest if max(nearest / length, length / nearest) <= _NEAR else length

@@ -1,0 +1,1 @@
+"""From a program and a goal to certified plans."""

@@ -1,0 +1,185 @@
+"""`Step` -> `Workbench`: everything that is known before a budget is named."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from jax_hremat._compiler.cache import CompileCache
+from jax_hremat._compiler.compile import with_quick_code
+from jax_hremat._compiler.target import Target
+from jax_hremat._cost.certify import CompiledStep, StepCompiler
+from jax_hremat._cost.compiled import measure_block
+from jax_hremat._cost.roofline import rates
+from jax_hremat._modes.block_modes import BlockOptions, SearchConfig
+from jax_hremat._modes.option import Option
+from jax_hremat._modes.search import Progress, search_options
+from jax_hremat._partition.blocks import Partition, Partitioner, partition_graph
+from jax_hremat._partition.valleys import partition_by_width
+from jax_hremat._planner.standard import grouped_selections
+from jax_hremat._program.graph import Graph, build_graph
+from jax_hremat._program.loop import LoopBody, loop_bodies
+from jax_hremat._program.region import Region
+from jax_hremat._program.step import Step
+from jax_hremat._program.trace import Program
+from jax_hremat._schedule.chain import Chain, Selection, make_chain, predict
+from jax_hremat._shared import compat as _compat
+from jax_hremat._solve.backend import SolverConfig
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerConfig:
+    """How hard the planner tries.
+
+    Attributes:
+        search: How many modes of each kind of block are compiled.
+        solver: Limits of each mixed-integer program.
+        partitioner: Where the program is cut into blocks: `partition_by_width`,
+            `partition_by_repeats`, `partition_by_score`, `partition_flat`, or a function of your
+            own from a graph to positions of operations.
+        max_rounds: Compilations of the whole step in a plan, after the first, to meet the
+            budget or to use what is left of it.
+        cache_dir: Folder in which to keep what was compiled, so that the next planning of the same
+            program for the same target, in any process, need not compile it again; None for that
+            of the environment variable `JAX_HREMAT_CACHE_DIR`, or no cache where it is not set.
+    """
+
+    search: SearchConfig = field(default_factory=SearchConfig)
+    solver: SolverConfig = field(default_factory=SolverConfig)
+    partitioner: Partitioner = partition_by_width
+    max_rounds: int = 3
+    cache_dir: str | os.PathLike[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Workbench:
+    """All that is known of a program before a budget is named; plans for any budget follow.
+
+    Attributes:
+        step: What the budget bounds, around the traced program.
+        graph: Its operations and values.
+        partition: Its blocks.
+        loops: The bodies of its scans, by operation.
+        options: Options of each kind of block.
+        baseline: The step without rematerialization, compiled.
+        compile_step: Compiles the whole step in a plan; remembers what it compiled.
+        target: What everything was compiled for.
+        config: How hard the planner tries.
+        timings_s: Seconds spent so far, by stage; of the baseline, what its compilation takes
+            after the costs are known.
+        num_measured: Modes of blocks compiled.
+        surplus_bytes: What the baseline takes beyond its predicted peak: that which is around the
+            program, an accumulated gradient for instance, and so there in every plan.
+    """
+
+    step: Step
+    graph: Graph
+    partition: Partition
+    loops: Mapping[int, LoopBody]
+    options: dict[int, BlockOptions]
+    baseline: CompiledStep
+    compile_step: StepCompiler
+    target: Target
+    config: PlannerConfig
+    timings_s: dict[str, float]
+    num_measured: int
+    surplus_bytes: int = 0
+
+    @property
+    def program(self) -> Program:
+        """The program that is planned."""
+        return self.step.program
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Arguments and outputs, which no plan changes."""
+        memory = self.baseline.memory
+        return memory.argument_bytes + memory.output_bytes - memory.alias_bytes
+
+    def chain(self, choose: Callable[[BlockOptions], Sequence[Option]] | None = None) -> Chain:
+        """The program as a chain, of all options or of those chosen for each kind of block."""
+        only = None
+        if choose is not None:
+            only = [
+                tuple(dict.fromkeys(choose(self.options[kind]))) for kind in self.partition.kinds
+            ]
+        always_bytes = self.fixed_bytes + self.surplus_bytes
+        return make_chain(self.graph, self.partition, self.options, always_bytes, only=only)
+
+    def standard_plans(self) -> list[tuple[Chain, Selection]]:
+        """What a user could write by hand: nothing, every block under one policy, every layer
+        or every few blocks together under `jax.checkpoint`."""
+        names = dict.fromkeys(name for o in self.options.values() for name, _ in o.by_hand)
+        bare = self.chain(lambda o: (o.bare,))
+        chains = [bare] + [self.chain(lambda o, name=name: (o.written(name),)) for name in names]
+        grouped = dict.fromkeys(grouped_selections(bare, self.partition.kinds))
+        return [uniform(chain) for chain in chains] + [(bare, s) for s in grouped]
+
+
+def prepare(
+    step: Step, target: Target, config: PlannerConfig, trace_s: float, progress: Progress
+) -> Workbench:
+    """Everything up to the costs: graph, partition, options of each kind, the baseline."""
+    program = step.program
+    timings = {"trace": trace_s}
+    with timed(timings, "trace"):
+        graph = build_graph(program)
+    with timed(timings, "partition"):
+        partition = partition_graph(graph, config.partitioner)
+        loops = loop_bodies(program, graph)
+    everything = Region(0, len(graph.operations))
+    with (
+        tempfile.TemporaryDirectory(prefix="jax_hremat_") as directory,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        cache = CompileCache.at(config.cache_dir)
+        compile_whole = StepCompiler(step, target, cache)
+        baseline = pool.submit(_compat.in_settings_of_this_thread(compile_whole), everything)
+        quick = with_quick_code(target, directory)
+        with timed(timings, "cost"):
+            options = search_options(
+                graph,
+                partition,
+                loops,
+                lambda block, mode: measure_block(program, graph, block, mode, quick, cache),
+                rates(target),
+                config.search,
+                config.solver,
+                progress,
+            )
+        with timed(timings, "baseline"):
+            compiled = baseline.result()
+    bench = Workbench(
+        step=step,
+        graph=graph,
+        partition=partition,
+        loops=loops,
+        options=options,
+        baseline=compiled,
+        compile_step=compile_whole,
+        target=target,
+        config=config,
+        timings_s=timings,
+        num_measured=sum(o.num_measured for o in options.values()),
+    )
+    predicted = predict(*uniform(bench.chain(lambda o: (o.bare,))))
+    surplus_bytes = max(0, compiled.memory.peak_bytes - predicted.peak_bytes)
+    return replace(bench, surplus_bytes=surplus_bytes)
+
+
+def uniform(chain: Chain) -> tuple[Chain, Selection]:
+    return chain, Selection((0,) * len(chain))
+
+
+@contextmanager
+def timed(timings_s: dict[str, float], stage: str) -> Iterator[None]:
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        timings_s[stage] = timings_s.get(stage, 0.0) + time.perf_counter() - start

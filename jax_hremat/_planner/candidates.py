@@ -1,0 +1,126 @@
+"""`Workbench` -> whole plans, compiled: what the rounds of all budgets share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from jax_hremat._cost.certify import CompiledStep
+from jax_hremat._modes.search import Progress
+from jax_hremat._planner.bench import Workbench, timed, uniform
+from jax_hremat._program.region import Region
+from jax_hremat._schedule.chain import Chain, Prediction, Selection, Ties, predict, selection_region
+from jax_hremat._schedule.schedule import Schedule, fastest_within, least_peak
+from jax_hremat._solve.backend import Outcome, SolverConfig, Status
+
+NO_SOLVE = Outcome(Status.NOT_SOLVED, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A whole plan, compiled."""
+
+    chain: Chain
+    selection: Selection
+    root: Region
+    prediction: Prediction
+    step: CompiledStep
+    outcome: Outcome
+
+    @property
+    def peak_bytes(self) -> int:
+        """The compiled peak."""
+        return self.step.memory.peak_bytes
+
+    @property
+    def step_s(self) -> float:
+        """The estimated time of the compiled step."""
+        return self.step.step_s
+
+
+class Candidates:
+    """Every whole plan of one program compiled so far.
+
+    Attributes:
+        bench: The program and its costs.
+        chain: It, with all options.
+        plain: The same with every block only bare or wrapped; groups of those are predicted best.
+        bare: The plan that wraps nothing.
+    """
+
+    def __init__(self, bench: Workbench, progress: Progress) -> None:
+        self.bench = bench
+        self.chain = bench.chain()
+        self.plain = bench.chain(lambda o: (o.bare, o.wrapped, o.written("block")))
+        self._progress = progress
+        self._timings_s = {"solve": 0.0, "certify": 0.0}
+        self._found: dict[Region, Candidate] = {}
+        bare = uniform(bench.chain(lambda o: (o.bare,)))
+        self._base_s = predict(*bare).time_s
+        self.bare = self.add(*bare, NO_SOLVE)
+
+    @property
+    def timings_s(self) -> Mapping[str, float]:
+        """Seconds spent in the solver, and compiling whole steps."""
+        return dict(self._timings_s)
+
+    @property
+    def num_compiled(self) -> int:
+        return len(self._found)
+
+    @property
+    def overestimate(self) -> float:
+        """The worst ratio of a predicted to a compiled peak so far, at least 1."""
+        ratios = (c.prediction.peak_bytes / c.peak_bytes for c in self._found.values())
+        return max(1.0, *ratios)
+
+    def step_s(self, prediction: Prediction) -> float:
+        """A predicted time as a time of the whole step: the baseline's and the difference."""
+        added_s = prediction.time_s - self._base_s
+        return self.bench.baseline.step_s + self.bench.step.calls * added_s
+
+    def within(self, peak_bytes: int) -> list[Candidate]:
+        """Those whose compiled peak is no higher, fastest first, then lowest."""
+        fitting = [c for c in self._found.values() if c.peak_bytes <= peak_bytes]
+        return sorted(fitting, key=lambda c: (c.step_s, c.peak_bytes))
+
+    def add(
+        self, chain: Chain, selection: Selection, outcome: Outcome, ties: Ties = Ties.WRAPPED
+    ) -> Candidate:
+        """The plan of a selection, compiled unless it was before."""
+        root = selection_region(self.bench.graph, chain, selection, ties)
+        if root not in self._found:
+            self._progress("certifying", self.num_compiled, self.num_compiled + 1)
+            with timed(self._timings_s, "certify"):
+                step = self.bench.compile_step(root)
+            prediction = predict(chain, selection)
+            self._found[root] = Candidate(chain, selection, root, prediction, step, outcome)
+        return self._found[root]
+
+    def solve(
+        self, chain: Chain, peak_bytes: int, solver: SolverConfig, *, groups: bool = True
+    ) -> Schedule:
+        """`fastest_within`, its time counted."""
+        self._progress("solving", 0, 1)
+        with timed(self._timings_s, "solve"):
+            return fastest_within(chain, peak_bytes, solver, groups=groups)
+
+    @functools.cached_property
+    def standard(self) -> list[tuple[Chain, Selection]]:
+        """What a user could write by hand."""
+        return self.bench.standard_plans()
+
+    @functools.cached_property
+    def lowest(self) -> list[Candidate]:
+        """Plans of little memory, compiled: the solver's with all options, with and without
+        groups, and with plain blocks."""
+        solver = replace(self.bench.config.solver, relative_gap=0.01)
+        candidates = []
+        for chain, groups in ((self.chain, True), (self.chain, False), (self.plain, True)):
+            self._progress("solving", 0, 1)
+            with timed(self._timings_s, "solve"):
+                schedule = least_peak(chain, solver, groups=groups)
+            assert schedule.selection is not None, "without a peak bound a selection exists"
+            candidates.append(self.add(chain, schedule.selection, schedule.outcome))
+        return candidates

@@ -1,0 +1,150 @@
+"""`Candidates` and a goal -> `RematPlan`: the fastest that fits, the smallest that is fast enough,
+or all that no other beats in both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from jax_hremat._compiler.compile import compiler_versions
+from jax_hremat._compiler.target import Target
+from jax_hremat._cost.certify import CompiledStep
+from jax_hremat._planner.candidates import Candidate, Candidates
+from jax_hremat._planner.rounds import Rounds
+from jax_hremat._planner.tradeoff import least_peak_within, spread
+from jax_hremat._plans.plan import Certificate, RematPlan
+from jax_hremat._plans.report import Decision, block_reports, bottleneck_words
+from jax_hremat._program.fingerprint import fingerprint
+from jax_hremat._program.replay import replay
+from jax_hremat._shared.errors import CertificationError, InfeasibleBudgetError
+from jax_hremat._shared.format import format_bytes
+from jax_hremat._shared.units import Budget, Slowdown
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a plan records of its asking, apart from the goal.
+
+    Attributes:
+        argnums: Positional arguments that are differentiated.
+        has_aux: Whether the function returns `(loss, aux)`.
+        headroom_bytes: Taken off each budget.
+    """
+
+    argnums: tuple[int, ...] = ()
+    has_aux: bool = False
+    headroom_bytes: int = 0
+
+
+def plan_for(candidates: Candidates, goal: Budget | Slowdown, terms: Terms) -> RematPlan:
+    """The certified plan for one goal.
+
+    Raises:
+        InfeasibleBudgetError: No plan found fits; it carries the smallest budget that would do.
+    """
+    before_s = candidates.timings_s
+    if isinstance(goal, Slowdown):
+        best = least_peak_within(candidates, goal.ratio * candidates.bench.baseline.step_s)
+        budget_bytes = best.peak_bytes + terms.headroom_bytes
+    else:
+        whole_bytes = candidates.bench.baseline.memory.peak_bytes + terms.headroom_bytes
+        budget_bytes = goal.resolve_bytes(whole_bytes)
+        best = _fastest_within(candidates, budget_bytes, terms.headroom_bytes)
+    return _plan(candidates, best, budget_bytes, terms, before_s)
+
+
+def frontier_plans(candidates: Candidates, num_points: int, terms: Terms) -> list[RematPlan]:
+    """Certified plans that no other plan found beats in both peak and time, lowest peak first;
+    the budget of each is what it takes."""
+    before_s = candidates.timings_s
+    best = spread(candidates, num_points)
+    return [
+        _plan(candidates, c, c.peak_bytes + terms.headroom_bytes, terms, before_s) for c in best
+    ]
+
+
+def _fastest_within(candidates: Candidates, budget_bytes: int, headroom_bytes: int) -> Candidate:
+    rounds = Rounds(candidates, budget_bytes - headroom_bytes)
+    best = rounds.fastest()
+    if best is not None:
+        return best
+    floor = rounds.floor()
+    bench = candidates.bench
+    raise InfeasibleBudgetError(
+        min_budget_bytes=floor.peak_bytes + headroom_bytes,
+        budget_bytes=budget_bytes,
+        bottleneck=bottleneck_words(
+            bench.graph, bench.partition, floor.prediction.peak_block, floor.step
+        ),
+    )
+
+
+def _plan(
+    candidates: Candidates,
+    best: Candidate,
+    budget_bytes: int,
+    terms: Terms,
+    before_s: Mapping[str, float],
+) -> RematPlan:
+    bench = candidates.bench
+    certificate = certificate_of(best.step, bench.target, budget_bytes, terms)
+    spent_s = {stage: s - before_s[stage] for stage, s in candidates.timings_s.items()}
+    return RematPlan(
+        root=best.root,
+        fingerprint=fingerprint(bench.program, bench.graph),
+        argnums=terms.argnums,
+        has_aux=terms.has_aux,
+        certificate=certificate,
+        estimated_step_s=best.step_s,
+        baseline_step_s=bench.baseline.step_s,
+        baseline_peak_bytes=bench.baseline.memory.peak_bytes,
+        predicted_peak_bytes=best.prediction.peak_bytes,
+        predicted_step_s=candidates.step_s(best.prediction),
+        cost_source="compiled",
+        solver_status=best.outcome.status.value,
+        solver_gap=best.outcome.gap,
+        blocks=block_reports(
+            Decision(
+                graph=bench.graph,
+                partition=bench.partition,
+                chain=best.chain,
+                selection=best.selection,
+                bare=[bench.options[kind].bare for kind in bench.partition.kinds],
+                recomputed=replay(bench.program, best.root).recomputed,
+            )
+        ),
+        buffers=best.step.buffers,
+        num_compiles=MappingProxyType(
+            {"steps": candidates.num_compiled, "blocks": bench.num_measured}
+        ),
+        timings_s=MappingProxyType({**bench.timings_s, **spent_s}),
+    )
+
+
+def certificate_of(
+    step: CompiledStep, target: Target, budget_bytes: int, terms: Terms
+) -> Certificate:
+    """What the compiler reported of a step that fits.
+
+    Raises:
+        CertificationError: It does not fit.
+    """
+    memory = step.memory
+    certificate = Certificate(
+        peak_bytes=memory.peak_bytes,
+        budget_bytes=budget_bytes,
+        headroom_bytes=terms.headroom_bytes,
+        argument_bytes=memory.argument_bytes,
+        output_bytes=memory.output_bytes,
+        temp_bytes=memory.temp_bytes,
+        target=target.name,
+        compiler_options=MappingProxyType({k: str(v) for k, v in target.compiler_options.items()}),
+        versions=MappingProxyType(compiler_versions()),
+    )
+    if not certificate.holds:
+        raise CertificationError(
+            f"the chosen plan takes {format_bytes(memory.peak_bytes)}, more than the budget of "
+            f"{format_bytes(budget_bytes)}; please report this as a bug of jax_hremat"
+        )
+    return certificate

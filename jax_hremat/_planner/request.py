@@ -1,0 +1,70 @@
+"""What is asked of a plan, read and checked, and the plan for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jax_hremat._compiler.target import Target, get_target
+from jax_hremat._modes.search import Progress
+from jax_hremat._planner.bench import PlannerConfig, prepare
+from jax_hremat._planner.candidates import Candidates
+from jax_hremat._planner.goals import Terms, plan_for
+from jax_hremat._plans.plan import RematPlan
+from jax_hremat._program.step import Step
+from jax_hremat._shared.units import Budget, Slowdown
+
+_logger = logging.getLogger("jax_hremat")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """The options of planning that do not depend on the function."""
+
+    target: Target
+    headroom_bytes: int
+    config: PlannerConfig
+    progress: Progress
+
+    @staticmethod
+    def make(
+        target: str | os.PathLike[str] | Target | None,
+        headroom_bytes: int,
+        config: PlannerConfig | None,
+        progress: Progress | None,
+    ) -> PlanRequest:
+        """Read the options as the user writes them; the target's errors."""
+        return PlanRequest(
+            target=get_target(target),
+            headroom_bytes=headroom_bytes,
+            config=config or PlannerConfig(),
+            progress=progress or _log_progress,
+        )
+
+    def candidates(self, step: Step, trace_s: float) -> Candidates:
+        """Everything about a step that goes before a goal."""
+        bench = prepare(step, self.target, self.config, trace_s, self.progress)
+        return Candidates(bench, self.progress)
+
+    def plan(
+        self,
+        step: Step,
+        trace_s: float,
+        goal: Budget | Slowdown,
+        argnums: tuple[int, ...] = (),
+        has_aux: bool = False,
+    ) -> RematPlan:
+        """Plan the program inside a step."""
+        terms = Terms(argnums, has_aux, self.headroom_bytes)
+        return plan_for(self.candidates(step, trace_s), goal, terms)
+
+
+def positions_of(argnums: int | Sequence[int]) -> tuple[int, ...]:
+    """`argnums` as `jax.grad` takes them, as a tuple."""
+    return (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+
+def _log_progress(stage: str, done: int, total: int) -> None:
+    _logger.info("%s: %d of %d", stage, done, total)

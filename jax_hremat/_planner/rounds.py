@@ -1,0 +1,156 @@
+"""One budget: solve, compile the whole step, compare, and solve again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jax_hremat._planner.candidates import NO_SOLVE, Candidate, Candidates
+from jax_hremat._schedule.chain import Chain, Selection, Ties, predict
+from jax_hremat._solve.backend import Outcome, SolverConfig, Status, out_of_time
+
+# Stop improving a certified plan when this little of the budget is left unused.
+_SLACK = 0.01
+# Compile another plan only if it promises a step this much shorter.
+_WORTH = 0.002
+# After a miss, aim lower by this part of the limit, then by twice as much.
+_MARGIN = 0.0025
+# A plan misses widely if its peak is above the limit by more than this part of it.
+_WIDE_MISS = 0.1
+# Compile a standard plan as well if its predicted peak, were it as much too high as the worst one
+# seen, is at most this many times the limit.
+_HOPE = 1.05
+# … and its predicted time at most this many times the best one's.
+_TIME_HOPE = 1.005
+# Part of the solver's time that a round is not worth starting without.
+_LEAST_LEFT = 0.3
+
+
+class Rounds:
+    """The rounds of one budget."""
+
+    def __init__(self, candidates: Candidates, limit: int) -> None:
+        self._candidates = candidates
+        self._limit = limit
+        self._solver = candidates.bench.config.solver
+        self._max_rounds = candidates.bench.config.max_rounds
+        self._solved_before_s = candidates.timings_s["solve"]
+        self._missed = False
+        self._undecided = False
+
+    def fastest(self) -> Candidate | None:
+        """The fastest plan known that fits, once the solver and the standard ones are tried.
+
+        Raises:
+            SolverError: The time limit passed with neither a plan nor a proof of none.
+        """
+        best = self._search()
+        if best is None and self._undecided:
+            raise out_of_time(self._solver)
+        return best
+
+    def _search(self) -> Candidate | None:
+        self._solve_rounds(self._candidates.chain)
+        if self._missed:
+            self._solve_rounds(self._candidates.plain)
+        self._try_standard()
+        if self._best() is None:
+            # Plans near the least peak are predicted worst; the least itself may still fit.
+            _ = self._candidates.lowest
+        return self._best()
+
+    def _best(self) -> Candidate | None:
+        return next(iter(self._candidates.within(self._limit)), None)
+
+    def _solve_rounds(self, chain: Chain) -> None:
+        """Solve, compile, compare, and solve again at a predicted peak that makes up for what
+        was seen."""
+        # Most of the prediction's error is the same in every plan of a program, so what it is
+        # where nothing is wrapped is made up for at once.
+        bare = self._candidates.bare
+        limit = self._limit + max(0, bare.prediction.peak_bytes - bare.peak_bytes)
+        missed_at = limit + 1
+        groups, wide_misses = True, 0
+        margin = _MARGIN * self._limit
+        for _ in range(self._max_rounds + 1):
+            solver = self._next_solver(chain)
+            if solver is None:
+                break
+            schedule = self._candidates.solve(chain, limit, solver, groups=groups)
+            self._undecided |= schedule.outcome.status is Status.UNDECIDED
+            if schedule.selection is None:
+                break
+            promise = predict(chain, schedule.selection)
+            best = self._best()
+            if best is not None and self._candidates.step_s(promise) > (1 - _WORTH) * best.step_s:
+                break
+            candidate = self._close_candidate(
+                chain, schedule.selection, schedule.outcome, Ties.WRAPPED, Ties.LOSS_TOO
+            )
+            excess = candidate.peak_bytes - self._limit
+            if excess > 0:
+                self._missed = True
+                missed_at = min(missed_at, promise.peak_bytes)
+                if schedule.outcome.status is Status.TIME_LIMIT:
+                    # Lower down it is harder still; the time is better spent on fewer options.
+                    break
+                if self._misses_widely(candidate) and candidate.selection.groups:
+                    # The compiler put something off that only these groups let it put off:
+                    # other groups of nearly that peak first, then none.
+                    groups, wide_misses = wide_misses == 0, wide_misses + 1
+                    excess = 0
+                # Further down than the miss, or the next plan may miss by a hair.
+                limit = promise.peak_bytes - excess - int(margin)
+                margin *= 2
+            else:
+                if -excess <= _SLACK * self._limit:
+                    break
+                limit = min(promise.peak_bytes - excess, missed_at - 1)
+
+    def _next_solver(self, chain: Chain) -> SolverConfig | None:
+        """The solver's limits for the next round, half of what is left of the time; None if too
+        little is left. Plain blocks are solved in what the others leave them."""
+        spent_s = self._candidates.timings_s["solve"] - self._solved_before_s
+        left_s = self._solver.time_limit_s - spent_s
+        least_s = _LEAST_LEFT * self._solver.time_limit_s
+        if left_s >= least_s:
+            return replace(self._solver, time_limit_s=left_s / 2)
+        if chain is self._candidates.plain:
+            return replace(self._solver, time_limit_s=least_s / 4)
+        return None
+
+    def _try_standard(self) -> None:
+        """Compile the standard plans that may fit and be faster, as they are written by hand."""
+        for chain, selection in self._candidates.standard:
+            prediction, best = predict(chain, selection), self._best()
+            # Were its peak as much too high as the worst one seen, would it fit?
+            hope_bytes = _HOPE * self._candidates.overestimate * self._limit
+            step_s = self._candidates.step_s(prediction)
+            if prediction.peak_bytes <= hope_bytes and (
+                best is None or step_s < _TIME_HOPE * best.step_s
+            ):
+                self._close_candidate(chain, selection, NO_SOLVE, Ties.NONE, Ties.WRAPPED)
+
+    def _close_candidate(
+        self, chain: Chain, selection: Selection, outcome: Outcome, ties: Ties, then: Ties
+    ) -> Candidate:
+        """The candidate; if it misses widely what was predicted to fit, the one that leaves the
+        compiler less to put off, if that is lower."""
+        candidate = self._candidates.add(chain, selection, outcome, ties)
+        if self._misses_widely(candidate) and candidate.prediction.peak_bytes <= self._limit:
+            tied = self._candidates.add(chain, selection, outcome, then)
+            if tied.peak_bytes < candidate.peak_bytes:
+                return tied
+        return candidate
+
+    def _misses_widely(self, candidate: Candidate) -> bool:
+        return candidate.peak_bytes > (1 + _WIDE_MISS) * self._limit
+
+    def floor(self) -> Candidate:
+        """A plan of a peak that no plan is found for a hundredth below."""
+        least = min(self._candidates.lowest, key=lambda c: (c.peak_bytes, c.step_s))
+        while True:
+            below = Rounds(self._candidates, int((1 - _SLACK) * least.peak_bytes))
+            found = below._search()
+            if found is None:
+                return least
+            least = found

@@ -1,0 +1,82 @@
+"""`Candidates` -> the trade between memory and time: its whole curve, or one point by its time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jax_hremat._planner.candidates import Candidate, Candidates
+from jax_hremat._planner.rounds import Rounds
+from jax_hremat._schedule.chain import predict
+
+# The predicted peak, and then the compiled one, is found up to this part of it …
+_TOLERANCE = 0.01
+# … or up to where so many halvings end.
+_MAX_SOLVES = 8
+_MAX_BUDGETS = 5
+
+
+def spread(candidates: Candidates, num_points: int) -> list[Candidate]:
+    """The fastest plans at budgets evenly spread between the least peak and no
+    rematerialization, without those that another beats; lowest peak first.
+
+    Whatever was compiled on the way counts, so there may be more of them than budgets.
+    """
+    low = Rounds(candidates, 0).floor().peak_bytes
+    high = candidates.bare.peak_bytes
+    for point in range(1, num_points - 1):
+        Rounds(candidates, low + (high - low) * point // (num_points - 1)).fastest()
+    front: list[Candidate] = []
+    for candidate in candidates.within(high):
+        if not front or candidate.peak_bytes < front[-1].peak_bytes:
+            front.append(candidate)
+    return front[::-1]
+
+
+def least_peak_within(candidates: Candidates, step_s: float) -> Candidate:
+    """The plan of least compiled peak whose estimated step is no longer than `step_s`.
+
+    By halving: first on predictions alone, then on the fastest compiled plan of each budget.
+
+    Args:
+        candidates: Plans known so far.
+        step_s: At least the time of the step without rematerialization, which is then a plan.
+    """
+    guess = _guess_bytes(candidates, step_s)
+    Rounds(candidates, guess).fastest()
+    too_slow = candidates.bench.fixed_bytes
+    for _ in range(_MAX_BUDGETS):
+        best = _lowest(candidates, step_s)
+        if best.peak_bytes - too_slow <= _TOLERANCE * best.peak_bytes:
+            break
+        # Most likely the least is near what was predicted, so the first step down is small.
+        limit = int(best.peak_bytes * (1 - _TOLERANCE))
+        if best.peak_bytes > guess:
+            limit = (best.peak_bytes + max(too_slow, guess)) // 2
+        Rounds(candidates, limit).fastest()
+        if _lowest(candidates, step_s).peak_bytes > limit:
+            too_slow = limit
+    return _lowest(candidates, step_s)
+
+
+def _lowest(candidates: Candidates, step_s: float) -> Candidate:
+    fast = [c for c in candidates.within(candidates.bare.peak_bytes) if c.step_s <= step_s]
+    return min(fast, key=lambda c: (c.peak_bytes, c.step_s))
+
+
+def _guess_bytes(candidates: Candidates, step_s: float) -> int:
+    """The least predicted peak within the time, up to the tolerance."""
+    solver = candidates.bench.config.solver
+    solver = replace(solver, time_limit_s=solver.time_limit_s / _MAX_SOLVES)
+    low, high = candidates.bench.fixed_bytes, candidates.bare.prediction.peak_bytes
+    for _ in range(_MAX_SOLVES):
+        if high - low <= _TOLERANCE * high:
+            break
+        middle = (low + high) // 2
+        selection = candidates.solve(candidates.chain, middle, solver).selection
+        if selection is not None:
+            found = predict(candidates.chain, selection)
+            if candidates.step_s(found) <= step_s:
+                high = min(found.peak_bytes, middle)
+                continue
+        low = middle
+    return high

@@ -1,0 +1,84 @@
+"""A plan made for other shapes, or for another device or version: compiled and certified anew."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import MappingProxyType
+
+from jax_hremat._compiler.target import Target
+from jax_hremat._cost.certify import StepCompiler
+from jax_hremat._planner.goals import Terms, certificate_of
+from jax_hremat._plans.plan import RematPlan
+from jax_hremat._program.fingerprint import Fingerprint, fingerprint
+from jax_hremat._program.graph import build_graph
+from jax_hremat._program.region import Region
+from jax_hremat._program.step import Step
+from jax_hremat._shared.errors import InfeasibleBudgetError, StalePlanError
+from jax_hremat._shared.format import format_bytes
+from jax_hremat._shared.units import Budget
+
+
+def certified_again(
+    step: Step, plan: RematPlan, target: Target, budget: Budget, headroom_bytes: int
+) -> RematPlan:
+    """The plan's regions in a program with the same operations, with a certificate of its own.
+
+    Values and gradients are unchanged whatever the regions; what they take is compiled. Costs are
+    not known, so the new plan says nothing of single blocks.
+
+    Raises:
+        StalePlanError: The operations are not those of the plan's program.
+        InfeasibleBudgetError: The peak is above the budget.
+    """
+    graph = build_graph(step.program)
+    own = fingerprint(step.program, graph)
+    _check_same_operations(plan.fingerprint, own)
+    compile_whole = StepCompiler(step, target)
+    bare = compile_whole(Region(0, len(graph.operations)))
+    planned = compile_whole(plan.root)
+    budget_bytes = budget.resolve_bytes(bare.memory.peak_bytes + headroom_bytes)
+    peak_bytes = planned.memory.peak_bytes
+    if peak_bytes + headroom_bytes > budget_bytes:
+        largest = planned.buffers[0]
+        raise InfeasibleBudgetError(
+            min_budget_bytes=peak_bytes + headroom_bytes,
+            budget_bytes=budget_bytes,
+            bottleneck=f"this plan, whose largest buffer there is {largest.text} of "
+            f"{format_bytes(largest.size_bytes)} made by `{largest.made_by}`; a plan made for "
+            f"these shapes may do with less",
+        )
+    terms = Terms(plan.argnums, plan.has_aux, headroom_bytes)
+    return dataclasses.replace(
+        plan,
+        fingerprint=own,
+        certificate=certificate_of(planned, target, budget_bytes, terms),
+        estimated_step_s=planned.step_s,
+        baseline_step_s=bare.step_s,
+        baseline_peak_bytes=bare.memory.peak_bytes,
+        predicted_peak_bytes=peak_bytes,
+        predicted_step_s=planned.step_s,
+        blocks=(),
+        buffers=planned.buffers,
+        num_compiles=MappingProxyType({"steps": 2, "blocks": 0}),
+        timings_s=MappingProxyType({}),
+    )
+
+
+def _check_same_operations(plans: Fingerprint, own: Fingerprint) -> None:
+    """Shapes may differ, what is done may not."""
+    if len(plans.operations) != len(own.operations):
+        raise StalePlanError(
+            f"the plan is for a program of {len(plans.operations)} operations, and this one has "
+            f"{len(own.operations)}; only shapes may differ. Make a plan for this program"
+        )
+    for i, (a, b) in enumerate(zip(plans.operations, own.operations, strict=True)):
+        before, now = plans.signatures[a], own.signatures[b]
+        if _primitive(before) != _primitive(now):
+            raise StalePlanError(
+                f"operation {i} of the plan's program is {before}, and here {now}; only shapes may "
+                f"differ. Make a plan for this program"
+            )
+
+
+def _primitive(signature: str) -> str:
+    return signature.split("[", 1)[0]

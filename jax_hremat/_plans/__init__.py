@@ -1,0 +1,1 @@
+"""Plans and frontiers: what a user holds, reads and saves."""

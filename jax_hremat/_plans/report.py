@@ -1,0 +1,164 @@
+"""What a plan decided, block by block, in words and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jax_hremat._cost.certify import CompiledStep
+from jax_hremat._modes.option import Option
+from jax_hremat._partition.blocks import Partition
+from jax_hremat._plans.plan import BlockReport
+from jax_hremat._program.graph import Graph
+from jax_hremat._program.region import Loop, Region
+from jax_hremat._schedule.chain import Chain, Selection
+from jax_hremat._shared.format import format_bytes
+
+_MAX_PARTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A selection over a chain, with what is needed to describe it.
+
+    Attributes:
+        graph: The program.
+        partition: Its blocks.
+        chain: Blocks with their options.
+        selection: What was chosen.
+        bare: For each block, the option that leaves it as it is.
+        recomputed: How many times each operation runs again.
+    """
+
+    graph: Graph
+    partition: Partition
+    chain: Chain
+    selection: Selection
+    bare: Sequence[Option]
+    recomputed: Sequence[int]
+
+
+def block_reports(decision: Decision) -> tuple[BlockReport, ...]:
+    """One report for each block, in program order."""
+    group_of = {b: g for g in decision.selection.groups for b in range(g[0], g[1] + 1)}
+    reports = []
+    for index, block in enumerate(decision.partition.blocks):
+        option = decision.chain.options[index][decision.selection.options[index]]
+        bare = decision.bare[index]
+        mode = option.mode.shifted(block.start)
+        in_group = index in group_of
+        extra = 0.0
+        if in_group:
+            picked = decision.selection.options[index]
+            extra = decision.chain.group_recompute_s(index, picked, group_of[index])
+        reports.append(
+            BlockReport(
+                start=block.start,
+                stop=block.stop,
+                scope=block_scope(decision.graph, block.start, block.stop),
+                mode=_mode_words(decision.graph, mode, in_group),
+                kept_bytes=0 if in_group else option.cost.kept_bytes,
+                bare_bytes=bare.cost.kept_bytes,
+                added_s=option.cost.time_s - bare.cost.time_s + extra,
+                recomputed=sum(
+                    count > 0 for count in decision.recomputed[block.start : block.stop]
+                ),
+                saved=tuple(
+                    _value_words(decision.graph, op, k)
+                    for _, region in mode.walk()
+                    for op, k in region.saved
+                ),
+            )
+        )
+    return tuple(reports)
+
+
+def block_scope(graph: Graph, start: int, stop: int) -> str:
+    """The scope the block stands in, and the parts of it that it spans."""
+    paths = [op.scope.split("/") for op in graph.operations[start:stop] if op.scope and op.active]
+    if not paths:
+        return "(no scope)"
+    shared = 0
+    while all(len(p) > shared and p[shared] == paths[0][shared] for p in paths):
+        shared += 1
+    parts = list(dict.fromkeys(p[shared] for p in paths if len(p) > shared))
+    if len(parts) > _MAX_PARTS:
+        parts = [parts[0], "…", parts[-1]]
+    prefix = "/".join(paths[0][:shared])
+    if not parts:
+        return prefix
+    return f"{prefix}: {', '.join(parts)}" if prefix else ", ".join(parts)
+
+
+def bottleneck_words(graph: Graph, partition: Partition, block: int, step: CompiledStep) -> str:
+    """What sets the smallest peak: the largest buffer there, and the block it is met in."""
+    at = partition.blocks[block]
+    scope = block_scope(graph, at.start, at.stop)
+    if not step.buffers:
+        return f"`{scope}`"
+    largest = step.buffers[0]
+    what = {"parameter": "argument", "output": "result", "temp": "buffer"}[largest.kind]
+    return (
+        f"the {what} {largest.text} of {format_bytes(largest.size_bytes)} made by "
+        f"`{largest.made_by}` (the largest at the peak, which is in `{scope}`)"
+    )
+
+
+def _mode_words(graph: Graph, mode: Region, grouped: bool) -> str:
+    loops = [c.loop for c in mode.children if c.loop is not None]
+    if loops:
+        words = _loop_words(loops[0], graph.operations[mode.start].trips)
+        return f"in a group; {words}" if grouped else words
+    inner = [_run_words(graph, c) for c in mode.children]
+    if mode.wrapped:
+        words = "wrapped"
+        if mode.saved:
+            words += f", keeps {len(mode.saved)} values"
+        if inner:
+            words += ", inside it " + ", ".join(inner)
+    elif inner:
+        words = "wraps " + ", ".join(inner)
+    else:
+        words = "bare"
+    return f"in a group; {words}" if grouped else words
+
+
+def _loop_words(loop: Loop, trips: int) -> str:
+    """Such as `each of 32 steps wrapped, keeps 3 values; in segments of 8`."""
+    body = loop.body
+    words = f"each of {trips} steps "
+    if body.wrapped:
+        words += "wrapped"
+        if body.saved:
+            words += f", keeps {len(body.saved)} values"
+        if body.children:
+            words += f", {len(body.children)} runs wrapped inside it"
+    elif body.children:
+        words += f"wraps {len(body.children)} runs"
+    else:
+        words += "bare"
+    if loop.segments:
+        words += "; in segments of " + " of ".join(map(str, reversed(loop.segments)))
+    return words
+
+
+def _run_words(graph: Graph, run: Region) -> str:
+    heavy = [op for op in graph.operations[run.start : run.stop] if not op.fusible]
+    first, last = graph.operations[run.start], graph.operations[run.stop - 1]
+    if heavy:
+        first, last = heavy[0], heavy[-1]
+    a = _op_words(first.scope, first.primitive)
+    b = _op_words(last.scope, last.primitive)
+    return f"[{a}]" if a == b else f"[{a} … {b}]"
+
+
+def _op_words(scope: str, primitive: str) -> str:
+    tail = scope.split("/")[-1]
+    return f"{tail}:{primitive}" if tail else primitive
+
+
+def _value_words(graph: Graph, op: int, k: int) -> str:
+    operation = graph.operations[op]
+    value = graph.values[operation.outputs[k]]
+    words = _op_words(operation.scope, operation.primitive)
+    return f"{words} {value.text} ({format_bytes(value.size_bytes)})"

@@ -1,0 +1,118 @@
+"""`RematPlan` -> the text that `print(plan)` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from jax_hremat._plans.plan import BlockReport, RematPlan
+from jax_hremat._shared.format import format_bytes, format_seconds
+from jax_hremat._shared.text import plain_text
+
+_MAX_SAVED = 4
+
+
+def plan_text(plan: RematPlan) -> str:
+    """The plan as plain text: what it costs, what each block does, what is left at the peak."""
+    return plain_text(_summary(plan), Text(), _blocks(plan), Text(), _buffers(plan))
+
+
+def _summary(plan: RematPlan) -> Table:
+    c = plan.certificate
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column()
+    share = 100 * c.peak_bytes / plan.baseline_peak_bytes
+    table.add_row(
+        "certified peak",
+        format_bytes(c.peak_bytes),
+        f"compiled for {c.target}: arguments {format_bytes(c.argument_bytes)}, results "
+        f"{format_bytes(c.output_bytes)}, temporaries {format_bytes(c.temp_bytes)}",
+    )
+    headroom = f", {format_bytes(c.headroom_bytes)} of it headroom" if c.headroom_bytes else ""
+    table.add_row("budget", format_bytes(c.budget_bytes), f"kept{headroom}")
+    table.add_row(
+        "no-remat peak", format_bytes(plan.baseline_peak_bytes), f"the plan takes {share:.0f} %"
+    )
+    table.add_row(
+        "estimated step",
+        format_seconds(plan.estimated_step_s),
+        f"{format_seconds(plan.baseline_step_s)} without rematerialization "
+        f"({100 * (plan.slowdown - 1):+.1f} %)",
+    )
+    table.add_row(
+        "decisions",
+        str(plan.root.num_wrapped),
+        f"checkpoints, nested {plan.root.depth} deep; solver: {plan.solver_status}"
+        f" (gap {100 * plan.solver_gap:.2g} %)",
+    )
+    if plan.timings_s:
+        spent = ", ".join(f"{k} {format_seconds(v)}" for k, v in plan.timings_s.items())
+        table.add_row("planning", format_seconds(sum(plan.timings_s.values())), spent)
+    return table
+
+
+def _blocks(plan: RematPlan) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="")
+    table.add_column("block")
+    table.add_column("keeps", justify="right")
+    table.add_column("of", justify="right")
+    table.add_column("adds", justify="right")
+    table.add_column("what is done", overflow="fold")
+    for blocks in _runs_of_equal(plan.blocks):
+        first = blocks[0]
+        scope = first.scope if len(blocks) == 1 else f"{first.scope} … {blocks[-1].scope}"
+        count = f"{len(blocks)} × " if len(blocks) > 1 else ""
+        words = [first.mode, *(f"  keeps {s}" for s in first.saved[:_MAX_SAVED])]
+        if len(first.saved) > _MAX_SAVED:
+            words.append(f"  and {len(first.saved) - _MAX_SAVED} more")
+        table.add_row(
+            Text(count + scope),
+            format_bytes(first.kept_bytes),
+            format_bytes(first.bare_bytes),
+            _signed(first.added_s),
+            Text("\n".join(words)),
+        )
+    return table
+
+
+def _runs_of_equal(blocks: Sequence[BlockReport]) -> list[list[BlockReport]]:
+    """Consecutive blocks that do the same at the same cost."""
+    runs: list[list[BlockReport]] = []
+    for block in blocks:
+        if runs and _alike(runs[-1][-1], block):
+            runs[-1].append(block)
+        else:
+            runs.append([block])
+    return runs
+
+
+def _alike(a: BlockReport, b: BlockReport) -> bool:
+    return (a.mode, a.kept_bytes, a.bare_bytes, a.added_s, a.saved) == (
+        b.mode,
+        b.kept_bytes,
+        b.bare_bytes,
+        b.added_s,
+        b.saved,
+    )
+
+
+def _signed(seconds: float) -> str:
+    if seconds == 0:
+        return "0"
+    return ("+" if seconds > 0 else "−") + format_seconds(abs(seconds))
+
+
+def _buffers(plan: RematPlan) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="")
+    table.add_column("largest buffers at the peak", justify="right")
+    table.add_column("")
+    table.add_column("kind")
+    table.add_column("made by", overflow="fold")
+    for buffer in plan.buffers:
+        size = format_bytes(buffer.size_bytes)
+        table.add_row(size, Text(buffer.text), buffer.kind, Text(buffer.made_by))
+    return table

@@ -1,0 +1,255 @@
+"""`Program`, `Region` -> the same function with nested `jax.checkpoint` regions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
+from jax_hremat._program.loop import run_scan, scan_body
+from jax_hremat._program.region import Loop, Region
+from jax_hremat._program.trace import Program, is_inexact
+from jax_hremat._shared import compat as _compat
+
+FlatFunction = Callable[..., list[Any]]
+
+
+def emit_flat(program: Program, root: Region, *, loop: str = "") -> FlatFunction:
+    """The program as a function of its flat inputs, with the regions of `root` in it.
+
+    Args:
+        program: The program.
+        root: Its regions.
+        loop: If the program is the body of a scan, a name for it, different for each scan.
+    """
+    jaxpr = _compat.open_jaxpr(program.jaxpr)
+    consts = _compat.jaxpr_consts(program.jaxpr)
+    if root.wrapped:
+        # A region is wrapped by the one around it.
+        root = Region(root.start, root.stop, children=(root,))
+    inputs = (*jaxpr.constvars, *jaxpr.invars)
+    body = _Emitter(program, loop).function(root, inputs, tuple(jaxpr.outvars))
+
+    def flat_function(*inputs: Any) -> list[Any]:
+        return body(*consts, *inputs)
+
+    return flat_function
+
+
+def emit_range(
+    program: Program, region: Region, inputs: Sequence[Any], outputs: Sequence[Any]
+) -> FlatFunction:
+    """Operations of one region as a function from `inputs` to `outputs`, both jaxpr atoms.
+
+    The region itself is run bare, whatever its own mode; the regions inside it are not.
+    """
+    emitter = _Emitter(program)
+    return emitter.function(region, tuple(inputs), tuple(outputs))
+
+
+def emit(program: Program, root: Region) -> Callable[..., Any]:
+    """The traced function, same arguments and results, with the regions of `root` in it.
+
+    It computes the same values and gradients; under `jax.grad` it keeps and recomputes what
+    the regions say. It takes the argument structure and shapes it was traced with only.
+    """
+    flat_function = emit_flat(program, root)
+
+    def emitted(*args: Any, **kwargs: Any) -> Any:
+        leaves, in_tree = jax.tree.flatten((args, kwargs))
+        assert in_tree == program.in_tree, "the caller keys emitted functions by structure"
+        return jax.tree.unflatten(program.out_tree, flat_function(*leaves))
+
+    return emitted
+
+
+class _Emitter:
+    """Turns regions into functions; each region's is built once and holds no state."""
+
+    def __init__(self, program: Program, loop: str = "") -> None:
+        self._loop = loop
+        self._jaxpr = _compat.open_jaxpr(program.jaxpr)
+        last_use: dict[Any, int] = {}
+        for index, eqn in enumerate(self._jaxpr.eqns):
+            for var in eqn.invars:
+                if not isinstance(var, _compat.Literal):
+                    last_use[var] = index
+        for var in self._jaxpr.outvars:
+            if not isinstance(var, _compat.Literal):
+                last_use[var] = len(self._jaxpr.eqns)
+        self._last_use = last_use
+        self._arguments = frozenset(self._jaxpr.invars[i] for i in program.differentiated)
+        self._active = _active_variables(program)
+
+    def function(
+        self,
+        region: Region,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        saved: frozenset[tuple[int, int]] = frozenset(),
+    ) -> FlatFunction:
+        saved = saved | frozenset(region.saved)
+        steps = self._steps(region, saved, _Inside(loop=bool(self._loop), wrapped=region.wrapped))
+
+        def run(*values: Any) -> list[Any]:
+            env = dict(zip(inputs, values, strict=True))
+            for step in steps:
+                step(env)
+            return [v.val if isinstance(v, _compat.Literal) else env[v] for v in outputs]
+
+        return run
+
+    def _steps(
+        self, region: Region, saved: frozenset[tuple[int, int]], inside: _Inside
+    ) -> list[Callable[[dict[Any, Any]], None]]:
+        steps = []
+        position = region.start
+        for child in region.children:
+            steps += [self._equation(i, saved) for i in range(position, child.start)]
+            if child.wrapped:
+                steps.append(self._checkpoint(child, saved, inside))
+            elif child.loop is not None:
+                steps.append(self._scan(child.start, child.loop, saved, inside))
+            elif child.tied:
+                steps.append(self._tied(child, saved))
+            else:
+                steps += self._steps(child, saved, inside)
+            position = child.stop
+        steps += [self._equation(i, saved) for i in range(position, region.stop)]
+        return steps
+
+    def _equation(
+        self, index: int, saved: frozenset[tuple[int, int]]
+    ) -> Callable[[dict[Any, Any]], None]:
+        eqn = self._jaxpr.eqns[index]
+        return self._assign(index, saved, lambda inputs: _compat.bind_equation(eqn, inputs))
+
+    def _scan(
+        self, index: int, loop: Loop, saved: frozenset[tuple[int, int]], inside: _Inside
+    ) -> Callable[[dict[Any, Any]], None]:
+        eqn = self._jaxpr.eqns[index]
+        name = f"{self._loop}{index}/"
+        body = emit_flat(scan_body(eqn), loop.body, loop=name)
+        prevent_cse = inside.prevents_cse
+        return self._assign(
+            index,
+            saved,
+            lambda inputs: run_scan(eqn, body, loop.segments, inputs, prevent_cse=prevent_cse),
+        )
+
+    def _assign(
+        self,
+        index: int,
+        saved: frozenset[tuple[int, int]],
+        evaluate: Callable[[list[Any]], list[Any]],
+    ) -> Callable[[dict[Any, Any]], None]:
+        eqn = self._jaxpr.eqns[index]
+
+        def step(env: dict[Any, Any]) -> None:
+            inputs = [v.val if isinstance(v, _compat.Literal) else env[v] for v in eqn.invars]
+            for k, (var, value) in enumerate(zip(eqn.outvars, evaluate(inputs), strict=True)):
+                named = (index, k) in saved
+                env[var] = checkpoint_name(value, self._name(index, k)) if named else value
+
+        return step
+
+    def _name(self, index: int, position: int) -> str:
+        return value_name(index, position, self._loop)
+
+    def _checkpoint(
+        self, region: Region, saved: frozenset[tuple[int, int]], inside: _Inside
+    ) -> Callable[[dict[Any, Any]], None]:
+        inputs, outputs = self._boundary(region)
+        names = [self._name(op, k) for op, k in region.saved]
+        policy = jax.checkpoint_policies.save_only_these_names(*names) if names else None
+        wrapped = jax.checkpoint(
+            self.function(region, inputs, outputs, saved),
+            policy=policy,
+            prevent_cse=inside.prevents_cse,
+        )
+        tied = [v for v in inputs if v in self._active] if region.tied else []
+        return _step(wrapped, inputs, outputs, tied)
+
+    def _tied(
+        self, region: Region, saved: frozenset[tuple[int, int]]
+    ) -> Callable[[dict[Any, Any]], None]:
+        inputs, outputs = self._boundary(region)
+        inner = self.function(region, inputs, outputs, saved)
+        tied = [v for v in inputs if v in self._active or v in self._arguments]
+        return _step(inner, inputs, outputs, tied)
+
+    def _boundary(self, region: Region) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        inputs: dict[Any, None] = {}
+        made: dict[Any, None] = {}
+        for eqn in self._jaxpr.eqns[region.start : region.stop]:
+            for var in eqn.invars:
+                if not isinstance(var, _compat.Literal) and var not in made:
+                    inputs[var] = None
+            made.update(dict.fromkeys(eqn.outvars))
+        outputs = tuple(v for v in made if self._last_use.get(v, -1) >= region.stop)
+        return tuple(inputs), outputs
+
+
+@dataclass(frozen=True, slots=True)
+class _Inside:
+    """What an operation stands in: a scan's body, a wrapped region of the same body."""
+
+    loop: bool
+    wrapped: bool
+
+    @property
+    def prevents_cse(self) -> bool:
+        """Whether a recompute could be merged with the first run. The outermost recompute of a
+        scan's body is in another loop than the first run, out of XLA's reach."""
+        return self.wrapped or not self.loop
+
+
+def _step(
+    function: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any], tied: Sequence[Any]
+) -> Callable[[dict[Any, Any]], None]:
+    """Calls a region's function on values of the environment, some of them tied."""
+
+    def step(env: dict[Any, Any]) -> None:
+        given = {v: env[v] for v in inputs}
+        if len(tied) > 1:
+            given.update(zip(tied, _tie(*(env[v] for v in tied)), strict=True))
+        env.update(zip(outputs, function(*given.values()), strict=True))
+
+    return step
+
+
+def _active_variables(program: Program) -> frozenset[Any]:
+    """Values computed from differentiated arguments; the arguments themselves left out."""
+    jaxpr = _compat.open_jaxpr(program.jaxpr)
+    moving = {jaxpr.invars[i] for i in program.differentiated}
+    arguments = frozenset(moving)
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name != "stop_gradient" and any(
+            not isinstance(v, _compat.Literal) and v in moving for v in eqn.invars
+        ):
+            moving.update(v for v in eqn.outvars if is_inexact(v.aval.dtype))
+    return frozenset(moving) - arguments
+
+
+@jax.custom_jvp
+def _tie(*values: Any) -> tuple[Any, ...]:
+    """Identity; the cotangents of all values become available together.
+
+    Without it XLA's scheduler may leave the part of a region's backward that leads to one
+    input for later (an encoder's memory, read by every decoder layer, has its cotangent summed
+    at the end), and what the region recomputed stays alive until then.
+    """
+    return values
+
+
+@_tie.defjvp
+def _tie_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    return _tie(*primals), tuple(jax.lax.optimization_barrier(tangents))
+
+
+def value_name(operation: int, position: int, loop: str = "") -> str:
+    """The `checkpoint_name` of an operation's output; unique in the program."""
+    return f"hremat/{loop}{operation}.{position}"

@@ -1,0 +1,404 @@
+"""`Program` -> `Graph`: operations, values, bytes, and what each backward reads.
+
+Nothing here or downstream holds a JAX object: operation `i` stands for equation `i`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jax_hremat._program.trace import Program, abstract, is_inexact
+from jax_hremat._shared import compat as _compat
+
+ValueKind = Literal["argument", "constant", "computed"]
+
+# Operations XLA fuses into the kernels that read or write their operands, so that recomputing
+# one costs no kernel of its own. `reduce_*` fuse with their producers but end a kernel.
+_FUSIBLE = frozenset(
+    """abs add add_any and acos acosh asin asinh atan atan2 atanh bitcast_convert_type
+    broadcast_in_dim cbrt ceil clamp concatenate convert_element_type copy copy_p cos cosh div
+    eq erf erf_inv erfc exp exp2 expand_dims expm1 floor ge gt imag integer_pow iota is_finite
+    le log log1p logistic lt max min mul name ne neg nextafter not one_minus_square or pad pow real
+    reduce_precision rem reshape rev round rsqrt select_n shift_left
+    shift_right_arithmetic shift_right_logical sign sin sinh slice split sqrt square squeeze
+    stop_gradient sub tan tanh transpose xor custom_jvp_call random_bits random_wrap
+    random_unwrap threefry2x32 random_seed random_fold_in dynamic_slice gather
+    """.split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One array of the program.
+
+    Attributes:
+        id: Position in `Graph.values`.
+        text: Dtype and shape, such as `bf16[16,1024,768]`.
+        size_bytes: Bytes it takes on one device.
+        kind: Where it comes from.
+        producer: The operation that computes it, or None.
+        active: Whether it depends on a differentiated argument through floating values.
+        users: Operations that read it, in program order.
+        is_output: Whether the program returns it.
+    """
+
+    id: int
+    text: str
+    size_bytes: int
+    kind: ValueKind
+    producer: int | None
+    active: bool
+    users: tuple[int, ...]
+    is_output: bool
+
+    @property
+    def last_use(self) -> int:
+        """The last operation that reads it in the forward, or -1."""
+        return self.users[-1] if self.users else -1
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One equation of the flat program.
+
+    Attributes:
+        id: Position in `Graph.operations`, and of the equation in the program.
+        primitive: Name of the primitive.
+        inputs: Value ids read, None for a literal.
+        outputs: Value ids made.
+        active: Whether its output is active, so that it has a backward.
+        needs: Values (inputs or own outputs) that JAX's linearization keeps for the backward.
+        opaque_bytes: Residuals that are neither inputs nor outputs and that a recompute of
+            this operation alone would have to make again (a `custom_vjp`'s, a scan's).
+        flops: Floating-point operations of the forward, multiply and add counted apart.
+        moved_bytes: Bytes read and written when nothing is fused.
+        fusible: Whether XLA fuses it into its neighbours.
+        has_batch_dims: For a matrix product, whether it has batch dimensions.
+        trips: How many steps a scan has; 1 for anything else.
+        pinned: Whether it has an effect, so that it must run exactly once.
+        signature: What it computes, literal values left out; equal signatures cost the same.
+        literals: The literal values.
+        scope: `jax.named_scope` path (the Flax module path).
+        source: User's source line.
+    """
+
+    id: int
+    primitive: str
+    inputs: tuple[int | None, ...]
+    outputs: tuple[int, ...]
+    active: bool
+    needs: tuple[int, ...]
+    opaque_bytes: int
+    flops: int
+    moved_bytes: int
+    fusible: bool
+    has_batch_dims: bool
+    trips: int
+    pinned: bool
+    signature: str
+    literals: str
+    scope: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The forward program as operations and values, in program order."""
+
+    operations: tuple[Operation, ...]
+    values: tuple[Value, ...]
+    arguments: tuple[int, ...]
+    outputs: tuple[int | None, ...]
+    differentiated: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        active = sum(op.active for op in self.operations)
+        return (
+            f"Graph({len(self.operations)} operations, {active} active, {len(self.values)} values)"
+        )
+
+
+def is_loop(operation: Operation) -> bool:
+    """Whether it is a scan of more than one step that keeps something for its backward."""
+    return operation.trips > 1 and operation.active
+
+
+def build_graph(program: Program) -> Graph:
+    """Read operations, values, activity and needs off the program.
+
+    Needs come from differentiating each operation alone (`jax.vjp`), memoised on primitive,
+    parameters, shapes and which inputs are active.
+    """
+    jaxpr = _compat.open_jaxpr(program.jaxpr)
+    ids: dict[Any, int] = {}
+    avals: list[Any] = []
+    kinds: list[ValueKind] = []
+    producers: list[int | None] = []
+
+    def declare(var: Any, kind: ValueKind, producer: int | None) -> int:
+        ids[var] = len(avals)
+        avals.append(var.aval)
+        kinds.append(kind)
+        producers.append(producer)
+        return ids[var]
+
+    for var in jaxpr.constvars:
+        declare(var, "constant", None)
+    arguments = tuple(declare(var, "argument", None) for var in jaxpr.invars)
+    differentiated = tuple(arguments[i] for i in program.differentiated)
+    active: set[int] = set(differentiated)
+    users: dict[int, list[int]] = {}
+    residual_cache: dict[Any, _Residuals] = {}
+    operations: list[Operation] = []
+    for index, eqn in enumerate(jaxpr.eqns):
+        inputs = tuple(None if isinstance(v, _compat.Literal) else ids[v] for v in eqn.invars)
+        outputs = tuple(declare(v, "computed", index) for v in eqn.outvars)
+        for value in dict.fromkeys(v for v in inputs if v is not None):
+            users.setdefault(value, []).append(index)
+        mask = tuple(v in active for v in inputs)
+        signature = _signature(eqn)
+        floating = [o for o in outputs if is_inexact(avals[o].dtype)]
+        # The signature holds parameters and shapes, so it is the memo's key but for callables
+        # inside custom rules, which only their identity tells apart.
+        key = (signature, mask, _callables(eqn))
+        residuals = _NO_RESIDUALS
+        if any(mask) and floating and eqn.primitive.name != "stop_gradient":
+            if key not in residual_cache:
+                residual_cache[key] = _residuals_of(eqn, mask)
+            residuals = residual_cache[key]
+        if residuals.differentiable:
+            active.update(floating)
+        needs = [inputs[i] for i in residuals.inputs] + [outputs[i] for i in residuals.outputs]
+        sizes = [size_bytes_of(v.aval) for v in (*eqn.invars, *eqn.outvars)]
+        operations.append(
+            Operation(
+                id=index,
+                primitive=eqn.primitive.name,
+                inputs=inputs,
+                outputs=outputs,
+                active=residuals.differentiable,
+                needs=tuple(v for v in dict.fromkeys(needs) if v is not None),
+                opaque_bytes=residuals.opaque_bytes,
+                flops=equation_flops(eqn),
+                moved_bytes=sum(sizes),
+                fusible=eqn.primitive.name in _FUSIBLE,
+                has_batch_dims=_has_batch_dims(eqn),
+                trips=eqn.params["length"] if eqn.primitive.name == "scan" else 1,
+                pinned=_compat.has_effects(eqn),
+                signature=signature,
+                literals=",".join(str(v.val) for v in eqn.invars if isinstance(v, _compat.Literal)),
+                scope=_compat.scope_name(eqn),
+                source=_compat.source_line(eqn),
+            )
+        )
+    outputs_ids = tuple(None if isinstance(v, _compat.Literal) else ids[v] for v in jaxpr.outvars)
+    returned = set(outputs_ids)
+    loss_outputs = outputs_ids[:1] if program.is_loss else outputs_ids
+    operations = _without_dead_ends(operations, active, loss_outputs)
+    values = tuple(
+        Value(
+            id=i,
+            text=aval.str_short(short_dtypes=True),
+            size_bytes=size_bytes_of(aval),
+            kind=kinds[i],
+            producer=producers[i],
+            active=i in active,
+            users=tuple(users.get(i, ())),
+            is_output=i in returned,
+        )
+        for i, aval in enumerate(avals)
+    )
+    return Graph(
+        operations=tuple(operations),
+        values=values,
+        arguments=arguments,
+        outputs=outputs_ids,
+        differentiated=differentiated,
+    )
+
+
+def _without_dead_ends(
+    operations: Sequence[Operation], active: set[int], outputs: Sequence[int | None]
+) -> list[Operation]:
+    """Active operations that no cotangent reaches (only a `stop_gradient` follows) have no
+    backward: unmark them and their values."""
+    reached = {v for v in outputs if v is not None and v in active}
+    kept: list[Operation] = []
+    for op in reversed(operations):
+        if op.active and reached.intersection(op.outputs):
+            reached.update(v for v in op.inputs if v is not None and v in active)
+            kept.append(op)
+        else:
+            kept.append(replace(op, active=False, needs=(), opaque_bytes=0))
+    active.intersection_update(reached)
+    return kept[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Residuals:
+    """What one equation's linearization keeps: positions of inputs and outputs, other bytes."""
+
+    differentiable: bool
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    opaque_bytes: int = 0
+
+
+_NO_RESIDUALS = _Residuals(differentiable=False)
+
+
+def _residuals_of(eqn: Any, mask: Sequence[bool]) -> _Residuals:
+    """Differentiate the equation alone and see which values its pullback holds."""
+    in_avals = [abstract(v.aval) for v in eqn.invars]
+    moving = [i for i, m in enumerate(mask) if m and is_inexact(eqn.invars[i].aval.dtype)]
+    floating = [i for i, v in enumerate(eqn.outvars) if is_inexact(v.aval.dtype)]
+    if not moving or not floating:
+        return _NO_RESIDUALS
+    literals = {i: v.val for i, v in enumerate(eqn.invars) if isinstance(v, _compat.Literal)}
+
+    def forward(*inputs: Any) -> Any:
+        def active_part(*active: Any) -> Any:
+            merged = [literals.get(i, x) for i, x in enumerate(inputs)]
+            for position, value in zip(moving, active, strict=True):
+                merged[position] = value
+            outputs = _compat.bind_equation(eqn, merged)
+            return [outputs[i] for i in floating]
+
+        return jax.vjp(active_part, *(inputs[i] for i in moving))
+
+    jaxpr = _compat.open_jaxpr(jax.make_jaxpr(forward)(*in_avals))
+    primal_out, residuals = jaxpr.outvars[: len(floating)], jaxpr.outvars[len(floating) :]
+    in_position = {v: i for i, v in enumerate(jaxpr.invars)}
+    out_position = {
+        v: floating[i]
+        for i, v in reversed(list(enumerate(primal_out)))
+        if not isinstance(v, _compat.Literal) and v not in in_position
+    }
+    producers = {o: e for e in jaxpr.eqns for o in e.outvars}
+    reads: set[int] = set()
+    makes: set[int] = set()
+    opaque_bytes = 0
+    for residual in dict.fromkeys(v for v in residuals if not isinstance(v, _compat.Literal)):
+        if residual in in_position:
+            reads.add(in_position[residual])
+        elif residual in out_position:
+            makes.add(out_position[residual])
+        else:
+            sources = _sources(residual, producers, in_position, out_position)
+            if sources is None:
+                opaque_bytes += size_bytes_of(residual.aval)
+            else:
+                reads |= sources[0]
+                makes |= sources[1]
+    return _Residuals(
+        differentiable=True,
+        inputs=tuple(sorted(i for i in reads if i not in literals)),
+        outputs=tuple(sorted(makes)),
+        opaque_bytes=opaque_bytes,
+    )
+
+
+def _sources(
+    residual: Any,
+    producers: dict[Any, Any],
+    in_position: dict[Any, int],
+    out_position: dict[Any, int],
+) -> tuple[set[int], set[int]] | None:
+    """The inputs and primal outputs a residual is cheaply computed from, or None.
+
+    A mask or a local derivative is: XLA makes it again in the backward's own kernels.
+    """
+    ins: set[int] = set()
+    outs: set[int] = set()
+    stack, seen = [residual], set()
+    while stack:
+        var = stack.pop()
+        if isinstance(var, _compat.Literal) or var in seen:
+            continue
+        seen.add(var)
+        if var in in_position:
+            ins.add(in_position[var])
+        elif var in out_position:
+            outs.add(out_position[var])
+        elif var in producers:
+            name = producers[var].primitive.name
+            if name not in _FUSIBLE and not name.startswith("reduce_"):
+                return None
+            stack.extend(producers[var].invars)
+    return ins, outs
+
+
+def size_bytes_of(aval: Any) -> int:
+    """Bytes of an array; a typed PRNG key counts as the words it holds."""
+    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        aval = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+    dtype = aval.dtype
+    bits = jnp.iinfo(dtype).bits if jnp.issubdtype(dtype, jnp.integer) else dtype.itemsize * 8
+    return -(-math.prod(aval.shape) * bits // 8)
+
+
+def _signature(eqn: Any) -> str:
+    """Primitive, parameters, shapes and which inputs are literals (not their values)."""
+    shapes_in = ",".join(
+        ("lit:" if isinstance(v, _compat.Literal) else "") + v.aval.str_short(short_dtypes=True)
+        for v in eqn.invars
+    )
+    shapes_out = ",".join(v.aval.str_short(short_dtypes=True) for v in eqn.outvars)
+    params = _compat.describe_params(eqn.params)
+    if len(params) > 200:
+        params = hashlib.sha256(params.encode()).hexdigest()[:16]
+    return f"{eqn.primitive.name}[{params}]({shapes_in})->{shapes_out}"
+
+
+def _callables(eqn: Any) -> tuple[int, ...]:
+    return tuple(
+        id(value)
+        for value in eqn.params.values()
+        if callable(value) and not isinstance(value, type)
+    )
+
+
+def _has_batch_dims(eqn: Any) -> bool:
+    if eqn.primitive.name != "dot_general":
+        return False
+    _, (lhs_batch, _) = eqn.params["dimension_numbers"]
+    return bool(lhs_batch)
+
+
+def equation_flops(eqn: Any) -> int:
+    """Floating-point operations of one equation's forward.
+
+    Exact for matrix products and convolutions; one per output element for the rest; bodies of
+    control flow counted with their trip count (`while`: once, its count being unknown).
+    """
+    name = eqn.primitive.name
+    out_elements = sum(math.prod(v.aval.shape) for v in eqn.outvars)
+    if name == "dot_general":
+        (contract, _), _ = eqn.params["dimension_numbers"]
+        lhs = eqn.invars[0].aval.shape
+        return 2 * out_elements * math.prod(lhs[d] for d in contract)
+    if name == "conv_general_dilated":
+        kernel = eqn.invars[1].aval.shape
+        out_features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
+        return 2 * out_elements * math.prod(kernel) // max(out_features, 1)
+    bodies = [
+        v
+        for p in eqn.params.values()
+        for v in (p if isinstance(p, (tuple, list)) else (p,))
+        if _compat.is_jaxpr(v)
+    ]
+    if not bodies:
+        return out_elements
+    costs = [sum(equation_flops(e) for e in _compat.open_jaxpr(b).eqns) for b in bodies]
+    if name == "scan":
+        return eqn.params["length"] * costs[0]
+    if name == "cond":
+        return max(costs)
+    return sum(costs)

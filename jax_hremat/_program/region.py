@@ -1,0 +1,119 @@
+"""The shape of a plan: a tree of regions over the operations of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+# An operation and the position of one of its outputs.
+ValueRef = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """How one `jax.lax.scan` is run.
+
+    Attributes:
+        body: The scan's body, its operations counted from 0.
+        segments: Steps of each checkpointed stretch of the scan, stretches of stretches first;
+            empty if it is one scan. Of a stretch only the carry it starts with is kept.
+    """
+
+    body: Region
+    segments: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if any(s < 1 for s in self.segments) or list(self.segments) != sorted(
+            set(self.segments), reverse=True
+        ):
+            raise ValueError(f"segments {self.segments} are not decreasing lengths")
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Operations `start … stop − 1`, run in one way.
+
+    A bare region is differentiated in place: JAX keeps its residuals. A wrapped one is
+    `jax.checkpoint(region, policy=save_only_these_names(*saved))`: between its forward and its
+    backward it keeps the inputs its backward reads and the saved values, and recomputes the
+    rest, each inner region in its own mode.
+
+    Attributes:
+        start: First operation.
+        stop: One past the last operation.
+        wrapped: Whether the region is under `jax.checkpoint`.
+        saved: Values made inside that a wrapped region keeps, in program order.
+        children: Regions inside, disjoint and in program order; operations between them
+            belong to this region itself.
+        tied: Whether the cotangents of all inputs become available together, so that none of the
+            region's backward is put off (`emit.py`); of a bare region those of the function's
+            arguments too, of a wrapped one not.
+        loop: How the region's only operation, a scan, is run; None for as it is.
+    """
+
+    start: int
+    stop: int
+    wrapped: bool = False
+    saved: tuple[ValueRef, ...] = ()
+    children: tuple[Region, ...] = ()
+    tied: bool = False
+    loop: Loop | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.stop:
+            raise ValueError(f"region [{self.start}, {self.stop}) is not a range")
+        if self.saved and not self.wrapped:
+            raise ValueError(f"bare region [{self.start}, {self.stop}) saves {self.saved}")
+        if self.loop is not None and (self.wrapped or self.children or self.stop - self.start != 1):
+            raise ValueError(f"region [{self.start}, {self.stop}) is not one bare scan")
+        edges = [self.start, *(e for c in self.children for e in (c.start, c.stop)), self.stop]
+        if edges != sorted(edges):
+            raise ValueError(
+                f"children of region [{self.start}, {self.stop}) overlap or leave it: "
+                f"{[(c.start, c.stop) for c in self.children]}"
+            )
+        if any(not self.start <= op < self.stop for op, _ in self.saved):
+            raise ValueError(
+                f"region [{self.start}, {self.stop}) saves values made outside it: {self.saved}"
+            )
+
+    def shifted(self, offset: int) -> Region:
+        """The same decisions for a copy of the region `offset` operations later."""
+        return Region(
+            start=self.start + offset,
+            stop=self.stop + offset,
+            wrapped=self.wrapped,
+            saved=tuple((op + offset, k) for op, k in self.saved),
+            tied=self.tied,
+            loop=self.loop,
+            children=tuple(c.shifted(offset) for c in self.children),
+        )
+
+    def untied(self) -> Region:
+        """The same region with nothing tied."""
+        return replace(self, tied=False, children=tuple(c.untied() for c in self.children))
+
+    def walk(self, depth: int = 0) -> Iterator[tuple[int, Region]]:
+        """This region and all inside it, outermost first, with their depth; the bodies of
+        loops, which have operations of their own, left out."""
+        yield depth, self
+        for child in self.children:
+            yield from child.walk(depth + 1)
+
+    @property
+    def num_wrapped(self) -> int:
+        """How many `jax.checkpoint` calls the region emits, leftover steps of scans apart."""
+        inside = sum(
+            len(r.loop.segments) + r.loop.body.num_wrapped
+            for _, r in self.walk()
+            if r.loop is not None
+        )
+        return inside + sum(r.wrapped for _, r in self.walk())
+
+    @property
+    def depth(self) -> int:
+        """The deepest nesting of `jax.checkpoint` calls."""
+        inside = max((c.depth for c in self.children), default=0)
+        if self.loop is not None:
+            inside = len(self.loop.segments) + self.loop.body.depth
+        return self.wrapped + inside

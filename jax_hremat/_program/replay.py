@@ -1,0 +1,311 @@
+"""`Program`, `Region` -> what the step under that plan computes, recomputes and keeps alive.
+
+An independent witness of a plan: it knows no cost model, partition or solver. It differentiates
+the emitted function, opens the resulting jaxpr as lowering would, and reads the facts off it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jax_hremat._program.emit import emit_flat
+from jax_hremat._program.graph import equation_flops, size_bytes_of
+from jax_hremat._program.region import Region
+from jax_hremat._program.trace import Program
+from jax_hremat._shared import compat as _compat
+
+Phase = Literal["forward", "recompute", "backward"]
+
+_TAG = re.compile(r"hremat_operation_(\d+)_")
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """One step under a plan, before XLA touches it.
+
+    Attributes:
+        flops: Floating-point operations of the step, counted by `equation_flops`.
+        forward_flops: The same of the program alone, not differentiated; no plan changes it.
+        recomputed: For each operation of the program, how many times the step runs it beyond
+            its first forward. An operation that has a body (a `custom_jvp`, a `custom_vjp`, a
+            user's `jax.checkpoint`) counts as run if any equation of its body does.
+        peak_bytes: Largest sum of live bytes over the step in program order: arguments,
+            constants and outputs at all times, and everything else from the equation that
+            makes it to the last one that reads it, both included.
+        peak_equation: Position of that moment among the step's live equations; -1 if none.
+        peak_operation: The operation that equation belongs to (its forward, a recompute or
+            its derivative), or None.
+        num_equations: Live equations of the step.
+        num_barriers: Optimization barriers in the lowered step outside loops: one before each
+            wrapped region's recompute, one before the forward of a region that a recompute
+            two levels further out runs, and those the program has itself.
+        kept_bytes: Bytes of values made in the first forward, arguments apart, that a recompute
+            or the backward reads.
+    """
+
+    flops: int
+    forward_flops: int
+    recomputed: tuple[int, ...]
+    peak_bytes: int
+    peak_equation: int
+    peak_operation: int | None
+    num_equations: int
+    num_barriers: int
+    kept_bytes: int
+
+
+def replay(program: Program, root: Region) -> Replay:
+    """Differentiate the program with the regions of `root` in it, and see what the step does.
+
+    Dead code is removed first. Names, barriers and the `reduce_precision` that
+    `jax.checkpoint` puts on what it keeps are free and make no new buffer.
+
+    Recomputed equations are told by scope names: each operation is evaluated under its own,
+    JAX carries it through differentiation, and marks what a region recomputes. Within an
+    operation, the run that counts is the one of its own primitive and parameters which does
+    not read a value of the operation's own derivative rule.
+
+    Unchecked: fusion, layouts, padding, in-place updates and XLA's schedule, so
+    `peak_bytes` compares plans and is no prediction. A loop's or branch's body adds the peak
+    of the values it computes, its slices of the stacked inputs left out; Pallas and other
+    custom kernels add none. Flops of elementwise operations are one per element; `while` loops
+    count once.
+
+    What `recomputed` cannot tell: an operation whose derivative rule computes its value by
+    other equations (`scatter`, `cummax`) shows 0, though `flops` counts them. So do the steps
+    that a scan in another mode (`Region.loop`) runs again inside its loops, and a rerun
+    that the operation's own derivative makes under every plan (a flash-attention `custom_vjp`,
+    a user's `jax.checkpoint`). A rerun's cost may differ from the forward's: more for `sort`,
+    which carries positions along; less for a branch or loop, of which only what is needed
+    runs. In an operation with a body, a derivative equation that looks like one of the body's
+    counts as its rerun.
+    """
+    equations = _compat.open_jaxpr(program.jaxpr).eqns
+    tagged = _compat.with_scopes(
+        program.jaxpr, [f"hremat_operation_{i}_" for i in range(len(equations))]
+    )
+    body = emit_flat(replace(program, jaxpr=tagged), root)
+    avals = (*program.in_avals, *program.cotangent_avals)
+    flat = _flatten(jax.make_jaxpr(program.step(body))(*avals))
+    steps = _with_phases(flat.runs)
+    live = _live_bytes(flat.runs, flat.sizes_bytes, {*flat.inputs, *flat.outputs})
+    peak_bytes, peak_equation = max(
+        ((size, -index) for index, size in enumerate(live)), default=(0, 1)
+    )
+    always_bytes = flat.output_bytes + sum(flat.sizes_bytes[v] for v in flat.inputs)
+    return Replay(
+        flops=sum(equation_flops(run.eqn) for run in flat.runs),
+        forward_flops=sum(equation_flops(run.eqn) for run in _flatten(program.jaxpr).runs),
+        recomputed=_recomputed(equations, steps),
+        peak_bytes=always_bytes + peak_bytes,
+        peak_equation=-peak_equation,
+        peak_operation=_operation(flat.runs[-peak_equation]) if live else None,
+        num_equations=len(flat.runs),
+        num_barriers=flat.num_barriers,
+        kept_bytes=_kept_bytes(steps, flat.sizes_bytes),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One equation of the flat step: values read (None: a literal) and made, and its scope."""
+
+    eqn: Any
+    inputs: tuple[int | None, ...]
+    outputs: tuple[int, ...]
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Flat:
+    """A jaxpr with all wrappers opened and no dead code; values are numbers."""
+
+    runs: tuple[_Run, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    output_bytes: int
+    sizes_bytes: Mapping[int, int]
+    num_barriers: int
+
+
+def _flatten(jaxpr: Any) -> _Flat:
+    """Open every wrapper; what only renames a value (a barrier, a name) leaves no equation."""
+    jaxpr = _compat.without_dead_code(jaxpr)
+    sizes_bytes: dict[int, int] = {}
+    runs: list[_Run] = []
+    num_barriers = 0
+
+    def new(var: Any) -> int:
+        sizes_bytes[len(sizes_bytes)] = size_bytes_of(var.aval)
+        return len(sizes_bytes) - 1
+
+    inputs = tuple(new(v) for v in (*jaxpr.constvars, *jaxpr.invars))
+
+    def walk(jaxpr: Any, inputs: Iterable[int | None], prefix: str) -> list[int | None]:
+        nonlocal num_barriers
+        env = dict(zip((*jaxpr.constvars, *jaxpr.invars), inputs, strict=True))
+
+        def read(atoms: Sequence[Any]) -> list[int | None]:
+            return [None if isinstance(v, _compat.Literal) else env[v] for v in atoms]
+
+        for eqn in jaxpr.eqns:
+            read_here = read(eqn.invars)
+            path = f"{prefix}{_compat.scope_name(eqn)}/"
+            num_barriers += _compat.lowers_to_barrier(eqn)
+            body = _compat.wrapped_body(eqn)
+            if body is not None:
+                consts = [new(v) for v in _compat.open_jaxpr(body).constvars]
+                made = walk(_compat.open_jaxpr(body), [*consts, *read_here], path)
+            elif _renames(eqn):
+                made = read_here
+            else:
+                fresh = tuple(new(v) for v in eqn.outvars)
+                runs.append(_Run(eqn, tuple(read_here), fresh, path))
+                made = list(fresh)
+            env.update(zip(eqn.outvars, made, strict=True))
+        return read(jaxpr.outvars)
+
+    outputs = tuple(v for v in walk(jaxpr, inputs, "") if v is not None)
+    return _Flat(
+        runs=tuple(_live(runs, outputs)),
+        inputs=inputs,
+        outputs=outputs,
+        output_bytes=sum(size_bytes_of(v.aval) for v in jaxpr.outvars),
+        sizes_bytes=sizes_bytes,
+        num_barriers=num_barriers,
+    )
+
+
+def _renames(eqn: Any) -> bool:
+    """Whether the equation's results are its inputs under another name."""
+    if eqn.primitive.name == "reduce_precision":
+        info = jnp.finfo(eqn.invars[0].aval.dtype)
+        return (eqn.params["exponent_bits"], eqn.params["mantissa_bits"]) == (info.nexp, info.nmant)
+    return eqn.primitive.name in ("optimization_barrier", "name")
+
+
+def _live(runs: Sequence[_Run], outputs: Iterable[int]) -> list[_Run]:
+    needed: set[int | None] = set(outputs)
+    kept = []
+    for run in reversed(runs):
+        if run.eqn.effects or not needed.isdisjoint(run.outputs):
+            needed.update(run.inputs)
+            kept.append(run)
+    return kept[::-1]
+
+
+def _with_phases(runs: Iterable[_Run]) -> list[tuple[_Run, Phase]]:
+    """The first forward ends at the first transposed equation, which JAX places after it."""
+    steps: list[tuple[_Run, Phase]] = []
+    forward = True
+    for run in runs:
+        # Scopes inside the tag are the program's: a loss may hold a gradient of its own.
+        outer = _TAG.split(run.path)[0]
+        forward = forward and not _compat.is_transposed(outer)
+        rematted = _compat.is_rematted(outer)
+        steps.append((run, "forward" if forward else "recompute" if rematted else "backward"))
+    return steps
+
+
+def _operation(run: _Run) -> int | None:
+    tag = _TAG.search(run.path)
+    return int(tag.group(1)) if tag else None
+
+
+def _recomputed(equations: Sequence[Any], steps: Iterable[tuple[_Run, Phase]]) -> tuple[int, ...]:
+    """Runs of each operation in the recompute phase, over those of its first forward."""
+    first: list[Counter[str]] = [Counter() for _ in equations]
+    again: list[Counter[str]] = [Counter() for _ in equations]
+    makers: dict[int | None, int | None] = {}
+    for run, phase in steps:
+        operation = _operation(run)
+        makers.update(dict.fromkeys(run.outputs, operation))
+        if operation is None or phase == "backward":
+            continue
+        eqn = equations[operation]
+        if _compat.wrapped_body(eqn) is not None or _is_run_of(eqn, operation, run, makers):
+            counts = first if phase == "forward" else again
+            counts[operation][_signature(run.eqn)] += 1
+    return tuple(
+        max((math.ceil(count / one[key]) for key, count in more.items() if key in one), default=0)
+        for one, more in zip(first, again, strict=True)
+    )
+
+
+def _is_run_of(
+    eqn: Any, operation: int, run: _Run, makers: Mapping[int | None, int | None]
+) -> bool:
+    """Whether this is the operation itself, and no equation of its derivative rule."""
+    if run.eqn.primitive.name != eqn.primitive.name:
+        return False
+    if _has_body(eqn):
+        return True
+    # A rule may add operands (`sort` carries the permutation along) but not change the rest.
+    own = any(makers.get(v) == operation for v in run.inputs[: len(eqn.invars)] if v is not None)
+    params = _compat.describe_params
+    return not own and params(run.eqn.params) == params(eqn.params)
+
+
+def _signature(eqn: Any) -> str:
+    """What the equation computes; loops change their body when they are differentiated."""
+    if _has_body(eqn):
+        return eqn.primitive.name
+    shape = eqn.outvars[0].aval.str_short() if eqn.outvars else ""
+    return f"{eqn.primitive.name}[{_compat.describe_params(eqn.params)}]->{shape}"
+
+
+def _live_bytes(
+    runs: Sequence[_Run],
+    sizes_bytes: Mapping[int, int],
+    uncounted: Set[int],
+    kept_to_the_end: Iterable[int] = (),
+) -> list[int]:
+    """Bytes alive at each equation, from a value's maker to its last reader."""
+    last = {v: index for index, run in enumerate(runs) for v in (*run.inputs, *run.outputs)}
+    last.update(dict.fromkeys(kept_to_the_end, len(runs) - 1))
+    dying: list[int] = [0] * len(runs)
+    live, sizes = 0, []
+    for index, run in enumerate(runs):
+        for value in run.outputs:
+            if value not in uncounted:
+                live += sizes_bytes[value]
+                dying[last[value]] += sizes_bytes[value]
+        sizes.append(live + _body_bytes(run.eqn))
+        live -= dying[index]
+    return sizes
+
+
+def _body_bytes(eqn: Any) -> int:
+    """Largest sum of bytes that a loop's or branch's body computes and holds at once."""
+    if eqn.primitive.name not in ("scan", "while", "cond"):
+        return 0
+    peaks = []
+    for body in _bodies(eqn):
+        flat = _flatten(_compat.open_jaxpr(body))
+        kept = set(flat.outputs).difference(flat.inputs)
+        peaks += _live_bytes(flat.runs, flat.sizes_bytes, set(flat.inputs), kept)
+    return max(peaks, default=0)
+
+
+def _kept_bytes(steps: Sequence[tuple[_Run, Phase]], sizes_bytes: Mapping[int, int]) -> int:
+    made = {v for run, phase in steps if phase == "forward" for v in run.outputs}
+    read = {v for run, phase in steps if phase != "forward" for v in run.inputs}
+    return sum(sizes_bytes[v] for v in made & read)
+
+
+def _has_body(eqn: Any) -> bool:
+    return next(_bodies(eqn), None) is not None
+
+
+def _bodies(eqn: Any) -> Iterator[Any]:
+    for param in eqn.params.values():
+        items = param if isinstance(param, (tuple, list)) else (param,)
+        yield from (item for item in items if _compat.is_jaxpr(item))

@@ -1,0 +1,276 @@
+"""Callable and example arguments -> `Program`: the flat jaxpr that everything else is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from jax_hremat._shared import compat as _compat
+from jax_hremat._shared.errors import UnsupportedConfigError, UnsupportedProgramError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A function traced before differentiation, every plain inner `jit` opened.
+
+    Attributes:
+        jaxpr: The closed, flat jaxpr; equation `i` is operation `i` of the graph.
+        in_tree: Structure of `(args, kwargs)`.
+        out_tree: Structure of what the function returns.
+        input_names: A readable path for each flat input, such as `args[0]['params']['w']`.
+        differentiated: Positions of the flat inputs that gradients are taken of.
+        is_loss: Whether flat output 0 is a scalar loss and all others are auxiliary. If not,
+            the cotangents of all floating outputs are inputs of the step (a module's call).
+        has_aux: Whether a loss function returns `(loss, aux)`.
+    """
+
+    jaxpr: Any
+    in_tree: Any
+    out_tree: Any
+    input_names: tuple[str, ...]
+    differentiated: tuple[int, ...]
+    is_loss: bool
+    has_aux: bool
+
+    @property
+    def in_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Shape and dtype of every flat input."""
+        return tuple(abstract(v.aval) for v in _compat.open_jaxpr(self.jaxpr).invars)
+
+    @property
+    def out_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Shape and dtype of every flat output."""
+        return tuple(abstract(v.aval) for v in _compat.open_jaxpr(self.jaxpr).outvars)
+
+    @property
+    def cotangent_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """What the step takes after the program's inputs; empty for a loss."""
+        if self.is_loss:
+            return ()
+        return tuple(a for a in self.out_avals if is_inexact(a.dtype))
+
+    def step(self, body: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
+        """The training step the budget is about, around `body(*flat_inputs) -> flat_outputs`.
+
+        For a loss it is `value_and_grad`; for a module's call it is the call with its
+        pullback, the cotangents following the inputs.
+        """
+        num_inputs = len(self.in_avals)
+
+        def forward(active: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, Any]:
+            merged = list(inputs)
+            for position, value in zip(self.differentiated, active, strict=True):
+                merged[position] = value
+            outputs = body(*merged)
+            if self.is_loss:
+                return outputs[0], list(outputs[1:])
+            floating = [o for o in outputs if is_inexact(o.dtype)]
+            return floating, [o for o in outputs if not is_inexact(o.dtype)]
+
+        def step(*flat: Any) -> Any:
+            inputs, cotangents = flat[:num_inputs], flat[num_inputs:]
+            active = [inputs[i] for i in self.differentiated]
+            value, pullback, aux = jax.vjp(lambda a: forward(a, inputs), active, has_aux=True)
+            if self.is_loss:
+                seed: Any = jnp.ones_like(value)
+            else:
+                seed = list(cotangents)
+            return value, aux, pullback(seed)[0]
+
+        return step
+
+
+def abstract(aval: Any) -> jax.ShapeDtypeStruct:
+    """The aval as a `ShapeDtypeStruct`, weak type kept."""
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def abstract_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of an argument: an array, a tracer, a scalar, or abstract already."""
+    return abstract(leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf))
+
+
+def is_inexact(dtype: Any) -> bool:
+    """Whether values of this dtype have a gradient (PRNG keys, integers and bools have none)."""
+    return jnp.issubdtype(dtype, np.inexact)
+
+
+def trace_loss(
+    fun: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    *,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+) -> Program:
+    """Trace a loss function at arrays or `ShapeDtypeStruct`s.
+
+    Args:
+        fun: Returns a scalar, or `(scalar, aux)` if `has_aux`.
+        args: Positional arguments, any pytrees.
+        kwargs: Keyword arguments, any pytrees; never differentiated.
+        argnums: Which positional arguments gradients are taken of, as in `jax.grad`.
+        has_aux: As in `jax.grad`.
+
+    Raises:
+        UnsupportedProgramError: The function does not return a real floating scalar, has an
+            ordered effect, or the differentiated arguments hold no floating array.
+        UnsupportedConfigError: `jax_remat3` is on.
+    """
+    positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    for position in positions:
+        if not -len(args) <= position < len(args):
+            raise UnsupportedProgramError(
+                f"`argnums` names argument {position}, but the function was given {len(args)} "
+                f"positional arguments; differentiated arguments must be passed by position"
+            )
+    positions = tuple(p % len(args) for p in positions)
+    program = _trace(fun, args, kwargs, positions, is_loss=True, has_aux=has_aux)
+    _check_loss(program, fun)
+    if any(isinstance(c, Tracer) for c in _compat.jaxpr_consts(program.jaxpr)):
+        raise UnsupportedProgramError(
+            f"`{getattr(fun, '__name__', type(fun).__name__)}` closes over arrays that are being "
+            f"traced outside it, which cannot be part of a program of its own. Pass them as "
+            f"arguments"
+        )
+    return program
+
+
+def trace_call(fun: Callable[..., Any], args: Sequence[Any], argnums: Sequence[int]) -> Program:
+    """Trace any function whose step is its call and its pullback (a Flax module's call).
+
+    Args:
+        fun: Any function of pytrees.
+        args: Positional arguments.
+        argnums: Which of them are differentiated, where they are floating.
+
+    Raises:
+        UnsupportedProgramError: An ordered effect, or nothing to differentiate.
+        UnsupportedConfigError: `jax_remat3` is on.
+    """
+    return _trace(fun, args, {}, tuple(argnums), is_loss=False, has_aux=False)
+
+
+def _trace(
+    fun: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    positions: tuple[int, ...],
+    *,
+    is_loss: bool,
+    has_aux: bool,
+) -> Program:
+    if _compat.remat3_enabled():
+        raise UnsupportedConfigError(
+            "`jax_remat3` is on; under it nested `jax.checkpoint` regions and name policies have "
+            "another, still changing meaning, and a plan would not keep its peak. Switch it off "
+            "with `jax.config.update('jax_remat3', False)` (or unset `JAX_REMAT3`)"
+        )
+    leaves_with_path, in_tree = jax.tree_util.tree_flatten_with_path((tuple(args), kwargs))
+    leaves = [leaf for _, leaf in leaves_with_path]
+    names = tuple(_input_name(path) for path, _ in leaves_with_path)
+    out_trees: list[Any] = []
+
+    def flat_fun(*flat: Any) -> list[Any]:
+        call_args, call_kwargs = jax.tree.unflatten(in_tree, flat)
+        outputs, out_tree = jax.tree.flatten(fun(*call_args, **call_kwargs))
+        out_trees.append(out_tree)
+        return outputs
+
+    nested = jax.make_jaxpr(flat_fun)(*leaves)
+    ordered = _compat.ordered_effects(nested)
+    if ordered:
+        raise UnsupportedProgramError(
+            f"the function has ordered effects ({', '.join(ordered)}), which `jax.checkpoint` "
+            f"cannot recompute. Make them unordered (`ordered=False`) or move them out of the "
+            f"function that is planned"
+        )
+    axes = _compat.named_axes(nested)
+    if axes:
+        raise UnsupportedProgramError(
+            f"the function communicates over the axes {', '.join(axes)} of a surrounding "
+            f"`vmap` or `shard_map`, without which it cannot be compiled on its own. Plan the "
+            f"function that contains the mapping"
+        )
+    jaxpr = inline(nested)
+    ranges = _leaf_ranges(args)
+    chosen = [i for p in positions for i in range(*ranges[p])]
+    invars = _compat.open_jaxpr(jaxpr).invars
+    differentiated = tuple(i for i in chosen if is_inexact(invars[i].aval.dtype))
+    if not differentiated:
+        dtypes = sorted({str(invars[i].aval.dtype) for i in chosen})
+        raise UnsupportedProgramError(
+            f"nothing to differentiate: the arguments that `argnums`={positions} names hold "
+            f"{len(chosen)} arrays of dtype {', '.join(dtypes) or '(none)'}, and gradients need "
+            f"a floating dtype. Cast the parameters, or point `argnums` at them"
+        )
+    if is_loss and len(differentiated) != len(chosen):
+        odd = next(i for i in chosen if i not in differentiated)
+        raise UnsupportedProgramError(
+            f"`{names[odd]}` has dtype {invars[odd].aval.dtype}, which has no gradient, but "
+            f"`argnums`={positions} asks for it, as `jax.grad` would refuse too. Pass integer "
+            f"arrays and keys in an argument that is not differentiated"
+        )
+    return Program(
+        jaxpr=jaxpr,
+        in_tree=in_tree,
+        out_tree=out_trees[0],
+        input_names=names,
+        differentiated=differentiated,
+        is_loss=is_loss,
+        has_aux=has_aux,
+    )
+
+
+def inline(closed: Any) -> Any:
+    """The closed jaxpr traced again with every plain inner `jit` opened."""
+    consts = _compat.jaxpr_consts(closed)
+
+    def flat(*inputs: Any) -> list[Any]:
+        return _compat.evaluate_inlined(closed, consts, inputs)
+
+    return jax.make_jaxpr(flat)(*(v.aval for v in _compat.open_jaxpr(closed).invars))
+
+
+def _leaf_ranges(args: Sequence[Any]) -> list[tuple[int, int]]:
+    ranges, start = [], 0
+    for arg in args:
+        count = len(jax.tree.leaves(arg))
+        ranges.append((start, start + count))
+        start += count
+    return ranges
+
+
+def _input_name(path: Any) -> str:
+    """`((arg, key), …)` paths start with 0 for args and 1 for kwargs."""
+    kind, *rest = path
+    prefix = "args" if kind.idx == 0 else "kwargs"
+    return prefix + jax.tree_util.keystr(tuple(rest))
+
+
+def _check_loss(program: Program, fun: Callable[..., Any]) -> None:
+    name = getattr(fun, "__name__", type(fun).__name__)
+    if program.has_aux:
+        children = program.out_tree.children()
+        if len(children) != 2 or children[0].num_leaves != 1:
+            raise UnsupportedProgramError(
+                f"`has_aux=True` needs `{name}` to return a pair `(loss, aux)`; it returned "
+                f"{program.out_tree}"
+            )
+    elif program.out_tree.num_leaves != 1:
+        raise UnsupportedProgramError(
+            f"`{name}` must return one scalar loss; it returned {program.out_tree}. Use "
+            f"`has_aux=True` if it returns `(loss, aux)`"
+        )
+    loss = program.out_avals[0]
+    if loss.shape != () or not jnp.issubdtype(loss.dtype, np.floating):
+        raise UnsupportedProgramError(
+            f"`{name}` must return a real floating scalar; it returned {loss.dtype}"
+            f"{list(loss.shape)}. Reduce it, for instance with `.mean()`"
+        )

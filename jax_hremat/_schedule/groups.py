@@ -1,0 +1,362 @@
+"""Pieces of a schedule: single blocks, and all ways to run a group that could be of use.
+
+A group is consecutive blocks, one option each, wrapped together in one `jax.checkpoint`. Seen
+from outside it keeps nothing but what its recompute reads from before it; what happens inside
+only shows in its time, in the peak of its forward and in the peak of its backward. So of all
+selections of options inside, those that are Pareto in these three are enough. They are found by
+extending groups block by block, dominated beginnings dropped (label setting, exact).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jax_hremat._schedule.chain import Chain
+
+MAX_GROUP = 8
+_MIB = 2.0**20
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A block in one option, or a group of blocks with the option of each.
+
+    Attributes:
+        first: First block.
+        last: Last block.
+        options: Position of the option of each block.
+        added_ms: Time over the fastest options, the group's second forward included.
+        kept_bytes: Kept until its backward, without the values that cross a boundary.
+        forward_bytes: Peak of each block's forward.
+        backward_bytes: Peak of its backward, pending cotangents included, and all a group holds
+            from its recompute on.
+        holds: For a value that it holds from the forward on, (its crossing, as of which block).
+    """
+
+    first: int
+    last: int
+    options: tuple[int, ...]
+    added_ms: float
+    kept_bytes: int
+    forward_bytes: tuple[int, ...]
+    backward_bytes: int
+    holds: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What the rows of the root program charge a piece, in ms (and ms per MiB).
+
+    Attributes:
+        cover: For covering each block; negative where a piece is wanted.
+        forward: For the forward peak of each block.
+        backward: For the backward peak of each block.
+        hold: For holding a crossing as of a block.
+    """
+
+    cover: tuple[float, ...]
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    hold: dict[tuple[int, int], float]
+
+    def reduced_ms(self, piece: Piece) -> float:
+        """The piece's time and what it is charged: its reduced cost."""
+        inside = range(piece.first, piece.last + 1)
+        charged = sum(
+            self.cover[k] + (self.forward[k] * f + self.backward[k] * piece.backward_bytes) / _MIB
+            for k, f in zip(inside, piece.forward_bytes, strict=True)
+        )
+        later = sum(self.forward[piece.last + 1 :]) + sum(self.backward[piece.last + 1 :])
+        charged += later * piece.kept_bytes / _MIB
+        return piece.added_ms + charged + sum(self.hold[key] for key in piece.holds)
+
+
+def single_pieces(chain: Chain) -> list[Piece]:
+    """Every block in every option."""
+    pieces = []
+    needs = _needs(chain)
+    for k, options in enumerate(chain.options):
+        fastest_s = min(o.cost.time_s for o in options)
+        pending = chain.pending_cotangent_bytes(k)
+        pieces += [
+            Piece(
+                first=k,
+                last=k,
+                options=(o,),
+                added_ms=(option.cost.time_s - fastest_s) * 1e3,
+                kept_bytes=option.cost.kept_bytes,
+                forward_bytes=(option.cost.forward_peak_bytes,),
+                backward_bytes=option.cost.backward_peak_bytes + pending,
+                holds=tuple((v, k) for v in needs[k][o]),
+            )
+            for o, option in enumerate(options)
+        ]
+    return pieces
+
+
+def group_pieces(
+    chain: Chain,
+    limit_bytes: float,
+    *,
+    prices: Prices | None = None,
+    worth_ms: float = float("inf"),
+    by_time: bool = True,
+    only: frozenset[tuple[int, int]] | None = None,
+) -> list[Piece]:
+    """The Pareto ways to run every group of two to `MAX_GROUP` blocks.
+
+    The last block is in no group: its backward follows its forward at once, so wrapping it
+    gains nothing. Nor is a pinned one.
+
+    Args:
+        chain: Blocks and their options.
+        limit_bytes: Leave out what alone has a higher peak, arguments and outputs left out.
+        prices: What the rows of the root program charge.
+        worth_ms: With prices, leave out what has a higher reduced cost.
+        by_time: Whether time counts; if not, only the peaks do.
+        only: The groups to look at, by first and last block; all if None.
+    """
+    needs = _needs(chain)
+    pieces: list[Piece] = []
+    for first in range(len(chain) - 1):
+        last = min(first + MAX_GROUP, len(chain) - 1) - 1
+        if only is not None:
+            last = max((b for a, b in only if a == first), default=first)
+        start = _Start(chain, needs, first, last, limit_bytes, prices, worth_ms)
+        pieces += start.pieces(by_time)
+    return [p for p in pieces if only is None or (p.first, p.last) in only]
+
+
+def _needs(chain: Chain) -> list[list[list[int]]]:
+    """For each block and option, the crossings that its backward reads."""
+    needs: list[list[list[int]]] = [[[] for _ in options] for options in chain.options]
+    for v, crossing in enumerate(chain.crossings):
+        for k, o in sorted(crossing.needed):
+            needs[k][o].append(v)
+    return needs
+
+
+class _Label(NamedTuple):
+    """The beginning of a group: what all its ways to go on have in common."""
+
+    added_ms: float
+    held_bytes: int
+    backward_bytes: int
+    forward_bytes: int
+    options: tuple[int, ...]
+
+
+class _Start:
+    """All groups that begin at one block."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        needs: list[list[list[int]]],
+        first: int,
+        last: int,
+        limit_bytes: float,
+        prices: Prices | None,
+        worth_ms: float,
+    ) -> None:
+        self._chain = chain
+        self._needs = needs
+        self._first = first
+        self._limit = limit_bytes
+        self._worth = worth_ms
+        end = min((k for k in chain.pinned if first <= k <= last), default=last + 1)
+        self._blocks = range(first, end)
+        self._fastest_s = [min(o.cost.time_s for o in chain.options[k]) for k in self._blocks]
+        # What the recompute of the last block is shorter by than that of one in the middle.
+        self._spared_ms = [
+            [(chain.recompute_s[k] - last_s) * 1e3 for last_s in chain.last_recompute_s[k]]
+            for k in self._blocks
+        ]
+        self._pending = [chain.pending_cotangent_bytes(k) for k in self._blocks]
+        # Bytes that wait during the forward of each block whatever the options: a value from
+        # before the group that is read in it or after it, and one made in it until last read.
+        self._waiting = [
+            sum(
+                c.size_bytes
+                for c in chain.crossings
+                if (c.producer < first and c.readers[-1] >= first)
+                or (first <= c.producer < k <= c.readers[-1])
+            )
+            for k in self._blocks
+        ]
+        # Values from before the group that a group ending at each block reads.
+        self._read = [
+            [
+                v
+                for v, c in enumerate(chain.crossings)
+                if c.producer < first and any(first <= r <= k for r in c.readers)
+            ]
+            for k in self._blocks
+        ]
+        self._read_bytes = [sum(chain.crossings[v].size_bytes for v in r) for r in self._read]
+        self._charge = None if prices is None else _Charge(self, prices)
+
+    def pieces(self, by_time: bool) -> Iterator[Piece]:
+        """The groups, by their end."""
+        # Labels by the set of values made in the group that are held and may be read again.
+        labels: dict[frozenset[int], list[_Label]] = {frozenset(): [_Label(0.0, 0, 0, 0, ())]}
+        for i, k in enumerate(self._blocks):
+            longer: dict[frozenset[int], list[_Label]] = {}
+            ends: list[_Label] = []
+            for held, beginnings in labels.items():
+                for o in range(len(self._chain.options[k])):
+                    now_held = held.union(
+                        v
+                        for v in self._needs[k][o]
+                        if self._chain.crossings[v].producer >= self._first
+                    )
+                    still = frozenset(
+                        v for v in now_held if self._chain.crossings[v].readers[-1] > k
+                    )
+                    taken = sum(self._chain.crossings[v].size_bytes for v in now_held - held)
+                    extended = list(self._extend(beginnings, i, o, taken))
+                    longer.setdefault(still, []).extend(extended)
+                    spared = self._spared_ms[i][o]
+                    ends += [
+                        _Label(x.added_ms - spared, 0, x.backward_bytes, x.forward_bytes, x.options)
+                        for x in extended
+                    ]
+            read = self._read_bytes[i]
+            labels = {held: _undominated(group, by_time, read) for held, group in longer.items()}
+            if i > 0:
+                for label in _undominated(ends, by_time, read):
+                    if self._charge is None or self._charge.exact(i, label) <= self._worth:
+                        yield self._piece(i, label)
+
+    def _extend(
+        self, beginnings: list[_Label], i: int, o: int, taken_bytes: int
+    ) -> Iterator[_Label]:
+        k = self._blocks[i]
+        cost = self._chain.options[k][o].cost
+        added_ms = (cost.time_s - self._fastest_s[i] + self._chain.recompute_s[k]) * 1e3
+        here = self._waiting[i] + cost.forward_peak_bytes
+        if here > self._limit:
+            return
+        own = taken_bytes + cost.backward_peak_bytes + self._pending[i]
+        taken = taken_bytes + cost.kept_bytes
+        read = self._read_bytes[i]
+        room = self._limit - read
+        onward = None if self._charge is None else self._charge.onward[i]
+        for before_ms, held, backward, forward_before, options in beginnings:
+            backward = max(backward, held + own)
+            if backward > room:
+                continue
+            # A forward peak up to that of the backward with the group's inputs sets nothing: what
+            # else lives outside the group lives in its backward too.
+            forward = max(forward_before, here, backward + read)
+            total_ms = before_ms + added_ms
+            if onward is not None:
+                # The least reduced cost of the groups that begin so.
+                spare = self._worth - total_ms
+                if all(c + f * forward + b * backward > spare for c, f, b in onward):
+                    continue
+            yield _Label(total_ms, held + taken, backward, forward, (*options, o))
+
+    def _piece(self, i: int, label: _Label) -> Piece:
+        inside = self._blocks[: i + 1]
+        return Piece(
+            first=self._first,
+            last=inside[-1],
+            options=label.options,
+            added_ms=label.added_ms,
+            kept_bytes=0,
+            forward_bytes=tuple(label.forward_bytes - w for w in self._waiting[: i + 1]),
+            backward_bytes=label.backward_bytes,
+            holds=tuple(self.holds(i)),
+        )
+
+    def holds(self, i: int) -> list[tuple[int, int]]:
+        """(Crossing, as of which block) for what a group of i + 1 blocks holds."""
+        return sorted(
+            {
+                (v, min(k, self._chain.crossings[v].readers[-1]))
+                for v in self._read[i]
+                for k in self._blocks[: i + 1]
+            }
+        )
+
+    @property
+    def blocks(self) -> range:
+        return self._blocks
+
+    @property
+    def waiting(self) -> list[int]:
+        return self._waiting
+
+    def least_added_ms(self, i: int) -> float:
+        """The least time that the block at position i can add if another follows it."""
+        return self._chain.recompute_s[self._blocks[i]] * 1e3
+
+    def most_spared_ms(self, i: int) -> float:
+        """The most that ending with the block at position i can take off that."""
+        return max(self._spared_ms[i])
+
+
+class _Charge:
+    """Reduced costs of the groups that begin at one block."""
+
+    def __init__(self, start: _Start, prices: Prices) -> None:
+        # For each end: a constant, the price of the forward peak, of the backward peak.
+        self._terms: list[tuple[float, float, float]] = []
+        constant = forward = backward = 0.0
+        for i, k in enumerate(start.blocks):
+            constant += prices.cover[k] - prices.forward[k] * start.waiting[i] / _MIB
+            forward += prices.forward[k] / _MIB
+            backward += prices.backward[k] / _MIB
+            held = sum(prices.hold[key] for key in start.holds(i))
+            self._terms.append((constant + held, forward, backward))
+        # For each position, the same for all ends from there on, the least time of the blocks
+        # in between added.
+        self.onward: list[list[tuple[float, float, float]]] = []
+        for i in range(len(self._terms)):
+            extra, onward = 0.0, []
+            for j in range(i, len(self._terms)):
+                extra += start.least_added_ms(j) if j > i else 0.0
+                c, f, b = self._terms[j]
+                onward.append((c + extra - start.most_spared_ms(j), f, b))
+            self.onward.append(onward)
+
+    def exact(self, i: int, label: _Label) -> float:
+        """The reduced cost of the group that ends here."""
+        c, f, b = self._terms[i]
+        return label.added_ms + c + f * label.forward_bytes + b * label.backward_bytes
+
+
+def _undominated(labels: list[_Label], by_time: bool, read_bytes: int) -> list[_Label]:
+    """Labels that no other dominates; of equals the first in order."""
+    # In this order only earlier labels can dominate, and what is left to compare is the bytes.
+    if by_time:
+        ordered = sorted(labels)
+    else:
+        ordered = sorted(labels, key=lambda x: (*x[1:], x.added_ms))
+    kept: list[_Label] = []
+    # Of the labels kept, those whose forward peak is no matter, so that two figures say all:
+    # held bytes ascending, backward peaks descending. The others are few.
+    held_steps: list[int] = []
+    backward_steps: list[int] = []
+    others: list[tuple[int, int, int]] = []
+    for label in ordered:
+        _, held, backward, forward, _ = label
+        at = bisect_right(held_steps, held)
+        if at and backward_steps[at - 1] <= backward:
+            continue
+        if any(h <= held and b <= backward and f <= forward for h, b, f in others):
+            continue
+        kept.append(label)
+        if forward > backward + read_bytes:
+            others.append((held, backward, forward))
+            continue
+        end = at
+        while end < len(backward_steps) and backward_steps[end] >= backward:
+            end += 1
+        held_steps[at:end] = [held]
+        backward_steps[at:end] = [backward]
+    return kept

@@ -1,0 +1,1 @@
+"""Small things that every stage may use; they know of no stage."""

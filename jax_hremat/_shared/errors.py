@@ -1,0 +1,218 @@
+"""Every exception the library raises on purpose, each with an example and its fix."""
+
+from jax_hremat._shared.format import format_bytes
+
+__all__ = [
+    "BudgetFormatError",
+    "CertificationError",
+    "HRematError",
+    "InfeasibleBudgetError",
+    "PlanFormatError",
+    "SolverError",
+    "StalePlanError",
+    "TargetUnavailableError",
+    "UnknownTargetError",
+    "UnsupportedConfigError",
+    "UnsupportedProgramError",
+]
+
+
+class HRematError(Exception):
+    """Base of every error raised by the library.
+
+    Catch it to handle any refusal of the library without catching errors of your own code::
+
+        try:
+            step = jax_hremat.hremat(loss_fn, budget="10GiB")(params, batch)
+        except jax_hremat.HRematError as error:
+            report(error)
+    """
+
+
+class InfeasibleBudgetError(HRematError):
+    """No plan keeps the step's peak memory at or under the budget.
+
+    The smallest peak any plan reaches is above the budget: the arguments, the outputs and the
+    largest working set of a single region cannot be recomputed away.
+
+    Failing example, with parameters that alone take 6 GiB::
+
+        jax_hremat.hremat(loss_fn, budget="1GiB")(params, batch)
+
+    Fix: give at least ``error.min_budget_bytes``, or make what ``error.bottleneck`` names smaller
+    (a smaller batch, donated arguments, parameters in a narrower dtype)::
+
+        jax_hremat.hremat(loss_fn, budget=error.min_budget_bytes)(params, batch)
+
+    Attributes:
+        min_budget_bytes: The smallest budget, in bytes, that a plan was found for.
+        budget_bytes: The budget that was asked for, in bytes.
+        bottleneck: What sets the smallest budget, in words.
+    """
+
+    min_budget_bytes: int
+    budget_bytes: int
+    bottleneck: str
+
+    def __init__(self, *, min_budget_bytes: int, budget_bytes: int, bottleneck: str) -> None:
+        self.min_budget_bytes = min_budget_bytes
+        self.budget_bytes = budget_bytes
+        self.bottleneck = bottleneck
+        super().__init__(
+            f"no plan fits the budget of {format_bytes(budget_bytes)}; the smallest that would "
+            f"do is {format_bytes(min_budget_bytes)}, set by {bottleneck}. Raise the budget to "
+            f"at least {min_budget_bytes} bytes, or make that part of the step smaller (smaller "
+            "batch, donated arguments, narrower dtype)."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exceptions pickle by positional arguments, and this one takes keywords only.
+        return _rebuild_infeasible, (self.min_budget_bytes, self.budget_bytes, self.bottleneck)
+
+
+class BudgetFormatError(HRematError, ValueError):
+    """A budget is not written in a form the library reads.
+
+    Failing examples (no unit's B, an integral float, nothing)::
+
+        jax_hremat.hremat(loss_fn, budget="70G")
+        jax_hremat.hremat(loss_fn, budget=2.0)
+        jax_hremat.hremat(loss_fn, budget=0)
+
+    Fix: an integer number of bytes, a text with a unit, or a float in (0, 1], a fraction of the
+    step's peak without rematerialization::
+
+        jax_hremat.hremat(loss_fn, budget="70GiB")
+        jax_hremat.hremat(loss_fn, budget=0.9)
+    """
+
+
+class UnknownTargetError(HRematError, ValueError):
+    """A target's name is not known, or a target file cannot be read as one.
+
+    Failing example::
+
+        jax_hremat.get_target("h20")
+
+    Fix: a name from ``jax_hremat.list_targets()``, or the path of a TOML file of your own with
+    the keys of the packaged ones::
+
+        jax_hremat.get_target("h200")
+        jax_hremat.get_target("targets/my_gpu.toml")
+    """
+
+
+class TargetUnavailableError(HRematError, RuntimeError):
+    """The compiler for the target is not installed, or does not accept the target.
+
+    Compiling for a GPU takes JAX's CUDA plugin and two files of the CUDA toolkit, the assembler
+    ptxas and the device library libdevice; the rest of the toolkit is not used.
+
+    Failing example, on a machine where one of them is missing::
+
+        jax_hremat.hremat(loss_fn, budget="70GiB", target="h200")(params, batch)
+
+    Fix: install them; no GPU and no driver is needed::
+
+        pip install "jax_hremat[gpu-aot]"
+
+    and, where there is no GPU, tell JAX so before its first use, or the plugin does not start::
+
+        jax.config.update("jax_platforms", "cpu")
+    """
+
+
+class StalePlanError(HRematError, ValueError):
+    """A plan was made for another program than the one it is applied to.
+
+    Failing example: the plan was made before a layer was added to ``loss_fn``::
+
+        jax_hremat.apply_plan(loss_fn, plan)(params, batch)
+
+    Fix: make the plan again for the program as it is now; the message names the first
+    difference::
+
+        plan = jax_hremat.plan_remat(loss_fn, budget="70GiB")(params, batch)
+    """
+
+
+class PlanFormatError(HRematError, ValueError):
+    """A text is not a plan, or a plan of a format this version does not read.
+
+    Failing example::
+
+        jax_hremat.RematPlan.load("params.json")
+
+    Fix: read what ``RematPlan.save`` wrote, with the library version that wrote it or a later
+    one; else make the plan again::
+
+        plan = jax_hremat.RematPlan.load("plan.json")
+    """
+
+
+class UnsupportedProgramError(HRematError, TypeError):
+    """The program cannot be differentiated in regions as it stands.
+
+    Reasons are an ordered effect (its order would change under recompute), a loss that is not
+    a scalar, parameters that hold only integers, and the like; the message names which.
+
+    Failing example::
+
+        @jax_hremat.hremat(budget="70GiB")
+        def loss_fn(params, batch):
+            jax.debug.print("{}", batch.sum(), ordered=True)
+            return ((params["w"] * batch) ** 2)  # an array, not a scalar
+
+    Fix: drop the order, and reduce the loss::
+
+        @jax_hremat.hremat(budget="70GiB")
+        def loss_fn(params, batch):
+            jax.debug.print("{}", batch.sum())
+            return ((params["w"] * batch) ** 2).mean()
+    """
+
+
+class SolverError(HRematError, RuntimeError):
+    """The solver stopped without a plan: a failure of its own, not a proof that none fits.
+
+    Failing example: a time limit too short to find any solution::
+
+        config = PlannerConfig(solver=SolverConfig(time_limit_s=1e-3))
+        jax_hremat.plan_remat(loss_fn, budget="70GiB", config=config)(params, batch)
+
+    Fix: more time; a limit reached *with* a solution is a result with its gap, not an error::
+
+        config = PlannerConfig(solver=SolverConfig(time_limit_s=60.0))
+    """
+
+
+class UnsupportedConfigError(HRematError, RuntimeError):
+    """A JAX setting changes what ``jax.checkpoint`` means, so plans would not hold.
+
+    Failing example: ``jax_remat3`` treats nested checkpoints in another way::
+
+        jax.config.update("jax_remat3", True)
+        jax_hremat.hremat(loss_fn, budget="70GiB")(params, batch)
+
+    Fix: turn the setting off before the step is traced::
+
+        jax.config.update("jax_remat3", False)
+    """
+
+
+class CertificationError(HRematError, RuntimeError):
+    """A plan about to be returned does not hold: its compiled peak is above the budget.
+
+    Plans that miss are left out before, and a budget that none meets is an
+    `InfeasibleBudgetError`, so this one is a fault of the library.
+
+    Fix: none; please report it, with the program.
+    """
+
+
+def _rebuild_infeasible(
+    min_budget_bytes: int, budget_bytes: int, bottleneck: str
+) -> InfeasibleBudgetError:
+    return InfeasibleBudgetError(
+        min_budget_bytes=min_budget_bytes, budget_bytes=budget_bytes, bottleneck=bottleneck
+    )

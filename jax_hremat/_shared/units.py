@@ -1,0 +1,168 @@
+"""Budgets as people write them, and amounts as people read them."""
+
+import math
+import re
+from dataclasses import dataclass
+
+from jax_hremat._shared.errors import BudgetFormatError
+
+_UNITS_BYTES = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "pb": 10**15,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+    "pib": 2**50,
+}
+_AMOUNT = re.compile(r"([0-9]*\.?[0-9]+|[0-9]+\.)(e\+?[0-9]{1,3})?\s*([a-z]*)", re.ASCII)
+_ACCEPTED = (
+    'an integer number of bytes (75161927680), a text with a unit ("70GiB", "70 GB", "512MiB"), '
+    "or a fraction of the step's peak without rematerialization as a float in (0, 1] (0.9)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A memory budget: exactly one of a size and a fraction of the no-remat peak.
+
+    Attributes:
+        bytes: The size in bytes, positive; None when a fraction was given.
+        fraction: The share of the compiled peak of the step without rematerialization, in
+            (0, 1]; None when a size was given.
+    """
+
+    bytes: int | None = None
+    fraction: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.bytes is None) == (self.fraction is None):
+            raise BudgetFormatError("a Budget takes exactly one of bytes and fraction")
+        if self.bytes is not None and self.bytes <= 0:
+            raise BudgetFormatError(f"a budget must be positive, not {self.bytes} bytes")
+        if self.fraction is not None and not 0.0 < self.fraction <= 1.0:
+            raise BudgetFormatError(f"a fraction must be in (0, 1], not {self.fraction!r}")
+
+    def resolve_bytes(self, whole_bytes: int) -> int:
+        """Returns the budget in bytes, a fraction being one of ``whole_bytes``, rounded down."""
+        if self.bytes is not None:
+            return self.bytes
+        assert self.fraction is not None
+        return int(self.fraction * whole_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """The longest a step may take: a ratio to its estimated time without rematerialization.
+
+    Attributes:
+        ratio: At least 1.
+    """
+
+    ratio: float
+
+    def __post_init__(self) -> None:
+        if isinstance(self.ratio, bool) or not isinstance(self.ratio, int | float):
+            raise BudgetFormatError(f"max_slowdown={self.ratio!r} is not a number")
+        if not (math.isfinite(self.ratio) and self.ratio >= 1.0):
+            raise BudgetFormatError(
+                f"max_slowdown={self.ratio!r} is not a ratio of 1 or more; for ten per cent more "
+                "time than without rematerialization, give 1.10"
+            )
+
+
+def parse_goal(
+    budget: int | float | str | Budget | None, max_slowdown: float | None
+) -> Budget | Slowdown:
+    """Reads what a plan is to reach: a budget, or a bound on the time.
+
+    Raises:
+        BudgetFormatError: Not exactly one was given, or it cannot be read.
+    """
+    if max_slowdown is None:
+        return parse_budget(budget)
+    if budget is not None:
+        raise BudgetFormatError(
+            f"budget={budget!r} and max_slowdown={max_slowdown!r} were both given; give a budget "
+            "for the fastest step within it, or a slowdown for the least memory within that"
+        )
+    return Slowdown(max_slowdown)
+
+
+def parse_budget(budget: int | float | str | Budget | None) -> Budget:
+    """Reads a memory budget.
+
+    Args:
+        budget: An integer number of bytes above 0; a text, which is a number of bytes or a
+            number with one of the units B, kB, MB, GB, TB, PB (powers of 1000) and KiB, MiB,
+            GiB, TiB, PiB (powers of 1024), case and spaces ignored, rounded down to whole
+            bytes; a float in (0, 1], a fraction of the step's peak without rematerialization;
+            or a `Budget`, returned as it is.
+            A unit without its B ("70G") is refused, since it is read both ways in the wild.
+
+    Returns:
+        The budget, in bytes or as a fraction.
+
+    Raises:
+        BudgetFormatError: The value is none of these, is not positive, or is not finite.
+    """
+    if isinstance(budget, Budget):
+        return budget
+    # A bool is an int to Python, and never a budget to its writer.
+    if isinstance(budget, bool) or not isinstance(budget, int | float | str):
+        raise _refuse(budget, f"it is {_type_words(budget)}")
+    if isinstance(budget, str):
+        return Budget(bytes=_text_bytes(budget))
+    if isinstance(budget, float):
+        return Budget(fraction=_fraction(budget))
+    if budget <= 0:
+        raise _refuse(budget, "it is not positive")
+    return Budget(bytes=budget)
+
+
+def _text_bytes(text: str) -> int:
+    match = _AMOUNT.fullmatch(text.strip().lower())
+    if match is None:
+        raise _refuse(text, "it is not a positive number with an optional unit")
+    mantissa, exponent, unit = match.groups()
+    if unit and unit not in _UNITS_BYTES:
+        hint = f'; did you mean "{text.strip()}iB"?' if f"{unit}ib" in _UNITS_BYTES else ""
+        raise _refuse(
+            text, f"its unit is not one of B, kB, KiB, MB, MiB, GB, GiB, TB, TiB, PB, PiB{hint}"
+        )
+    if "." in mantissa and not unit and not exponent:
+        raise _refuse(text, "it has a decimal point and no unit")
+    count_bytes = _exact_bytes(mantissa, exponent, _UNITS_BYTES[unit or "b"])
+    if count_bytes < 1:
+        raise _refuse(text, "it is less than one byte")
+    return count_bytes
+
+
+def _exact_bytes(mantissa: str, exponent: str | None, unit_bytes: int) -> int:
+    # Integers throughout: a float would lose bytes above 2**53 and on decimals such as 0.1.
+    whole, _, decimals = mantissa.partition(".")
+    power = int(exponent[1:]) if exponent else 0
+    return int(whole + decimals) * unit_bytes * 10**power // 10 ** len(decimals)
+
+
+def _fraction(value: float) -> float:
+    if not math.isfinite(value):
+        raise _refuse(value, "it is not finite")
+    if value <= 0:
+        raise _refuse(value, "it is not positive")
+    if value > 1:
+        hint = f"; for bytes, write int({value!r})" if value.is_integer() else ""
+        raise _refuse(value, f"a float is a fraction of memory and must be at most 1{hint}")
+    return value
+
+
+def _refuse(budget: object, reason: str) -> BudgetFormatError:
+    return BudgetFormatError(f"budget={budget!r} cannot be read: {reason}. Give {_ACCEPTED}.")
+
+
+def _type_words(value: object) -> str:
+    return "None" if value is None else f"of type {type(value).__name__}"
