@@ -21,6 +21,7 @@ from jax_hremat._partition.score import partition_by_score as partition_by_score
 from jax_hremat._partition.valleys import partition_by_width as partition_by_width
 from jax_hremat._planner.bench import PlannerConfig as PlannerConfig
 from jax_hremat._plans.frontier import Frontier as Frontier
+from jax_hremat._plans.page import report as report
 from jax_hremat._plans.plan import Certificate as Certificate
 from jax_hremat._plans.plan import RematPlan as RematPlan
 from jax_hremat._shared.errors import BudgetFormatError as BudgetFormatError

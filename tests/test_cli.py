@@ -77,6 +77,8 @@ def test_plan_saves_what_explain_shows(run: Callable[..., Result], tmp_path: Pat
     shown = run("explain", "p.json")
     assert shown.exit_code == 0
     assert str(plan) in shown.output
+    assert run("explain", "p.json", "--html", "p.html").exit_code == 0
+    assert (tmp_path / "p.html").read_text().startswith("<!doctype html>")
 
 
 def test_certify_for_another_batch(run: Callable[..., Result], tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def test_guide_runs_from_top_to_bottom(
         "frontier.csv",
         "frontier.png",
         "plan.json",
+        "report.html",
     }
     assert scope["search"].best.fitted is not None
     assert scope["plan"].certificate.holds

@@ -22,6 +22,7 @@ from jax_hremat._program.fingerprint import Fingerprint, fingerprint
 from jax_hremat._program.graph import build_graph
 from jax_hremat._program.region import Region
 from jax_hremat._program.trace import trace_loss
+from jax_hremat._schedule.chain import Moment
 from jax_hremat._shared.errors import PlanFormatError
 
 MIB = 2**20
@@ -64,6 +65,7 @@ def block(scope: str, **changes: Any) -> BlockReport:
         added_s=1.5e-3,
         recomputed=2,
         saved=("attention:dot_general bf16[16,8] (3.00 MiB)",),
+        source="model.py:12 (attend)",
     )
     return dataclasses.replace(plain, **changes)
 
@@ -84,6 +86,8 @@ def plan(**changes: Any) -> RematPlan:
         solver_status="optimal within the gap asked for",
         solver_gap=1e-4,
         blocks=(block("encoder/layer_0"), block("decoder [x]", start=4, stop=6, saved=())),
+        moments=(Moment(0, False, 0, MIB, 2 * MIB), Moment(0, True, 3 * MIB, MIB, 4 * MIB)),
+        baseline_moments=(Moment(0, False, 0, MIB, MIB), Moment(0, True, 9 * MIB, MIB, MIB)),
         buffers=(BufferReport(500 * MIB, "f32[512,512]", "temp", "decoder/logits"),),
         num_compiles=MappingProxyType({"steps": 3, "blocks": 17}),
         timings_s=MappingProxyType({"trace": 0.1, "solve": 0.2}),
@@ -100,7 +104,7 @@ def test_json_keeps_everything_but_the_timings() -> None:
         if field.name != "timings_s":
             assert getattr(loaded, field.name) == getattr(made, field.name), field.name
     assert loaded.root.children[0].tied
-    assert json.loads(made.to_json())["version"] == 1
+    assert json.loads(made.to_json())["version"] == 2
 
 
 def test_equal_plans_have_equal_bytes() -> None:
@@ -206,7 +210,7 @@ def edited(change: Callable[[dict[str, Any]], Any]) -> str:
         ("[1, 2]", "not a plan that `RematPlan.save` wrote"),
         ("{}", "not a plan that `RematPlan.save` wrote"),
         (edited(lambda d: d.update(format="pytorch")), "not a plan that `RematPlan.save` wrote"),
-        (edited(lambda d: d.update(version=99)), "version 99;.*reads version 1. Make the plan"),
+        (edited(lambda d: d.update(version=99)), "version 99;.*reads version 2. Make the plan"),
         (edited(lambda d: d.pop("version")), "version None"),
         (edited(lambda d: d.pop("root")), "damaged plan: KeyError: 'root'. Make it again"),
         (edited(lambda d: d["root"].update(stop=-1)), "damaged plan: ValueError: region"),

@@ -157,7 +157,7 @@ def test_predict_by_hand() -> None:
     # The last backward: three blocks' 9 kept, three streams of 2, its own 14, 10 fixed.
     bare = predict(chain, Selection((0, 0, 0, 0)))
     assert bare.peak_bytes == (10 + 27 + 6 + 14) * MIB
-    assert (bare.peak_block, bare.in_backward) == (3, True)
+    assert (bare.peak.block, bare.peak.in_backward) == (3, True)
     assert bare.time_s == pytest.approx(20e-3)
     wrapped = predict(chain, Selection((1, 1, 1, 1)))
     assert wrapped.peak_bytes == (10 + 6 + 14) * MIB
@@ -166,7 +166,7 @@ def test_predict_by_hand() -> None:
     # is alone with its input; in the group the third backward is the worst.
     grouped = predict(chain, Selection((0, 0, 0, 0), ((0, 2),)))
     assert grouped.peak_bytes == (10 + 18 + 4 + 14) * MIB
-    assert (grouped.peak_block, grouped.in_backward) == (2, True)
+    assert (grouped.peak.block, grouped.peak.in_backward) == (2, True)
     assert grouped.time_s == pytest.approx(26e-3)
     # A group of the second and third holds its own input, but not what is handed on inside.
     assert predict(chain, Selection((1, 1, 1, 1), ((1, 2),))).peak_bytes == (10 + 4 + 14) * MIB
@@ -180,7 +180,7 @@ def test_predict_counts_skips_and_pending_cotangents() -> None:
     for active, peak_block, in_backward in [(True, 1, False), (False, 1, False)]:
         chain = make(blocks, [1.0] * 4, [replace(skip, active=active)], 0)
         found = predict(chain, Selection((0,) * 4))
-        assert (found.peak_block, found.in_backward) == (peak_block, in_backward)
+        assert (found.peak.block, found.peak.in_backward) == (peak_block, in_backward)
         assert found.peak_bytes == 51 * MIB
         assert chain.pending_cotangent_bytes(2) == (50 * MIB if active else 0)
         assert chain.pending_cotangent_bytes(0) == chain.pending_cotangent_bytes(3) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
@@ -161,9 +162,15 @@ def certify(
 
 @main.command()
 @click.argument("path", type=click.Path(exists=True, dir_okay=False))
-def explain(path: str) -> None:
+@click.option("--html", type=click.Path(dir_okay=False), help="Write one page with pictures here.")
+def explain(path: str, html: str | None) -> None:
     """Show what a saved plan does: certificate, every block, the largest buffers."""
-    click.echo(str(jax_hremat.RematPlan.load(path)))
+    plan = jax_hremat.RematPlan.load(path)
+    if html is None:
+        click.echo(str(plan))
+        return
+    _write(functools.partial(jax_hremat.report, plan), html)
+    click.echo(f"wrote {html}")
 
 
 @main.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -107,23 +108,36 @@ class BlockSearch:
             # An effect must not run twice, so only the runs beside it may be wrapped.
             self.wrapped = self.bare
         self._trivial = not any(op.needs or op.opaque_bytes for op in operations)
-        self._runs: tuple[Run, ...] = ()
-        if not self._trivial:
-            held = materialised_values(graph, block.start, block.stop, solver)
-            self._runs = candidate_runs(graph, block, held, times_s, byte_s, config.max_runs)
         self._times_s = times_s
+        self._byte_s = byte_s
+
+    @functools.cached_property
+    def _runs(self) -> tuple[Run, ...]:
+        if self._trivial:
+            return ()
+        graph, block = self._graph, self._block
+        held = materialised_values(graph, block.start, block.stop, self._solver)
+        return candidate_runs(
+            graph, block, held, self._times_s, self._byte_s, self._config.max_runs
+        )
+
+    def plain_modes(self) -> list[Region]:
+        """Those that need no search: the block as it is, and as a user would write it."""
+        if self._trivial:
+            return [self.bare]
+        return [self.bare, self.wrapped, *self.hand_modes().values()]
 
     def first_wave(self) -> list[Region]:
-        modes = [self.bare]
+        """Single runs, and values kept by the wrapped block."""
         if self._trivial:
-            return modes
-        modes += [self.wrapped, *self.hand_modes().values()]
-        modes += [self._with_runs((run,)) for run in self._runs]
+            return []
+        modes = [self._with_runs((run,)) for run in self._runs]
         if self.wrapped.wrapped:
             modes += [replace(self.wrapped, saved=refs) for refs in self._saved_sets()]
         return modes
 
-    def second_wave(self, measured: dict[Region, ModeCost]) -> list[Region]:
+    def second_wave(self, measured: Mapping[Region, ModeCost]) -> list[Region]:
+        """Sets of runs, by what each of them alone was measured to do."""
         runs = []
         bare = measured[self.bare]
         for run in self._runs:

@@ -55,13 +55,14 @@ class LoopSearch:
             solver,
         )
 
-    def first_wave(self) -> list[Region]:
+    def plain_modes(self) -> list[Region]:
         modes = [self.bare]
         if self._may_repeat:
             modes.append(self.wrapped)
-        modes += [self._scan(body) for body in self._body.first_wave() if body != self._body.bare]
-        modes += [self._scan(body) for body in self._nested()]
-        return modes
+        return modes + [self._scan(b) for b in self._body.plain_modes() if b != self._body.bare]
+
+    def first_wave(self) -> list[Region]:
+        return [self._scan(body) for body in (*self._body.first_wave(), *self._nested())]
 
     def second_wave(self, measured: Mapping[Region, ModeCost]) -> list[Region]:
         # Bodies with scans inside in other modes are no ground for sets of runs.

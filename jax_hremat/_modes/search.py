@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 from jax_hremat._cost.analytic import operation_times_s
 from jax_hremat._cost.compiled import ModeCost
@@ -34,9 +34,9 @@ def search_options(
 ) -> dict[int, BlockOptions]:
     """Find the options of every kind of block.
 
-    In two waves, each compiled in parallel: first single runs, the whole block and the standard
-    policies; then, from what was measured, the best sets of runs, alone and inside the wrapped
-    block.
+    In waves, compiled in parallel: first the whole block, bare, wrapped and under the standard
+    policies; then single runs, which are searched for meanwhile, and sets of values to keep; then,
+    from what was measured, the best sets of runs, alone and inside the wrapped block.
 
     Args:
         graph: The program's graph.
@@ -63,14 +63,14 @@ def search_options(
 
     searches = {kind: search(kind) for kind in partition.unique}
     with ThreadPoolExecutor(config.max_workers) as pool:
-        first = {kind: search.first_wave() for kind, search in searches.items()}
-        done = _measure_all(pool, partition, measure, first, "compiling modes", progress)
-        second = {
-            kind: [m for m in search.second_wave(done[kind]) if m not in done[kind]]
-            for kind, search in searches.items()
-        }
-        more = _measure_all(pool, partition, measure, second, "compiling sets", progress)
-    return {kind: search.options({**done[kind], **more[kind]}) for kind, search in searches.items()}
+        compiled = _Compiled(pool, partition, measure, progress)
+        for kind, one in searches.items():
+            compiled.start(kind, one.plain_modes())
+        for kind, one in searches.items():
+            compiled.start(kind, one.first_wave())
+        for kind, one in searches.items():
+            compiled.start(kind, one.second_wave(compiled.of(kind)))
+        return {kind: one.options(compiled.of(kind)) for kind, one in searches.items()}
 
 
 def _residual_shares(graph: Graph, partition: Partition) -> dict[int, float]:
@@ -86,23 +86,31 @@ def _residual_shares(graph: Graph, partition: Partition) -> dict[int, float]:
     return {kind: size / total for kind, size in held.items()}
 
 
-def _measure_all(
-    pool: Executor,
-    partition: Partition,
-    measure: Measure,
-    modes: Mapping[int, Sequence[Region]],
-    stage: str,
-    progress: Progress,
-) -> dict[int, dict[Region, ModeCost]]:
-    measure_there = _compat.in_settings_of_this_thread(measure)
-    futures = {
-        (kind, mode): pool.submit(measure_there, partition.blocks[kind], mode)
-        for kind, wanted in modes.items()
-        for mode in dict.fromkeys(wanted)
-    }
-    costs: dict[int, dict[Region, ModeCost]] = {kind: {} for kind in modes}
-    for count, ((kind, mode), future) in enumerate(futures.items()):
-        progress(stage, count, len(futures))
-        costs[kind][mode] = future.result()
-    progress(stage, len(futures), len(futures))
-    return costs
+class _Compiled:
+    """What has been asked for of every kind, each mode once."""
+
+    def __init__(
+        self, pool: Executor, partition: Partition, measure: Measure, progress: Progress
+    ) -> None:
+        self._pool = pool
+        self._partition = partition
+        self._measure = _compat.in_settings_of_this_thread(measure)
+        self._progress = progress
+        self._futures: dict[int, dict[Region, Future[ModeCost]]] = {}
+
+    def start(self, kind: int, modes: Iterable[Region]) -> None:
+        """Measure modes of a kind, in the background."""
+        futures = self._futures.setdefault(kind, {})
+        for mode in modes:
+            if mode not in futures:
+                block = self._partition.blocks[kind]
+                futures[mode] = self._pool.submit(self._measure, block, mode)
+
+    def of(self, kind: int) -> dict[Region, ModeCost]:
+        """The costs of all modes of a kind that were started, once they are there."""
+        costs = {}
+        for mode, future in self._futures[kind].items():
+            asked_for = [f for futures in self._futures.values() for f in futures.values()]
+            self._progress("compiling blocks", sum(f.done() for f in asked_for), len(asked_for))
+            costs[mode] = future.result()
+        return costs

@@ -75,7 +75,7 @@ def _fastest_within(candidates: Candidates, budget_bytes: int, headroom_bytes: i
         min_budget_bytes=floor.peak_bytes + headroom_bytes,
         budget_bytes=budget_bytes,
         bottleneck=bottleneck_words(
-            bench.graph, bench.partition, floor.prediction.peak_block, floor.step
+            bench.graph, bench.partition, floor.prediction.peak.block, floor.step
         ),
     )
 
@@ -115,6 +115,8 @@ def _plan(
             )
         ),
         buffers=best.step.buffers,
+        moments=best.prediction.moments,
+        baseline_moments=candidates.bare.prediction.moments,
         num_compiles=MappingProxyType(
             {"steps": candidates.num_compiled, "blocks": bench.num_measured}
         ),

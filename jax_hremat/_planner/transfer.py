@@ -59,6 +59,8 @@ def certified_again(
         predicted_step_s=planned.step_s,
         blocks=(),
         buffers=planned.buffers,
+        moments=(),
+        baseline_moments=(),
         num_compiles=MappingProxyType({"steps": 2, "blocks": 0}),
         timings_s=MappingProxyType({}),
     )

@@ -14,11 +14,12 @@ from typing import Any
 from jax_hremat._cost.certify import BufferReport
 from jax_hremat._program.fingerprint import Fingerprint
 from jax_hremat._program.region import Loop, Region
+from jax_hremat._schedule.chain import Moment
 from jax_hremat._shared.errors import PlanFormatError
 from jax_hremat._shared.files import write_whole
 
 _FORMAT = "jax_hremat.RematPlan"
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,8 @@ class BlockReport:
         added_s: Estimated seconds added to the step; negative if it gets faster.
         recomputed: Operations that run again.
         saved: Names, shapes and bytes of the values kept by name.
+        source: The line of your code that its first differentiated operation comes from; empty if
+            all come from installed packages.
     """
 
     start: int
@@ -82,6 +85,7 @@ class BlockReport:
     added_s: float
     recomputed: int
     saved: tuple[str, ...]
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,8 @@ class RematPlan:
         solver_gap: Its relative distance to the proven bound.
         blocks: What was decided for each block, in program order.
         buffers: The largest buffers at the peak, largest first.
+        moments: Predicted memory over the step; empty where costs were not known (`certify`).
+        baseline_moments: The same without rematerialization.
         num_compiles: Programs compiled to make the plan: whole steps, and blocks in one mode.
         timings_s: Seconds of planning: trace, partition, cost, solve, certify.
     """
@@ -125,6 +131,8 @@ class RematPlan:
     solver_gap: float
     blocks: tuple[BlockReport, ...]
     buffers: tuple[BufferReport, ...]
+    moments: tuple[Moment, ...]
+    baseline_moments: tuple[Moment, ...]
     num_compiles: Mapping[str, int]
     timings_s: Mapping[str, float] = field(
         default_factory=lambda: MappingProxyType({}), compare=False
@@ -267,6 +275,8 @@ def _decode_plan(data: Mapping[str, Any]) -> RematPlan:
         certificate=Certificate(**certificate),
         blocks=tuple(BlockReport(**b) for b in blocks),
         buffers=tuple(BufferReport(**b) for b in data["buffers"]),
+        moments=tuple(Moment(**m) for m in data["moments"]),
+        baseline_moments=tuple(Moment(**m) for m in data["baseline_moments"]),
         num_compiles=MappingProxyType(dict(data["num_compiles"])),
         **{key: data[key] for key in plain},
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from jax_hremat._cost.certify import CompiledStep
 from jax_hremat._modes.option import Option
@@ -68,6 +69,7 @@ def block_reports(decision: Decision) -> tuple[BlockReport, ...]:
                     for _, region in mode.walk()
                     for op, k in region.saved
                 ),
+                source=_source(decision.graph, block.start, block.stop),
             )
         )
     return tuple(reports)
@@ -88,6 +90,14 @@ def block_scope(graph: Graph, start: int, stop: int) -> str:
     if not parts:
         return prefix
     return f"{prefix}: {', '.join(parts)}" if prefix else ", ".join(parts)
+
+
+def _source(graph: Graph, start: int, stop: int) -> str:
+    """File, line and function of the first operation that no installed package wrote; without the
+    folder, which says where the code lies and not what it is."""
+    lines = [op.source for op in graph.operations[start:stop] if op.active]
+    own = [line for line in lines if line and "site-packages" not in PurePath(line).parts]
+    return PurePath(own[0]).name if own else ""
 
 
 def bottleneck_words(graph: Graph, partition: Partition, block: int, step: CompiledStep) -> str:

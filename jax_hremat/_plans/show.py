@@ -62,7 +62,7 @@ def _blocks(plan: RematPlan) -> Table:
     table.add_column("of", justify="right")
     table.add_column("adds", justify="right")
     table.add_column("what is done", overflow="fold")
-    for blocks in _runs_of_equal(plan.blocks):
+    for blocks in runs_of_equal(plan.blocks):
         first = blocks[0]
         scope = first.scope if len(blocks) == 1 else f"{first.scope} … {blocks[-1].scope}"
         count = f"{len(blocks)} × " if len(blocks) > 1 else ""
@@ -73,13 +73,13 @@ def _blocks(plan: RematPlan) -> Table:
             Text(count + scope),
             format_bytes(first.kept_bytes),
             format_bytes(first.bare_bytes),
-            _signed(first.added_s),
+            signed_seconds(first.added_s),
             Text("\n".join(words)),
         )
     return table
 
 
-def _runs_of_equal(blocks: Sequence[BlockReport]) -> list[list[BlockReport]]:
+def runs_of_equal(blocks: Sequence[BlockReport]) -> list[list[BlockReport]]:
     """Consecutive blocks that do the same at the same cost."""
     runs: list[list[BlockReport]] = []
     for block in blocks:
@@ -100,8 +100,10 @@ def _alike(a: BlockReport, b: BlockReport) -> bool:
     )
 
 
-def _signed(seconds: float) -> str:
-    if seconds == 0:
+def signed_seconds(seconds: float) -> str:
+    """A difference of times, with its sign."""
+    # Below a picosecond it is what is left of a sum that should be nothing.
+    if abs(seconds) < 1e-12:
         return "0"
     return ("+" if seconds > 0 else "−") + format_seconds(abs(seconds))
 

@@ -94,6 +94,30 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
+class Moment:
+    """What is predicted to be alive at most while one block runs, arguments and results apart.
+
+    Attributes:
+        block: The block.
+        in_backward: Whether it is its backward.
+        kept_bytes: What blocks hold for their backwards.
+        passed_bytes: Values that pass from block to block, and their cotangents.
+        working_bytes: What the block itself takes.
+    """
+
+    block: int
+    in_backward: bool
+    kept_bytes: int
+    passed_bytes: int
+    working_bytes: int
+
+    @property
+    def live_bytes(self) -> int:
+        """All three together."""
+        return self.kept_bytes + self.passed_bytes + self.working_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Prediction:
     """What a selection costs.
 
@@ -101,14 +125,14 @@ class Prediction:
         time_s: Sum over the blocks, and one more forward of each grouped one as far as its
             backward needs it.
         peak_bytes: Largest sum of live bytes, arguments and outputs included.
-        peak_block: The block whose backward or forward sets it.
-        in_backward: Which of the two.
+        peak: The moment that sets it.
+        moments: The step: all forwards, then all backwards.
     """
 
     time_s: float
     peak_bytes: int
-    peak_block: int
-    in_backward: bool
+    peak: Moment
+    moments: tuple[Moment, ...]
 
 
 def make_chain(
@@ -215,7 +239,7 @@ def predict(chain: Chain, selection: Selection) -> Prediction:
             for reader in range(crossing.producer, block + 1)
         )
 
-    peaks: list[tuple[int, int, bool]] = []
+    forwards, backwards = [], []
     for block, cost in enumerate(costs):
         kept = sum(costs[b].kept_bytes for b in range(block) if b not in group_of)
         waiting = sum(
@@ -223,26 +247,29 @@ def predict(chain: Chain, selection: Selection) -> Prediction:
             for c in chain.crossings
             if c.producer < block and (c.readers[-1] >= block or held(c, block - 1))
         )
-        peaks.append((kept + waiting + cost.forward_peak_bytes, block, False))
+        forwards.append(Moment(block, False, kept, waiting, cost.forward_peak_bytes))
 
         group = group_of.get(block)
-        live = kept + chain.pending_cotangent_bytes(block) + cost.backward_peak_bytes
-        live += sum(c.size_bytes for c in chain.crossings if c.producer <= block and held(c, block))
+        passed = chain.pending_cotangent_bytes(block)
+        passed += sum(
+            c.size_bytes for c in chain.crossings if c.producer <= block and held(c, block)
+        )
         if group is not None:
-            live += sum(costs[b].kept_bytes for b in range(group[0], block))
-            live += sum(
+            kept += sum(costs[b].kept_bytes for b in range(group[0], block))
+            passed += sum(
                 c.size_bytes
                 for c in chain.crossings
                 if c.producer <= block and not held(c, block) and held_inside(c, block, group)
             )
-        peaks.append((live, block, True))
-    peak, block, in_backward = max(peaks, key=lambda p: p[0])
+        backwards.append(Moment(block, True, kept, passed, cost.backward_peak_bytes))
+    moments = (*forwards, *reversed(backwards))
+    peak = max(moments, key=lambda m: m.live_bytes)
     return Prediction(
         time_s=sum(c.time_s for c in costs)
         + sum(chain.group_recompute_s(b, selection.options[b], g) for b, g in group_of.items()),
-        peak_bytes=chain.fixed_bytes + peak,
-        peak_block=block,
-        in_backward=in_backward,
+        peak_bytes=chain.fixed_bytes + peak.live_bytes,
+        peak=peak,
+        moments=moments,
     )
 
 

@@ -97,37 +97,44 @@ def single_pieces(chain: Chain) -> list[Piece]:
     return pieces
 
 
-def group_pieces(
-    chain: Chain,
-    limit_bytes: float,
-    *,
-    prices: Prices | None = None,
-    worth_ms: float = float("inf"),
-    by_time: bool = True,
-    only: frozenset[tuple[int, int]] | None = None,
-) -> list[Piece]:
-    """The Pareto ways to run every group of two to `MAX_GROUP` blocks.
+class Groups:
+    """All groups of a chain, of two to `MAX_GROUP` blocks.
 
     The last block is in no group: its backward follows its forward at once, so wrapping it
     gains nothing. Nor is a pinned one.
-
-    Args:
-        chain: Blocks and their options.
-        limit_bytes: Leave out what alone has a higher peak, arguments and outputs left out.
-        prices: What the rows of the root program charge.
-        worth_ms: With prices, leave out what has a higher reduced cost.
-        by_time: Whether time counts; if not, only the peaks do.
-        only: The groups to look at, by first and last block; all if None.
     """
-    needs = _needs(chain)
-    pieces: list[Piece] = []
-    for first in range(len(chain) - 1):
-        last = min(first + MAX_GROUP, len(chain) - 1) - 1
-        if only is not None:
-            last = max((b for a, b in only if a == first), default=first)
-        start = _Start(chain, needs, first, last, limit_bytes, prices, worth_ms)
-        pieces += start.pieces(by_time)
-    return [p for p in pieces if only is None or (p.first, p.last) in only]
+
+    def __init__(self, chain: Chain) -> None:
+        needs = _needs(chain)
+        self._stretches = [
+            _Stretch(chain, needs, first, min(first + MAX_GROUP, len(chain) - 1) - 1)
+            for first in range(len(chain) - 1)
+        ]
+
+    def pieces(
+        self,
+        limit_bytes: float,
+        *,
+        prices: Prices | None = None,
+        worth_ms: float = float("inf"),
+        by_time: bool = True,
+        only: frozenset[tuple[int, int]] | None = None,
+    ) -> list[Piece]:
+        """The Pareto ways to run every group.
+
+        Args:
+            limit_bytes: Leave out what alone has a higher peak, arguments and outputs left out.
+            prices: What the rows of the root program charge.
+            worth_ms: With prices, leave out what has a higher reduced cost.
+            by_time: Whether time counts; if not, only the peaks do.
+            only: The groups to look at, by first and last block; all if None.
+        """
+        pieces: list[Piece] = []
+        for stretch in self._stretches:
+            if only is None or any(first == stretch.first for first, _ in only):
+                start = _Start(stretch, limit_bytes, prices, worth_ms)
+                pieces += start.pieces(by_time)
+        return [p for p in pieces if only is None or (p.first, p.last) in only]
 
 
 def _needs(chain: Chain) -> list[list[list[int]]]:
@@ -149,55 +156,77 @@ class _Label(NamedTuple):
     options: tuple[int, ...]
 
 
-class _Start:
-    """All groups that begin at one block."""
+class _Stretch:
+    """The blocks of the groups that begin at one block, and what of them no option changes."""
 
-    def __init__(
-        self,
-        chain: Chain,
-        needs: list[list[list[int]]],
-        first: int,
-        last: int,
-        limit_bytes: float,
-        prices: Prices | None,
-        worth_ms: float,
-    ) -> None:
-        self._chain = chain
-        self._needs = needs
-        self._first = first
-        self._limit = limit_bytes
-        self._worth = worth_ms
+    def __init__(self, chain: Chain, needs: list[list[list[int]]], first: int, last: int) -> None:
+        self.chain = chain
+        self.needs = needs
+        self.first = first
         end = min((k for k in chain.pinned if first <= k <= last), default=last + 1)
-        self._blocks = range(first, end)
-        self._fastest_s = [min(o.cost.time_s for o in chain.options[k]) for k in self._blocks]
+        self.blocks = range(first, end)
+        self.fastest_s = [min(o.cost.time_s for o in chain.options[k]) for k in self.blocks]
         # What the recompute of the last block is shorter by than that of one in the middle.
-        self._spared_ms = [
+        self.spared_ms = [
             [(chain.recompute_s[k] - last_s) * 1e3 for last_s in chain.last_recompute_s[k]]
-            for k in self._blocks
+            for k in self.blocks
         ]
-        self._pending = [chain.pending_cotangent_bytes(k) for k in self._blocks]
+        self.pending = [chain.pending_cotangent_bytes(k) for k in self.blocks]
+        near = [
+            (v, c)
+            for v, c in enumerate(chain.crossings)
+            if c.producer <= last and c.readers[-1] >= first
+        ]
         # Bytes that wait during the forward of each block whatever the options: a value from
         # before the group that is read in it or after it, and one made in it until last read.
-        self._waiting = [
+        self.waiting = [
             sum(
                 c.size_bytes
-                for c in chain.crossings
-                if (c.producer < first and c.readers[-1] >= first)
-                or (first <= c.producer < k <= c.readers[-1])
+                for _, c in near
+                if c.producer < first or (c.producer < k <= c.readers[-1])
             )
-            for k in self._blocks
+            for k in self.blocks
         ]
         # Values from before the group that a group ending at each block reads.
-        self._read = [
-            [
-                v
-                for v, c in enumerate(chain.crossings)
-                if c.producer < first and any(first <= r <= k for r in c.readers)
-            ]
-            for k in self._blocks
+        self.read = [
+            [v for v, c in near if c.producer < first and any(first <= r <= k for r in c.readers)]
+            for k in self.blocks
         ]
-        self._read_bytes = [sum(chain.crossings[v].size_bytes for v in r) for r in self._read]
-        self._charge = None if prices is None else _Charge(self, prices)
+        self.read_bytes = [sum(chain.crossings[v].size_bytes for v in r) for r in self.read]
+        self.holds = [self._holds(i) for i in range(len(self.blocks))]
+
+    def _holds(self, i: int) -> tuple[tuple[int, int], ...]:
+        """(Crossing, as of which block) for what a group of i + 1 blocks holds."""
+        held = {
+            (v, min(k, self.chain.crossings[v].readers[-1]))
+            for v in self.read[i]
+            for k in self.blocks[: i + 1]
+        }
+        return tuple(sorted(held))
+
+    def least_added_ms(self, i: int) -> float:
+        """The least time that the block at position i can add if another follows it."""
+        return self.chain.recompute_s[self.blocks[i]] * 1e3
+
+    def most_spared_ms(self, i: int) -> float:
+        """The most that ending with the block at position i can take off that."""
+        return max(self.spared_ms[i])
+
+
+class _Start:
+    """All groups that begin at one block, within a limit and at some prices."""
+
+    def __init__(
+        self, stretch: _Stretch, limit_bytes: float, prices: Prices | None, worth_ms: float
+    ) -> None:
+        self._at = stretch
+        self._chain = stretch.chain
+        self._needs = stretch.needs
+        self._first = stretch.first
+        self._blocks = stretch.blocks
+        self._limit = limit_bytes
+        self._worth = worth_ms
+        self._charge = None if prices is None else _Charge(stretch, prices)
 
     def pieces(self, by_time: bool) -> Iterator[Piece]:
         """The groups, by their end."""
@@ -219,12 +248,12 @@ class _Start:
                     taken = sum(self._chain.crossings[v].size_bytes for v in now_held - held)
                     extended = list(self._extend(beginnings, i, o, taken))
                     longer.setdefault(still, []).extend(extended)
-                    spared = self._spared_ms[i][o]
+                    spared = self._at.spared_ms[i][o]
                     ends += [
                         _Label(x.added_ms - spared, 0, x.backward_bytes, x.forward_bytes, x.options)
                         for x in extended
                     ]
-            read = self._read_bytes[i]
+            read = self._at.read_bytes[i]
             labels = {held: _undominated(group, by_time, read) for held, group in longer.items()}
             if i > 0:
                 for label in _undominated(ends, by_time, read):
@@ -236,13 +265,13 @@ class _Start:
     ) -> Iterator[_Label]:
         k = self._blocks[i]
         cost = self._chain.options[k][o].cost
-        added_ms = (cost.time_s - self._fastest_s[i] + self._chain.recompute_s[k]) * 1e3
-        here = self._waiting[i] + cost.forward_peak_bytes
+        added_ms = (cost.time_s - self._at.fastest_s[i] + self._chain.recompute_s[k]) * 1e3
+        here = self._at.waiting[i] + cost.forward_peak_bytes
         if here > self._limit:
             return
-        own = taken_bytes + cost.backward_peak_bytes + self._pending[i]
+        own = taken_bytes + cost.backward_peak_bytes + self._at.pending[i]
         taken = taken_bytes + cost.kept_bytes
-        read = self._read_bytes[i]
+        read = self._at.read_bytes[i]
         room = self._limit - read
         onward = None if self._charge is None else self._charge.onward[i]
         for before_ms, held, backward, forward_before, options in beginnings:
@@ -268,42 +297,16 @@ class _Start:
             options=label.options,
             added_ms=label.added_ms,
             kept_bytes=0,
-            forward_bytes=tuple(label.forward_bytes - w for w in self._waiting[: i + 1]),
+            forward_bytes=tuple(label.forward_bytes - w for w in self._at.waiting[: i + 1]),
             backward_bytes=label.backward_bytes,
-            holds=tuple(self.holds(i)),
+            holds=self._at.holds[i],
         )
-
-    def holds(self, i: int) -> list[tuple[int, int]]:
-        """(Crossing, as of which block) for what a group of i + 1 blocks holds."""
-        return sorted(
-            {
-                (v, min(k, self._chain.crossings[v].readers[-1]))
-                for v in self._read[i]
-                for k in self._blocks[: i + 1]
-            }
-        )
-
-    @property
-    def blocks(self) -> range:
-        return self._blocks
-
-    @property
-    def waiting(self) -> list[int]:
-        return self._waiting
-
-    def least_added_ms(self, i: int) -> float:
-        """The least time that the block at position i can add if another follows it."""
-        return self._chain.recompute_s[self._blocks[i]] * 1e3
-
-    def most_spared_ms(self, i: int) -> float:
-        """The most that ending with the block at position i can take off that."""
-        return max(self._spared_ms[i])
 
 
 class _Charge:
     """Reduced costs of the groups that begin at one block."""
 
-    def __init__(self, start: _Start, prices: Prices) -> None:
+    def __init__(self, start: _Stretch, prices: Prices) -> None:
         # For each end: a constant, the price of the forward peak, of the backward peak.
         self._terms: list[tuple[float, float, float]] = []
         constant = forward = backward = 0.0
@@ -311,7 +314,7 @@ class _Charge:
             constant += prices.cover[k] - prices.forward[k] * start.waiting[i] / _MIB
             forward += prices.forward[k] / _MIB
             backward += prices.backward[k] / _MIB
-            held = sum(prices.hold[key] for key in start.holds(i))
+            held = sum(prices.hold[key] for key in start.holds[i])
             self._terms.append((constant + held, forward, backward))
         # For each position, the same for all ends from there on, the least time of the blocks
         # in between added.

@@ -34,7 +34,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from jax_hremat._schedule.chain import Chain, Selection, predict
-from jax_hremat._schedule.groups import Piece, Prices, group_pieces, single_pieces
+from jax_hremat._schedule.groups import Groups, Piece, Prices, single_pieces
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status, out_of_time, solve
 
 _MIB = 2.0**20
@@ -100,7 +100,7 @@ def least_peak(chain: Chain, config: SolverConfig, *, groups: bool = True) -> Sc
         raise out_of_time(config)
     if groups:
         limit = program.peak_bytes(best.pieces)
-        inside = group_pieces(chain, limit, by_time=False)
+        inside = program.groups.pieces(limit, by_time=False)
         if inside:
             answer = program.lowest([*program.singles, *inside], limit)
             best = best.improved(answer).bounded(answer.lower)
@@ -108,7 +108,7 @@ def least_peak(chain: Chain, config: SolverConfig, *, groups: bool = True) -> Sc
     schedule = program.schedule(best)
     limit = program.peak_bytes(best.pieces)
     same = frozenset((p.first, p.last) for p in best.pieces if p.last > p.first)
-    inside = group_pieces(chain, limit, only=same)
+    inside = program.groups.pieces(limit, only=same)
     faster = program.fastest([*program.singles, *inside], limit)
     if faster.pieces is None or program.peak_bytes(faster.pieces) > limit:
         return schedule
@@ -119,7 +119,7 @@ def _with_groups(program: _Program, limit: int, best: _Answer) -> _Answer:
     """The best schedule if groups are allowed, given the best without."""
     if best.pieces is None:
         # There is a schedule only if there is one of the groups with the least peaks.
-        inside = group_pieces(program.chain, limit, by_time=False)
+        inside = program.groups.pieces(limit, by_time=False)
         rough_ms = _ROUGH * program.base_ms
         best = program.fastest([*program.singles, *inside], limit, gap_ms=rough_ms)
         if best.pieces is None:
@@ -132,7 +132,7 @@ def _with_groups(program: _Program, limit: int, best: _Answer) -> _Answer:
     while bound_ms <= (wanted_ms := best.objective - program.gap_ms):
         worth_ms = min(worth_ms, wanted_ms - bound_ms)
         pieces = [p for p in program.singles if prices.reduced_ms(p) <= worth_ms + _ZERO_MS]
-        pieces += group_pieces(program.chain, limit, prices=prices, worth_ms=worth_ms + _ZERO_MS)
+        pieces += program.groups.pieces(limit, prices=prices, worth_ms=worth_ms + _ZERO_MS)
         answer = program.fastest(pieces, limit, wanted_ms)
         best = best.improved(answer)
         if answer.out_of_time:
@@ -176,6 +176,7 @@ class _Program:
     def __init__(self, chain: Chain, config: SolverConfig) -> None:
         self.chain = chain
         self.singles = single_pieces(chain)
+        self.groups = Groups(chain)
         self.base_ms = 1e3 * sum(min(o.cost.time_s for o in opts) for opts in chain.options)
         self.gap_ms = config.relative_gap * self.base_ms
         slowest = [max(o.cost.time_s for o in opts) for opts in chain.options]
@@ -265,7 +266,7 @@ class _Program:
             value, prices = relaxed
             # The most wanted groups are quick to list; the less wanted once they run out.
             while True:
-                found = group_pieces(self.chain, limit_bytes, prices=prices, worth_ms=-coarse)
+                found = self.groups.pieces(limit_bytes, prices=prices, worth_ms=-coarse)
                 found = [(prices.reduced_ms(p), p) for p in found if p not in known]
                 if found or coarse <= fine:
                     break

@@ -1,0 +1,208 @@
+"""`RematPlan` -> one self-contained HTML page that explains it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+
+from jax_hremat._plans.frontier import Frontier
+from jax_hremat._plans.plan import RematPlan
+from jax_hremat._plans.show import runs_of_equal, signed_seconds
+from jax_hremat._schedule.chain import Moment
+from jax_hremat._shared.files import write_whole
+from jax_hremat._shared.format import format_bytes, format_seconds
+
+# The pictures' size, in the units of their own coordinates.
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720.0, 240.0, 64.0, 24.0
+_LAYERS = ("arguments and results", "kept for the backward", "passed between blocks", "at work")
+# What can be done about a buffer that is there at the peak, by its kind.
+_ADVICE = {
+    "parameter": "an argument: donate it, give it a narrower dtype, or spread it over devices",
+    "output": "a result: gradients are as large as parameters; donate what they may replace",
+    "temp": "",
+}
+
+
+def report(plan: RematPlan, path: str | os.PathLike[str], frontier: Frontier | None = None) -> None:
+    """Write one HTML page that explains a plan: no other file, no script, nothing loaded.
+
+    It shows the certificate; the predicted memory over the step, with and without the plan; what
+    each block does, keeps and adds; the largest buffers at the peak, and what can be done about
+    those that no plan can change; and the frontier, if given, with this plan marked.
+
+    Args:
+        plan: The plan.
+        path: Where to write; the file appears whole or not at all.
+        frontier: The program's frontier.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    write_whole(Path(path), page(plan, frontier).encode())
+
+
+def page(plan: RematPlan, frontier: Frontier | None = None) -> str:
+    """The page's HTML."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters |= dict(bytes=format_bytes, seconds=format_seconds, signed=signed_seconds)
+    text = (resources.files("jax_hremat") / "templates" / "plan.html").read_text(encoding="utf-8")
+    return environment.from_string(text).render(
+        plan=plan,
+        certificate=plan.certificate,
+        memory=_memory_chart(plan) if plan.moments else None,
+        trade=_trade_chart(plan, frontier) if frontier is not None else None,
+        runs=runs_of_equal(plan.blocks),
+        advice=_ADVICE,
+        fixed=[b for b in plan.buffers if b.kind != "temp"],
+    )
+
+
+@dataclass(frozen=True)
+class Area:
+    """One layer of a stacked picture: its name, its outline, and its most bytes."""
+
+    name: str
+    points: str
+    most_bytes: int
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A mark on an axis."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True)
+class MemoryChart:
+    """Predicted memory over the step.
+
+    Attributes:
+        width, height, left, bottom: Size of the picture, and its margins.
+        areas: What the plan holds, stacked from below.
+        baseline: The line of the step without rematerialization.
+        budget_y: Where the budget is.
+        middle: Where the forward ends.
+        ticks: Of the vertical axis.
+    """
+
+    width: float
+    height: float
+    left: float
+    bottom: float
+    areas: Sequence[Area]
+    baseline: str
+    budget_y: float
+    middle: float
+    ticks: Sequence[Tick]
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A plan of a frontier."""
+
+    x: float
+    y: float
+    text: str
+    is_this: bool
+
+
+@dataclass(frozen=True)
+class TradeChart:
+    """Added time over peak."""
+
+    width: float
+    height: float
+    left: float
+    bottom: float
+    dots: Sequence[Dot]
+    x_ticks: Sequence[Tick]
+    y_ticks: Sequence[Tick]
+
+
+def _memory_chart(plan: RematPlan) -> MemoryChart:
+    fixed_bytes = plan.predicted_peak_bytes - max(m.live_bytes for m in plan.moments)
+    bare = [fixed_bytes + m.live_bytes for m in plan.baseline_moments]
+    top = 1.05 * max(*bare, plan.certificate.budget_bytes, plan.predicted_peak_bytes)
+    count = len(plan.moments)
+
+    def x(index: float) -> float:
+        return _LEFT + (_WIDTH - _LEFT) * index / count
+
+    def y(size: float) -> float:
+        return (_HEIGHT - _BOTTOM) * (1 - size / top)
+
+    def stairs(sizes: Sequence[int]) -> list[str]:
+        return [
+            f"{x(i + side):.1f},{y(size):.1f}" for i, size in enumerate(sizes) for side in (0, 1)
+        ]
+
+    areas = []
+    below = [0] * count
+    for name, sizes in zip(_LAYERS, _layers(plan.moments, fixed_bytes), strict=True):
+        above = [a + b for a, b in zip(below, sizes, strict=True)]
+        outline = [*stairs(above), *reversed(stairs(below))]
+        areas.append(Area(name, " ".join(outline), max(sizes)))
+        below = above
+    return MemoryChart(
+        width=_WIDTH,
+        height=_HEIGHT,
+        left=_LEFT,
+        bottom=_BOTTOM,
+        areas=areas,
+        baseline=" ".join(stairs(bare)),
+        budget_y=y(plan.certificate.budget_bytes),
+        middle=x(count / 2),
+        ticks=[Tick(y(top * k / 4), format_bytes(int(top * k / 4))) for k in range(4)],
+    )
+
+
+def _layers(moments: Sequence[Moment], fixed_bytes: int) -> list[list[int]]:
+    return [
+        [fixed_bytes] * len(moments),
+        [m.kept_bytes for m in moments],
+        [m.passed_bytes for m in moments],
+        [m.working_bytes for m in moments],
+    ]
+
+
+def _trade_chart(plan: RematPlan, frontier: Frontier) -> TradeChart:
+    plans = list(frontier)
+    if all(p.root != plan.root for p in plans):
+        plans.append(plan)
+    right = 1.05 * plan.baseline_peak_bytes
+    slowest = max(max(p.slowdown for p in plans) - 1, 0.01) * 1.1
+    fastest = min(min(p.slowdown for p in plans) - 1, 0.0) * 1.1
+
+    def x(size: float) -> float:
+        return _LEFT + (_WIDTH - _LEFT) * size / right
+
+    def y(added: float) -> float:
+        return (_HEIGHT - _BOTTOM) * (slowest - added) / (slowest - fastest)
+
+    return TradeChart(
+        width=_WIDTH,
+        height=_HEIGHT,
+        left=_LEFT,
+        bottom=_BOTTOM,
+        dots=[
+            Dot(
+                x(p.certificate.peak_bytes),
+                y(p.slowdown - 1),
+                f"{format_bytes(p.certificate.peak_bytes)}, {p.slowdown - 1:+.1%}",
+                p.root == plan.root,
+            )
+            for p in plans
+        ],
+        x_ticks=[Tick(x(right * k / 5), format_bytes(int(right * k / 5))) for k in range(1, 5)],
+        y_ticks=[
+            Tick(y(added), f"{added:+.0%}" if slowest > 0.05 else f"{added:+.1%}")
+            for added in (slowest * k / 4 for k in range(4))
+        ],
+    )
