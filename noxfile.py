@@ -70,6 +70,8 @@ def examples(session: nox.Session) -> None:
     session.install(".[examples]")
     arguments = session.posargs or ["--size", "tiny", "--steps", "50", "--budget", "0.7"]
     session.run("python", "examples/train_gpt.py", *arguments)
+    for name in ("fit_llama", "nnx_vit", "too_small"):
+        session.run("python", f"examples/{name}.py")
 
 
 @nox.session(python=OLDEST_PYTHON)

@@ -9,12 +9,22 @@ import jax
 import numpy as np
 import pytest
 
+import fit_llama
 import jax_hremat
+import nnx_vit
+import too_small
 import train_gpt
 
 # Few candidates, so that planning takes seconds.
 QUICK = jax_hremat.PlannerConfig(
     search=jax_hremat.SearchConfig(max_runs=2, max_packings=1, max_saved_sets=1)
+)
+
+QUICKEST = jax_hremat.PlannerConfig(
+    search=jax_hremat.SearchConfig(
+        max_runs=1, max_packings=1, max_saved_sets=0, max_segments=1, max_workers=2
+    ),
+    max_rounds=1,
 )
 
 
@@ -40,6 +50,27 @@ def test_train_gpt_only_plans_for_a_named_target(capsys: pytest.CaptureFixture[s
         pytest.skip(f"nothing compiles for a GPU here: {error}")
     assert result is None
     assert "h200" in capsys.readouterr().out
+
+
+def test_fit_llama_learns_within_its_budget() -> None:
+    plan, losses = fit_llama.main(budget=0.8, steps=10, config=QUICKEST)
+    assert losses[-1] < losses[0] - 0.3
+    certificate = plan.certificate
+    assert certificate.peak_bytes <= certificate.budget_bytes < plan.baseline_peak_bytes
+
+
+def test_nnx_vit_learns_within_its_budget() -> None:
+    plan, losses = nnx_vit.main(steps=12, batch=32, config=QUICKEST)
+    assert losses[-1] < losses[0] - 0.3
+    certificate = plan.certificate
+    assert certificate.peak_bytes <= certificate.budget_bytes < plan.baseline_peak_bytes
+
+
+def test_too_small_says_what_would_do(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = too_small.main(config=QUICKEST)
+    printed = capsys.readouterr().out
+    assert "no plan fits the budget of 1.00 MiB" in printed
+    assert f"at {plan.certificate.peak_bytes} bytes there is one" in printed
 
 
 def test_readme_example_runs() -> None:

@@ -15,6 +15,7 @@ import pytest
 import jax_hremat
 from jax_hremat import Frontier, PlannerConfig, SearchConfig
 from jax_hremat._plans.page import page
+from jax_hremat._shared.format import format_bytes
 
 OPTIONS: dict[str, Any] = dict(
     target="cpu",
@@ -80,8 +81,7 @@ def test_the_page_is_whole_and_loads_nothing(frontier: Frontier, tmp_path: Path)
     assert len([tag for tag, _ in outline.tags if tag == "svg"]) == 2
     # Names of the user's are text, whatever is in them.
     assert "layer<0>" in outline.text
-    certificate = frontier[0].certificate
-    assert f"{certificate.peak_bytes / 1024:.2f} KiB" in outline.text
+    assert format_bytes(frontier[0].certificate.peak_bytes) in outline.text
     assert "test_page.py" in outline.text
 
 
