@@ -5,6 +5,7 @@ from jax_hremat._api import certify as certify
 from jax_hremat._api import hremat as hremat
 from jax_hremat._api import pareto as pareto
 from jax_hremat._api import plan_remat as plan_remat
+from jax_hremat._compiler.calibrate import calibrate as calibrate
 from jax_hremat._compiler.target import Target as Target
 from jax_hremat._compiler.target import compiler_options as compiler_options
 from jax_hremat._compiler.target import get_target as get_target

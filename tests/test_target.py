@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+import jax_hremat
 from jax_hremat._compiler.target import (
     Target,
     compiler_options,
@@ -120,3 +121,25 @@ def test_a_malformed_file_is_refused_by_key(
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownTargetError, match="cannot be read"):
         get_target(tmp_path / "absent.toml")
+
+
+def test_calibrated_rates_are_plausible_and_travel(tmp_path: Path) -> None:
+    told: list[str] = []
+    target = jax_hremat.calibrate(lambda stage, done, total: told.append(stage))
+    assert told[0] == "products of f32" and told[-1] == "calibrated"
+    # Between a slow core and the fastest device there is.
+    assert 1e8 < target.matrix_flops_per_s["f32"] < 1e17
+    assert 1e8 < target.bandwidth_bytes_per_s < 1e14
+    assert 1e7 < target.vector_flops_per_s < 1e16
+    assert (target.flops_efficiency, target.bandwidth_efficiency) == (1.0, 1.0)
+    assert target.source.startswith("measured on")
+    path = tmp_path / "mine.toml"
+    target.save(path)
+    assert get_target(path) == target
+
+
+@pytest.mark.parametrize("name", list_targets())
+def test_every_target_can_be_saved(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "saved.toml"
+    get_target(name).save(path)
+    assert get_target(str(path)) == get_target(name)

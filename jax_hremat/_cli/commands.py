@@ -192,6 +192,18 @@ def targets() -> None:
 
 
 @main.command()
+@click.option("--output", "-o", required=True, type=click.Path(dir_okay=False), help="TOML file.")
+def calibrate(output: str) -> None:
+    """Measure the attached device, for plans made elsewhere: --target FILE."""
+    with _progress(quiet=False) as progress:
+        target = jax_hremat.calibrate(progress)
+    _write(target.save, output)
+    flops = ", ".join(f"{k} {v / 1e12:.3g}" for k, v in target.matrix_flops_per_s.items())
+    click.echo(f"products {flops} TFLOP/s, memory {target.bandwidth_bytes_per_s / 1e9:.3g} GB/s")
+    click.echo(f"wrote {output}")
+
+
+@main.command()
 @click.option("--target", default="h200", show_default=True, help="What to try to compile for.")
 def doctor(target: str) -> None:
     """Check what planning takes: versions, solver, compilers, cache."""

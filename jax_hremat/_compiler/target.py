@@ -13,9 +13,11 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import jax
+import tomli_w
 
 from jax_hremat._shared import compat as _compat
 from jax_hremat._shared.errors import TargetUnavailableError, UnknownTargetError
+from jax_hremat._shared.files import write_whole
 
 Platform = Literal["cuda", "cpu"]
 
@@ -62,6 +64,13 @@ class Target:
         for name in ("matrix_flops_per_s", "compiler_options"):
             frozen = MappingProxyType(dict(getattr(self, name)))
             object.__setattr__(self, name, frozen)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the target as a TOML file that `get_target` reads; whole or not at all."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        plain = {k: dict(v) if isinstance(v, Mapping) else v for k, v in fields.items()}
+        text = tomli_w.dumps({k: v for k, v in plain.items() if v is not None})
+        write_whole(Path(path), text.encode())
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Read-only mappings cannot be pickled; the constructor makes them again.
@@ -139,16 +148,44 @@ def attached_bytes() -> int:
     return int(stats["bytes_limit"])
 
 
+def attached_target() -> Target:
+    """Returns the target of JAX's default backend; of a GPU that no packaged target knows, one
+    with rates that are none, to be measured.
+
+    Raises:
+        UnknownTargetError: The default backend is neither a CPU nor a GPU.
+    """
+    device = jax.local_devices()[0]
+    if device.platform not in ("cpu", "gpu"):
+        raise _unknown(f"no target is of the attached {device.platform} {device.device_kind!r}")
+    if _packaged_for(device.device_kind) is not None or device.platform == "cpu":
+        return _default_target()
+    return Target(
+        name=device.device_kind.lower().replace(" ", "-"),
+        platform="cuda",
+        config_text=_compat.attached_gpu_target_config(),
+        memory_bytes=attached_bytes(),
+        matrix_flops_per_s={},
+        vector_flops_per_s=1.0,
+        bandwidth_bytes_per_s=1.0,
+        launch_s=0.0,
+        compiler_options={},
+        source="not measured",
+    )
+
+
 def _default_target() -> Target:
     device = jax.local_devices()[0]
     if device.platform == "cpu":
         return _packaged_target("cpu")
-    targets = (_packaged_target(name) for name in list_targets())
     kind = device.device_kind
-    match = next((t for t in targets if kind in t.device_kinds), None)
+    match = _packaged_for(kind)
     if match is None:
         reason = f"no packaged target has the rates of the attached {device.platform} {kind!r}"
-        raise _unknown(reason, kind.lower().removeprefix("nvidia "))
+        raise _unknown(
+            f"{reason}; `jax_hremat.calibrate()` measures them",
+            kind.lower().removeprefix("nvidia "),
+        )
     # The allocator's limit, not the chip's memory: by default JAX leaves a quarter untouched.
     stats = device.memory_stats() or {}
     return dataclasses.replace(
@@ -156,6 +193,11 @@ def _default_target() -> Target:
         config_text=_compat.attached_gpu_target_config(),
         memory_bytes=int(stats.get("bytes_limit", match.memory_bytes)),
     )
+
+
+def _packaged_for(device_kind: str) -> Target | None:
+    targets = (_packaged_target(name) for name in list_targets())
+    return next((t for t in targets if device_kind in t.device_kinds), None)
 
 
 def _packaged_dir() -> Traversable:

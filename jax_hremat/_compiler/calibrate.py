@@ -1,0 +1,146 @@
+"""The rates of the attached device, measured: a target file of one's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_hremat._compiler.target import Target, attached_target
+
+# A measurement is made longer until one run takes so long …
+_LONG_ENOUGH_S = 0.03
+# … or works on so many bytes.
+_MOST_BYTES = 2**31
+_NUM_RUNS = 5
+# Products in a row, so that their operands stay where they are; steps of the polynomial.
+_NUM_PRODUCTS, _DEGREE = 4, 64
+_NUM_KERNELS = 200
+_DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
+
+Progress = Callable[[str, int, int], None]
+
+
+def calibrate(progress: Progress | None = None) -> Target:
+    """Measure what the attached device sustains, in some seconds.
+
+    Square matrix products of each type, a sum of two long vectors, a polynomial of a vector, and
+    many small kernels in a row; the median of five runs each. The rates are those that were
+    reached, so both efficiencies are 1. Save the target, and plan for this device elsewhere::
+
+        jax_hremat.calibrate().save("my_gpu.toml")
+        jax_hremat.plan_remat(loss_fn, budget="70GiB", target="my_gpu.toml")
+
+    Args:
+        progress: Called as `progress(stage, done, total)`.
+
+    Returns:
+        The target of JAX's default backend with the measured rates.
+
+    Raises:
+        UnknownTargetError: The default backend is neither a CPU nor a GPU.
+
+    Unchecked: that nothing else uses the device meanwhile. Large products reach more than those
+    of a model do; the rates compare plans and predict no clock.
+    """
+    base = attached_target()
+    tell = progress or (lambda *_: None)
+    stages: list[tuple[str, Callable[[], float]]] = [
+        *((f"products of {name}", lambda d=d: _matrix_rate(d)) for name, d in _DTYPES.items()),
+        ("bandwidth", _bandwidth),
+        ("arithmetic", _vector_rate),
+        ("launches", lambda: _launch_s() if base.platform == "cuda" else 0.0),
+    ]
+    found = []
+    for index, (stage, measure) in enumerate(stages):
+        tell(stage, index, len(stages))
+        found.append(measure())
+    tell("calibrated", len(stages), len(stages))
+    *products, bandwidth, vector, launch_s = found
+    return dataclasses.replace(
+        base,
+        matrix_flops_per_s=dict(zip(_DTYPES, products, strict=True)),
+        vector_flops_per_s=vector,
+        bandwidth_bytes_per_s=bandwidth,
+        flops_efficiency=1.0,
+        bandwidth_efficiency=1.0,
+        launch_s=launch_s,
+        source=f"measured on {jax.local_devices()[0].device_kind} with jax {jax.__version__}, "
+        f"{time.strftime('%Y-%m-%d')}",
+    )
+
+
+def _matrix_rate(dtype: Any) -> float:
+    def run(size: int) -> tuple[float, int]:
+        a = jnp.full((size, size), 1 / size, dtype)
+
+        def products(x: jax.Array, w: jax.Array) -> jax.Array:
+            for _ in range(_NUM_PRODUCTS):
+                x = x @ w
+            return x
+
+        return _seconds(products, a, a), a.nbytes
+
+    size, seconds = _long_enough(run, 512)
+    return _NUM_PRODUCTS * 2 * size**3 / seconds
+
+
+def _bandwidth() -> float:
+    def run(size: int) -> tuple[float, int]:
+        x = jnp.ones(size, jnp.float32)
+        return _seconds(lambda a, b: a * 1.5 + b, x, x + 1), 3 * x.nbytes
+
+    size, seconds = _long_enough(run, 2**22)
+    return 3 * 4 * size / seconds
+
+
+def _vector_rate() -> float:
+    def run(size: int) -> tuple[float, int]:
+        x = jnp.full(size, 0.5, jnp.float32)
+
+        def polynomial(a: jax.Array) -> jax.Array:
+            y = a
+            for _ in range(_DEGREE):
+                y = y * a + 0.25
+            return y
+
+        return _seconds(polynomial, x), x.nbytes
+
+    size, seconds = _long_enough(run, 2**18)
+    return 2 * _DEGREE * size / seconds
+
+
+def _launch_s() -> float:
+    """Between two kernels that do next to nothing."""
+
+    def many(x: jax.Array) -> jax.Array:
+        for _ in range(_NUM_KERNELS):
+            x = jax.lax.optimization_barrier(x + 1)
+        return x
+
+    return _seconds(many, jnp.zeros(8)) / _NUM_KERNELS
+
+
+def _long_enough(run: Callable[[int], tuple[float, int]], size: int) -> tuple[int, float]:
+    """The size, doubled until a run takes long enough to be timed, and the time it takes."""
+    while True:
+        seconds, used_bytes = run(size)
+        if seconds >= _LONG_ENOUGH_S or 2 * used_bytes > _MOST_BYTES:
+            return size, seconds
+        size *= 2
+
+
+def _seconds(fun: Callable[..., Any], *args: jax.Array) -> float:
+    compiled = jax.jit(fun).lower(*args).compile()
+    jax.block_until_ready(compiled(*args))
+    runs = []
+    for _ in range(_NUM_RUNS):
+        start_s = time.perf_counter()
+        jax.block_until_ready(compiled(*args))
+        runs.append(time.perf_counter() - start_s)
+    return statistics.median(runs)
