@@ -96,7 +96,7 @@ def _different(candidates: Candidates) -> list[Candidate]:
     """Plans that differ: no rematerialization, the solver's at a few budgets, standard ones."""
     whole_bytes = candidates.bare.peak_bytes
     for fraction in FRACTIONS:
-        Rounds(candidates, int(fraction * whole_bytes)).fastest()
+        Rounds(candidates, int(fraction * whole_bytes)).search()
     _ = candidates.lowest
     for chain, selection in candidates.standard:
         if candidates.num_compiled >= MAX_PLANS:

@@ -38,17 +38,18 @@ class Rounds:
         self._undecided = False
 
     def fastest(self) -> Candidate | None:
-        """The fastest plan known that fits, once the solver and the standard ones are tried.
+        """The fastest plan found that fits.
 
         Raises:
             SolverError: The time limit passed with neither a plan nor a proof of none.
         """
-        best = self._search()
+        best = self.search()
         if best is None and self._undecided:
             raise out_of_time(self._solver)
         return best
 
-    def _search(self) -> Candidate | None:
+    def search(self) -> Candidate | None:
+        """Try the solver's plans and the standard ones; the fastest one known that fits."""
         self._solve_rounds(self._candidates.chain)
         if self._missed:
             self._solve_rounds(self._candidates.plain)
@@ -150,7 +151,7 @@ class Rounds:
         least = min(self._candidates.lowest, key=lambda c: (c.peak_bytes, c.step_s))
         while True:
             below = Rounds(self._candidates, int((1 - _SLACK) * least.peak_bytes))
-            found = below._search()
+            found = below.search()
             if found is None:
                 return least
             least = found

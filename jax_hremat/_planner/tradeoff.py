@@ -24,7 +24,7 @@ def spread(candidates: Candidates, num_points: int) -> list[Candidate]:
     low = Rounds(candidates, 0).floor().peak_bytes
     high = candidates.bare.peak_bytes
     for point in range(1, num_points - 1):
-        Rounds(candidates, low + (high - low) * point // (num_points - 1)).fastest()
+        Rounds(candidates, low + (high - low) * point // (num_points - 1)).search()
     front: list[Candidate] = []
     for candidate in candidates.within(high):
         if not front or candidate.peak_bytes < front[-1].peak_bytes:
@@ -42,7 +42,7 @@ def least_peak_within(candidates: Candidates, step_s: float) -> Candidate:
         step_s: At least the time of the step without rematerialization, which is then a plan.
     """
     guess = _guess_bytes(candidates, step_s)
-    Rounds(candidates, guess).fastest()
+    Rounds(candidates, guess).search()
     too_slow = candidates.bench.fixed_bytes
     for _ in range(_MAX_BUDGETS):
         best = _lowest(candidates, step_s)
@@ -52,7 +52,7 @@ def least_peak_within(candidates: Candidates, step_s: float) -> Candidate:
         limit = int(best.peak_bytes * (1 - _TOLERANCE))
         if best.peak_bytes > guess:
             limit = (best.peak_bytes + max(too_slow, guess)) // 2
-        Rounds(candidates, limit).fastest()
+        Rounds(candidates, limit).search()
         if _lowest(candidates, step_s).peak_bytes > limit:
             too_slow = limit
     return _lowest(candidates, step_s)
