@@ -18,6 +18,8 @@ from benchmarks.measured import Facts, Row, candidates_of, mib, ms, plan_row, pr
 from jax_hremat._program.graph import Graph
 
 FRACTIONS = (0.8, 0.6)
+# Some partitioners make many kinds of blocks, so few modes of each are compiled.
+SEARCH = jax_hremat.SearchConfig(max_runs=3, max_packings=2, max_saved_sets=1)
 
 
 def every_hundred(graph: Graph) -> range:
@@ -60,7 +62,7 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Partitioner
     target = jax_hremat.get_target(target_name)
     found = []
     for partitioner in PARTITIONERS:
-        config = jax_hremat.PlannerConfig(partitioner=partitioner)
+        config = jax_hremat.PlannerConfig(search=SEARCH, partitioner=partitioner, max_rounds=1)
         bench, facts = prepared(name, target, size, config)
         plans = []
         for fraction in FRACTIONS:
