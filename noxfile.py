@@ -96,7 +96,8 @@ def build(session: nox.Session) -> None:
 
 @nox.session(python=OLDEST_PYTHON)
 @nox.parametrize(
-    "of", ["table", "scale", "frontier", "optimum", "partitioners", "equality", "times"]
+    "of",
+    ["table", "scale", "recurrence", "frontier", "optimum", "partitioners", "equality", "times"],
 )
 def benchmarks(session: nox.Session, of: str) -> None:
     """One of the benchmarks (many minutes): `nox -s "benchmarks(of='scale')" -- --models lstm`."""

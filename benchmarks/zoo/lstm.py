@@ -1,4 +1,4 @@
-"""An LSTM language model: each layer a loop over time."""
+"""LSTMs, each layer a loop over time: a language model, and a classifier of whole sequences."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import optax
 from jax.typing import DTypeLike
 
-from benchmarks.zoo.base import Problem, Remat, register, with_remat
+from benchmarks.zoo.base import Problem, Remat, dropout_rngs, register, shapes_of, with_remat
 from benchmarks.zoo.tasks import next_token_problem
 
 # What a cell remembers, `(batch, width)` in float32, and what it puts out, in the model's type.
@@ -90,6 +91,53 @@ class LSTM(nn.Module):
         return nn.Dense(cfg.vocab, dtype=cfg.dtype, name="head")(x).astype(jnp.float32)
 
 
+class Reader(nn.Module):
+    """One step of all layers, on a token of each sequence; nothing is put out."""
+
+    config: LSTMConfig
+    train: bool = True
+
+    @nn.compact
+    def __call__(self, carry: tuple[Carry, ...], token: jax.Array) -> tuple[Any, None]:
+        cfg = self.config
+        dropout = nn.Dropout(cfg.dropout, deterministic=not self.train)
+        x = dropout(nn.Embed(cfg.vocab, cfg.width, dtype=cfg.dtype, name="tokens")(token))
+        after = []
+        for i, state in enumerate(carry):
+            state, x = Cell(cfg, name=f"layer_{i}")(state, x)
+            after.append(state)
+            x = dropout(x)
+        return tuple(after), None
+
+
+class LSTMClassifier(nn.Module):
+    """From tokens to float32 logits of the whole sequence, by its last state.
+
+    Of a step nothing outlives the next one but for the backward, so memory need not grow with the
+    number of steps.
+    """
+
+    config: LSTMConfig
+    reader: type[nn.Module] = Reader
+    train: bool = True
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        cfg = self.config
+        scan = nn.scan(
+            lambda reader, carry, token: reader(carry, token),
+            variable_broadcast="params",
+            split_rngs={"params": False, "dropout": True},
+            in_axes=1,
+        )
+        shape = (tokens.shape[0], cfg.width)
+        start = (jnp.zeros(shape, jnp.float32), jnp.zeros(shape, cfg.dtype))
+        reader = self.reader(cfg, self.train, name="reader")
+        carry, _ = scan(reader, (start,) * cfg.layers, tokens)
+        out = carry[-1][1]
+        return nn.Dense(cfg.vocab, dtype=cfg.dtype, name="head")(out).astype(jnp.float32)
+
+
 def lstm_problem(name: str, remat: Remat | None = None, *, batch: int, **config: Any) -> Problem:
     """Builds next-token prediction with an LSTM.
 
@@ -120,12 +168,62 @@ def lstm_problem(name: str, remat: Remat | None = None, *, batch: int, **config:
     )
 
 
+def last_state_problem(
+    name: str, remat: Remat | None = None, *, batch: int, **config: Any
+) -> Problem:
+    """Builds the prediction of one label for a whole sequence, with an LSTM.
+
+    The loss is called as `loss(params, batch)`, `batch` being a dictionary of `tokens` (int32 of
+    batch x context), `labels` (int32 of batch) and, with dropout, `dropout_key`.
+
+    Args:
+        name: The problem's name.
+        remat: How to wrap each step, if at all.
+        batch: Number of sequences.
+        **config: Fields of `LSTMConfig`.
+    """
+    cfg = LSTMConfig(**config)
+    model = LSTMClassifier(cfg, with_remat(Reader, remat, prevent_cse=False))
+
+    def loss_fn(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+        logits = model.apply({"params": params}, batch["tokens"], rngs=dropout_rngs(batch))
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
+        return losses.mean()
+
+    def init(key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+        params_key, tokens_key, labels_key, dropout_key = jax.random.split(key, 4)
+        data = {
+            "tokens": jax.random.randint(tokens_key, (batch, cfg.context), 0, cfg.vocab),
+            "labels": jax.random.randint(labels_key, (batch,), 0, cfg.vocab),
+        }
+        if cfg.dropout > 0:
+            data["dropout_key"] = dropout_key
+        plain = LSTMClassifier(cfg, train=False)
+        return plain.init(params_key, data["tokens"])["params"], data
+
+    description = (
+        f"LSTM over whole sequences, {cfg.layers} layers, width {cfg.width}, batch {batch} x "
+        f"{cfg.context}, vocabulary {cfg.vocab}, {jnp.dtype(cfg.dtype).name}, dropout "
+        f"{cfg.dropout}"
+    )
+    return Problem(name, loss_fn, shapes_of(init), False, description=description, init=init)
+
+
 register(
     "lstm",
     lstm_problem,
     {
         "full": dict(batch=32),
         "small": dict(width=128, context=128, vocab=512, batch=8),
+        "tiny": dict(width=16, context=24, vocab=64, batch=2, dtype="float32"),
+    },
+)
+register(
+    "lstm-last",
+    last_state_problem,
+    {
+        "full": dict(batch=32, vocab=256),
+        "small": dict(width=128, context=128, vocab=64, batch=8),
         "tiny": dict(width=16, context=24, vocab=64, batch=2, dtype="float32"),
     },
 )
