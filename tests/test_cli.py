@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import jax_hremat
-from jax_hremat._cli.commands import doctor as _doctor
+from jax_hremat._cli import doctor
 from jax_hremat._cli.commands import main
 from jax_hremat._shared.errors import TargetUnavailableError
 
@@ -137,8 +137,8 @@ def test_doctor_without_the_plugin(
             return real(fun, avals, target)
         raise TargetUnavailableError("JAX's CUDA plugin is not installed")
 
-    real = _doctor.compile_flat
-    monkeypatch.setattr(_doctor, "compile_flat", no_plugin)
+    real = doctor.compile_flat
+    monkeypatch.setattr(doctor, "compile_flat", no_plugin)
     shown = run("doctor", "--target", "h200")
     # A GPU's compiler is wanted, not needed.
     assert shown.exit_code == 0
