@@ -25,7 +25,7 @@ from jax_hremat._program.fingerprint import fingerprint
 from jax_hremat._program.graph import Graph, build_graph
 from jax_hremat._program.step import own_step
 from jax_hremat._program.trace import Program, abstract_leaf, trace_call
-from jax_hremat._shared import compat as _compat
+from jax_hremat._shared import compat
 from jax_hremat._shared.errors import UnsupportedProgramError
 from jax_hremat._shared.static import merge_arrays, split_arrays
 from jax_hremat._shared.units import parse_goal
@@ -189,7 +189,7 @@ def _trace_hoisted(
     """
     avals = jax.tree.map(abstract_leaf, tuple(arrays))
     program = trace_call(fun, avals, _DIFFERENTIATED)
-    consts = _compat.jaxpr_consts(program.jaxpr)
+    consts = compat.jaxpr_consts(program.jaxpr)
     tracers = [c for c in consts if isinstance(c, Tracer)]
     if not tracers:
         return program, ()
@@ -198,7 +198,7 @@ def _trace_hoisted(
         *own, closed_over = operands
         values = iter(closed_over)
         merged = [next(values) if isinstance(c, Tracer) else c for c in consts]
-        flat = _compat.evaluate_inlined(program.jaxpr, merged, jax.tree.leaves(own))
+        flat = compat.evaluate_inlined(program.jaxpr, merged, jax.tree.leaves(own))
         return jax.tree.unflatten(program.out_tree, flat)
 
     operands = (*avals, [abstract_leaf(t) for t in tracers])

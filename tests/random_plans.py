@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jax_hremat._program.loop import scan_body
 from jax_hremat._program.region import Loop, Region
 from jax_hremat._program.trace import Program
-from jax_hremat._shared import compat as _compat
+from jax_hremat._shared import compat
 
 WIDTH = 4
 
@@ -104,7 +104,7 @@ def region_trees(
 ) -> Region:
     """Any nest of bare and wrapped regions, each wrapped one saving any values made in it; any
     scan in another mode, if `in_loops`."""
-    equations = _compat.open_jaxpr(program.jaxpr).eqns
+    equations = compat.open_jaxpr(program.jaxpr).eqns
 
     def region(start: int, stop: int, depth: int) -> Region:
         wrapped = draw(st.booleans())

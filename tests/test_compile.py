@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jax_hremat._compiler import compile as _compile
+from jax_hremat._compiler import compile as compiling
 from jax_hremat._compiler.compile import Compiled, MemoryStats, compile_flat, compiler_versions
 from jax_hremat._compiler.target import Target, get_target, list_targets
 from jax_hremat._shared.errors import TargetUnavailableError, UnknownTargetError
@@ -154,8 +154,8 @@ def test_a_plugin_that_is_not_there_or_not_started(
     def absent(*_: object, **__: object) -> None:
         raise NotImplementedError("topology not implemented for cuda")
 
-    monkeypatch.setattr(_compile.topologies, "get_topology_desc", absent)
-    monkeypatch.setattr(_compile, "compiler_versions", lambda: installed)
+    monkeypatch.setattr(compiling.topologies, "get_topology_desc", absent)
+    monkeypatch.setattr(compiling, "compiler_versions", lambda: installed)
     target = dataclasses.replace(get_target("h200"), config_text="never compiled")
     with pytest.raises(TargetUnavailableError, match=advice):
         compile_flat(jnp.tanh, [Shape((4,), jnp.float32)], target)
@@ -166,7 +166,7 @@ def test_a_missing_toolkit_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
         raise jax.errors.JaxRuntimeError("UNAVAILABLE: No PTX compilation provider is available.")
 
     cpu = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
-    monkeypatch.setattr(_compile, "_sharding", lambda *_: cpu)
+    monkeypatch.setattr(compiling, "_sharding", lambda *_: cpu)
     monkeypatch.setattr(jax.stages.Lowered, "compile", unassembled)
     with pytest.raises(TargetUnavailableError, match=r"ptxas.*jax_hremat\[gpu-aot\]"):
         compile_flat(partial(jnp.add, 1.0), [Shape((4,), jnp.float32)], get_target("h200"))

@@ -16,7 +16,7 @@ from random_plans import WIDTH, losses, region_trees
 from jax_hremat._program.emit import emit, emit_flat
 from jax_hremat._program.region import Region
 from jax_hremat._program.trace import Program, trace_call, trace_loss
-from jax_hremat._shared import compat as _compat
+from jax_hremat._shared import compat
 
 # Without the first XLA:CPU merges a recompute with the first forward, and tests less.
 KEEP_BARRIERS = {
@@ -41,7 +41,7 @@ def assert_same(actual: Any, expected: Any, tolerance: float = 2e-5) -> None:
 
 
 def num_operations(program: Program) -> int:
-    return len(_compat.open_jaxpr(program.jaxpr).eqns)
+    return len(compat.open_jaxpr(program.jaxpr).eqns)
 
 
 def normal(*shape: int, dtype: Any = np.float32) -> jax.Array:
@@ -181,7 +181,7 @@ def every_operation(program: Program) -> Region:
 
 def nested_saving_all(program: Program) -> Region:
     number = num_operations(program)
-    equations = _compat.open_jaxpr(program.jaxpr).eqns
+    equations = compat.open_jaxpr(program.jaxpr).eqns
     edges = (0, number // 3, 2 * number // 3, number)
     thirds = []
     for start, stop in zip(edges, edges[1:], strict=False):

@@ -26,7 +26,7 @@ from jax_hremat._program.emit import emit_range
 from jax_hremat._program.graph import Graph
 from jax_hremat._program.region import Region
 from jax_hremat._program.trace import Program, abstract
-from jax_hremat._shared import compat as _compat
+from jax_hremat._shared import compat
 
 _MARK = "hremat_mark"
 
@@ -163,7 +163,7 @@ class _BlockStep:
 
 
 def _block_step(program: Program, graph: Graph, block: Block, mode: Region) -> _BlockStep:
-    jaxpr = _compat.open_jaxpr(program.jaxpr)
+    jaxpr = compat.open_jaxpr(program.jaxpr)
     atoms = [*jaxpr.constvars, *jaxpr.invars, *(v for e in jaxpr.eqns for v in e.outvars)]
     inputs = [atoms[v] for v in block.inputs]
     outputs = [atoms[v] for v in block.outputs]

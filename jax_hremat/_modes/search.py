@@ -14,7 +14,7 @@ from jax_hremat._partition.blocks import Block, Partition
 from jax_hremat._program.graph import Graph
 from jax_hremat._program.loop import LoopBody
 from jax_hremat._program.region import Region
-from jax_hremat._shared import compat as _compat
+from jax_hremat._shared import compat
 from jax_hremat._solve.backend import SolverConfig
 
 # Measures one block in one mode.
@@ -94,7 +94,7 @@ class _Compiled:
     ) -> None:
         self._pool = pool
         self._partition = partition
-        self._measure = _compat.in_settings_of_this_thread(measure)
+        self._measure = compat.in_settings_of_this_thread(measure)
         self._progress = progress
         self._futures: dict[int, dict[Region, Future[ModeCost]]] = {}
 

@@ -28,7 +28,7 @@ from jax_hremat._program.region import Region
 from jax_hremat._program.step import Step
 from jax_hremat._program.trace import Program
 from jax_hremat._schedule.chain import Chain, Selection, make_chain, predict
-from jax_hremat._shared import compat as _compat
+from jax_hremat._shared import compat
 from jax_hremat._solve.backend import SolverConfig
 
 
@@ -139,7 +139,7 @@ def prepare(
     ):
         cache = CompileCache.at(config.cache_dir)
         compile_whole = StepCompiler(step, target, cache)
-        baseline = pool.submit(_compat.in_settings_of_this_thread(compile_whole), everything)
+        baseline = pool.submit(compat.in_settings_of_this_thread(compile_whole), everything)
         quick = with_quick_code(target, directory)
         with timed(timings, "cost"):
             options = search_options(

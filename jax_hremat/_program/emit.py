@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax_hremat._program.loop import run_scan, scan_body
 from jax_hremat._program.region import Loop, Region
 from jax_hremat._program.trace import Program, is_inexact
-from jax_hremat._shared import compat as _compat
+from jax_hremat._shared import compat
 
 FlatFunction = Callable[..., list[Any]]
 
@@ -25,8 +25,8 @@ def emit_flat(program: Program, root: Region, *, loop: str = "") -> FlatFunction
         root: Its regions.
         loop: If the program is the body of a scan, a name for it, different for each scan.
     """
-    jaxpr = _compat.open_jaxpr(program.jaxpr)
-    consts = _compat.jaxpr_consts(program.jaxpr)
+    jaxpr = compat.open_jaxpr(program.jaxpr)
+    consts = compat.jaxpr_consts(program.jaxpr)
     if root.wrapped:
         # A region is wrapped by the one around it.
         root = Region(root.start, root.stop, children=(root,))
@@ -71,14 +71,14 @@ class _Emitter:
 
     def __init__(self, program: Program, loop: str = "") -> None:
         self._loop = loop
-        self._jaxpr = _compat.open_jaxpr(program.jaxpr)
+        self._jaxpr = compat.open_jaxpr(program.jaxpr)
         last_use: dict[Any, int] = {}
         for index, eqn in enumerate(self._jaxpr.eqns):
             for var in eqn.invars:
-                if not isinstance(var, _compat.Literal):
+                if not isinstance(var, compat.Literal):
                     last_use[var] = index
         for var in self._jaxpr.outvars:
-            if not isinstance(var, _compat.Literal):
+            if not isinstance(var, compat.Literal):
                 last_use[var] = len(self._jaxpr.eqns)
         self._last_use = last_use
         self._arguments = frozenset(self._jaxpr.invars[i] for i in program.differentiated)
@@ -98,7 +98,7 @@ class _Emitter:
             env = dict(zip(inputs, values, strict=True))
             for step in steps:
                 step(env)
-            return [v.val if isinstance(v, _compat.Literal) else env[v] for v in outputs]
+            return [v.val if isinstance(v, compat.Literal) else env[v] for v in outputs]
 
         return run
 
@@ -125,7 +125,7 @@ class _Emitter:
         self, index: int, saved: frozenset[tuple[int, int]]
     ) -> Callable[[dict[Any, Any]], None]:
         eqn = self._jaxpr.eqns[index]
-        return self._assign(index, saved, lambda inputs: _compat.bind_equation(eqn, inputs))
+        return self._assign(index, saved, lambda inputs: compat.bind_equation(eqn, inputs))
 
     def _scan(
         self, index: int, loop: Loop, saved: frozenset[tuple[int, int]], inside: _Inside
@@ -149,7 +149,7 @@ class _Emitter:
         eqn = self._jaxpr.eqns[index]
 
         def step(env: dict[Any, Any]) -> None:
-            inputs = [v.val if isinstance(v, _compat.Literal) else env[v] for v in eqn.invars]
+            inputs = [v.val if isinstance(v, compat.Literal) else env[v] for v in eqn.invars]
             for k, (var, value) in enumerate(zip(eqn.outvars, evaluate(inputs), strict=True)):
                 named = (index, k) in saved
                 env[var] = checkpoint_name(value, self._name(index, k)) if named else value
@@ -186,7 +186,7 @@ class _Emitter:
         made: dict[Any, None] = {}
         for eqn in self._jaxpr.eqns[region.start : region.stop]:
             for var in eqn.invars:
-                if not isinstance(var, _compat.Literal) and var not in made:
+                if not isinstance(var, compat.Literal) and var not in made:
                     inputs[var] = None
             made.update(dict.fromkeys(eqn.outvars))
         outputs = tuple(v for v in made if self._last_use.get(v, -1) >= region.stop)
@@ -223,12 +223,12 @@ def _step(
 
 def _active_variables(program: Program) -> frozenset[Any]:
     """Values computed from differentiated arguments; the arguments themselves left out."""
-    jaxpr = _compat.open_jaxpr(program.jaxpr)
+    jaxpr = compat.open_jaxpr(program.jaxpr)
     moving = {jaxpr.invars[i] for i in program.differentiated}
     arguments = frozenset(moving)
     for eqn in jaxpr.eqns:
         if eqn.primitive.name != "stop_gradient" and any(
-            not isinstance(v, _compat.Literal) and v in moving for v in eqn.invars
+            not isinstance(v, compat.Literal) and v in moving for v in eqn.invars
         ):
             moving.update(v for v in eqn.outvars if is_inexact(v.aval.dtype))
     return frozenset(moving) - arguments

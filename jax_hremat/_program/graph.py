@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_hremat._program.trace import Program, abstract, is_inexact
-from jax_hremat._shared import compat as _compat
+from jax_hremat._shared import compat
 
 ValueKind = Literal["argument", "constant", "computed"]
 
@@ -136,7 +136,7 @@ def build_graph(program: Program) -> Graph:
     Needs come from differentiating each operation alone (`jax.vjp`), memoised on primitive,
     parameters, shapes and which inputs are active.
     """
-    jaxpr = _compat.open_jaxpr(program.jaxpr)
+    jaxpr = compat.open_jaxpr(program.jaxpr)
     ids: dict[Any, int] = {}
     avals: list[Any] = []
     kinds: list[ValueKind] = []
@@ -158,7 +158,7 @@ def build_graph(program: Program) -> Graph:
     residual_cache: dict[Any, _Residuals] = {}
     operations: list[Operation] = []
     for index, eqn in enumerate(jaxpr.eqns):
-        inputs = tuple(None if isinstance(v, _compat.Literal) else ids[v] for v in eqn.invars)
+        inputs = tuple(None if isinstance(v, compat.Literal) else ids[v] for v in eqn.invars)
         outputs = tuple(declare(v, "computed", index) for v in eqn.outvars)
         for value in dict.fromkeys(v for v in inputs if v is not None):
             users.setdefault(value, []).append(index)
@@ -191,14 +191,14 @@ def build_graph(program: Program) -> Graph:
                 fusible=eqn.primitive.name in _FUSIBLE,
                 has_batch_dims=_has_batch_dims(eqn),
                 trips=eqn.params["length"] if eqn.primitive.name == "scan" else 1,
-                pinned=_compat.has_effects(eqn),
+                pinned=compat.has_effects(eqn),
                 signature=signature,
-                literals=",".join(str(v.val) for v in eqn.invars if isinstance(v, _compat.Literal)),
-                scope=_compat.scope_name(eqn),
-                source=_compat.source_line(eqn),
+                literals=",".join(str(v.val) for v in eqn.invars if isinstance(v, compat.Literal)),
+                scope=compat.scope_name(eqn),
+                source=compat.source_line(eqn),
             )
         )
-    outputs_ids = tuple(None if isinstance(v, _compat.Literal) else ids[v] for v in jaxpr.outvars)
+    outputs_ids = tuple(None if isinstance(v, compat.Literal) else ids[v] for v in jaxpr.outvars)
     returned = set(outputs_ids)
     loss_outputs = outputs_ids[:1] if program.is_loss else outputs_ids
     operations = _without_dead_ends(operations, active, loss_outputs)
@@ -261,31 +261,31 @@ def _residuals_of(eqn: Any, mask: Sequence[bool]) -> _Residuals:
     floating = [i for i, v in enumerate(eqn.outvars) if is_inexact(v.aval.dtype)]
     if not moving or not floating:
         return _NO_RESIDUALS
-    literals = {i: v.val for i, v in enumerate(eqn.invars) if isinstance(v, _compat.Literal)}
+    literals = {i: v.val for i, v in enumerate(eqn.invars) if isinstance(v, compat.Literal)}
 
     def forward(*inputs: Any) -> Any:
         def active_part(*active: Any) -> Any:
             merged = [literals.get(i, x) for i, x in enumerate(inputs)]
             for position, value in zip(moving, active, strict=True):
                 merged[position] = value
-            outputs = _compat.bind_equation(eqn, merged)
+            outputs = compat.bind_equation(eqn, merged)
             return [outputs[i] for i in floating]
 
         return jax.vjp(active_part, *(inputs[i] for i in moving))
 
-    jaxpr = _compat.open_jaxpr(jax.make_jaxpr(forward)(*in_avals))
+    jaxpr = compat.open_jaxpr(jax.make_jaxpr(forward)(*in_avals))
     primal_out, residuals = jaxpr.outvars[: len(floating)], jaxpr.outvars[len(floating) :]
     in_position = {v: i for i, v in enumerate(jaxpr.invars)}
     out_position = {
         v: floating[i]
         for i, v in reversed(list(enumerate(primal_out)))
-        if not isinstance(v, _compat.Literal) and v not in in_position
+        if not isinstance(v, compat.Literal) and v not in in_position
     }
     producers = {o: e for e in jaxpr.eqns for o in e.outvars}
     reads: set[int] = set()
     makes: set[int] = set()
     opaque_bytes = 0
-    for residual in dict.fromkeys(v for v in residuals if not isinstance(v, _compat.Literal)):
+    for residual in dict.fromkeys(v for v in residuals if not isinstance(v, compat.Literal)):
         if residual in in_position:
             reads.add(in_position[residual])
         elif residual in out_position:
@@ -320,7 +320,7 @@ def _sources(
     stack, seen = [residual], set()
     while stack:
         var = stack.pop()
-        if isinstance(var, _compat.Literal) or var in seen:
+        if isinstance(var, compat.Literal) or var in seen:
             continue
         seen.add(var)
         if var in in_position:
@@ -347,11 +347,11 @@ def size_bytes_of(aval: Any) -> int:
 def _signature(eqn: Any) -> str:
     """Primitive, parameters, shapes and which inputs are literals (not their values)."""
     shapes_in = ",".join(
-        ("lit:" if isinstance(v, _compat.Literal) else "") + v.aval.str_short(short_dtypes=True)
+        ("lit:" if isinstance(v, compat.Literal) else "") + v.aval.str_short(short_dtypes=True)
         for v in eqn.invars
     )
     shapes_out = ",".join(v.aval.str_short(short_dtypes=True) for v in eqn.outvars)
-    params = _compat.describe_params(eqn.params)
+    params = compat.describe_params(eqn.params)
     if len(params) > 200:
         params = hashlib.sha256(params.encode()).hexdigest()[:16]
     return f"{eqn.primitive.name}[{params}]({shapes_in})->{shapes_out}"
@@ -392,11 +392,11 @@ def equation_flops(eqn: Any) -> int:
         v
         for p in eqn.params.values()
         for v in (p if isinstance(p, (tuple, list)) else (p,))
-        if _compat.is_jaxpr(v)
+        if compat.is_jaxpr(v)
     ]
     if not bodies:
         return out_elements
-    costs = [sum(equation_flops(e) for e in _compat.open_jaxpr(b).eqns) for b in bodies]
+    costs = [sum(equation_flops(e) for e in compat.open_jaxpr(b).eqns) for b in bodies]
     if name == "scan":
         return eqn.params["length"] * costs[0]
     if name == "cond":

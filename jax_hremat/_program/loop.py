@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jax_hremat._program.graph import Graph, build_graph, is_loop
 from jax_hremat._program.trace import Program, inline, is_inexact
-from jax_hremat._shared import compat as _compat
+from jax_hremat._shared import compat
 
 
 def scan_body(eqn: Any, active: Sequence[bool] = ()) -> Program:
@@ -22,8 +22,8 @@ def scan_body(eqn: Any, active: Sequence[bool] = ()) -> Program:
         active: Which inputs of the body are differentiated; none if left out.
     """
     jaxpr = inline(eqn.params["jaxpr"])
-    avals = [v.aval for v in _compat.open_jaxpr(jaxpr).invars]
-    num_outputs = len(_compat.open_jaxpr(jaxpr).outvars)
+    avals = [v.aval for v in compat.open_jaxpr(jaxpr).invars]
+    num_outputs = len(compat.open_jaxpr(jaxpr).outvars)
     flags = [*active, *[False] * (len(avals) - len(active))]
     return Program(
         jaxpr=jaxpr,
@@ -57,7 +57,7 @@ class LoopBody:
 
 def loop_bodies(program: Program, graph: Graph) -> dict[int, LoopBody]:
     """The bodies of the scans of a program that have a backward, by operation."""
-    eqns = _compat.open_jaxpr(program.jaxpr).eqns
+    eqns = compat.open_jaxpr(program.jaxpr).eqns
     bodies = {}
     for op in graph.operations:
         if is_loop(op):
@@ -69,7 +69,7 @@ def loop_bodies(program: Program, graph: Graph) -> dict[int, LoopBody]:
 def _loop_body(eqn: Any, active: Sequence[bool]) -> LoopBody:
     """The body with the activity of its carry: a carried value is active if it is so at the
     start or after any step."""
-    num_consts, num_carry = _compat.scan_counts(eqn)
+    num_consts, num_carry = compat.scan_counts(eqn)
     flags = list(active)
     while True:
         program = scan_body(eqn, flags)
@@ -101,7 +101,7 @@ def run_scan(
         prevent_cse: Whether common subexpressions must be kept apart outside of loops, where
             the leftover steps stand. Inside a loop nothing of the forward is in reach.
     """
-    num_consts, num_carry = _compat.scan_counts(eqn)
+    num_consts, num_carry = compat.scan_counts(eqn)
     consts, carry = list(inputs[:num_consts]), list(inputs[num_consts : num_consts + num_carry])
     xs = list(inputs[num_consts + num_carry :])
     reverse, unroll = eqn.params["reverse"], eqn.params["unroll"]
@@ -156,7 +156,7 @@ def run_scan(
             ys = [jnp.concatenate(pair) for pair in zip(ys, late, strict=True)]
         return carry, ys
 
-    with _compat.context_of(eqn):
+    with compat.context_of(eqn):
         carry, ys = in_segments(
             consts, carry, xs, eqn.params["length"], tuple(segments), prevent_cse
         )

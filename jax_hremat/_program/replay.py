@@ -20,7 +20,7 @@ from jax_hremat._program.emit import emit_flat
 from jax_hremat._program.graph import equation_flops, size_bytes_of
 from jax_hremat._program.region import Region
 from jax_hremat._program.trace import Program
-from jax_hremat._shared import compat as _compat
+from jax_hremat._shared import compat
 
 Phase = Literal["forward", "recompute", "backward"]
 
@@ -88,8 +88,8 @@ def replay(program: Program, root: Region) -> Replay:
     runs. In an operation with a body, a derivative equation that looks like one of the body's
     counts as its rerun.
     """
-    equations = _compat.open_jaxpr(program.jaxpr).eqns
-    tagged = _compat.with_scopes(
+    equations = compat.open_jaxpr(program.jaxpr).eqns
+    tagged = compat.with_scopes(
         program.jaxpr, [f"hremat_operation_{i}_" for i in range(len(equations))]
     )
     body = emit_flat(replace(program, jaxpr=tagged), root)
@@ -138,7 +138,7 @@ class _Flat:
 
 def _flatten(jaxpr: Any) -> _Flat:
     """Open every wrapper; what only renames a value (a barrier, a name) leaves no equation."""
-    jaxpr = _compat.without_dead_code(jaxpr)
+    jaxpr = compat.without_dead_code(jaxpr)
     sizes_bytes: dict[int, int] = {}
     runs: list[_Run] = []
     num_barriers = 0
@@ -154,16 +154,16 @@ def _flatten(jaxpr: Any) -> _Flat:
         env = dict(zip((*jaxpr.constvars, *jaxpr.invars), inputs, strict=True))
 
         def read(atoms: Sequence[Any]) -> list[int | None]:
-            return [None if isinstance(v, _compat.Literal) else env[v] for v in atoms]
+            return [None if isinstance(v, compat.Literal) else env[v] for v in atoms]
 
         for eqn in jaxpr.eqns:
             read_here = read(eqn.invars)
-            path = f"{prefix}{_compat.scope_name(eqn)}/"
-            num_barriers += _compat.lowers_to_barrier(eqn)
-            body = _compat.wrapped_body(eqn)
+            path = f"{prefix}{compat.scope_name(eqn)}/"
+            num_barriers += compat.lowers_to_barrier(eqn)
+            body = compat.wrapped_body(eqn)
             if body is not None:
-                consts = [new(v) for v in _compat.open_jaxpr(body).constvars]
-                made = walk(_compat.open_jaxpr(body), [*consts, *read_here], path)
+                consts = [new(v) for v in compat.open_jaxpr(body).constvars]
+                made = walk(compat.open_jaxpr(body), [*consts, *read_here], path)
             elif _renames(eqn):
                 made = read_here
             else:
@@ -209,8 +209,8 @@ def _with_phases(runs: Iterable[_Run]) -> list[tuple[_Run, Phase]]:
     for run in runs:
         # Scopes inside the tag are the program's: a loss may hold a gradient of its own.
         outer = _TAG.split(run.path)[0]
-        forward = forward and not _compat.is_transposed(outer)
-        rematted = _compat.is_rematted(outer)
+        forward = forward and not compat.is_transposed(outer)
+        rematted = compat.is_rematted(outer)
         steps.append((run, "forward" if forward else "recompute" if rematted else "backward"))
     return steps
 
@@ -231,7 +231,7 @@ def _recomputed(equations: Sequence[Any], steps: Iterable[tuple[_Run, Phase]]) -
         if operation is None or phase == "backward":
             continue
         eqn = equations[operation]
-        if _compat.wrapped_body(eqn) is not None or _is_run_of(eqn, operation, run, makers):
+        if compat.wrapped_body(eqn) is not None or _is_run_of(eqn, operation, run, makers):
             counts = first if phase == "forward" else again
             counts[operation][_signature(run.eqn)] += 1
     return tuple(
@@ -250,7 +250,7 @@ def _is_run_of(
         return True
     # A rule may add operands (`sort` carries the permutation along) but not change the rest.
     own = any(makers.get(v) == operation for v in run.inputs[: len(eqn.invars)] if v is not None)
-    params = _compat.describe_params
+    params = compat.describe_params
     return not own and params(run.eqn.params) == params(eqn.params)
 
 
@@ -259,7 +259,7 @@ def _signature(eqn: Any) -> str:
     if _has_body(eqn):
         return eqn.primitive.name
     shape = eqn.outvars[0].aval.str_short() if eqn.outvars else ""
-    return f"{eqn.primitive.name}[{_compat.describe_params(eqn.params)}]->{shape}"
+    return f"{eqn.primitive.name}[{compat.describe_params(eqn.params)}]->{shape}"
 
 
 def _live_bytes(
@@ -289,7 +289,7 @@ def _body_bytes(eqn: Any) -> int:
         return 0
     peaks = []
     for body in _bodies(eqn):
-        flat = _flatten(_compat.open_jaxpr(body))
+        flat = _flatten(compat.open_jaxpr(body))
         kept = set(flat.outputs).difference(flat.inputs)
         peaks += _live_bytes(flat.runs, flat.sizes_bytes, set(flat.inputs), kept)
     return max(peaks, default=0)
@@ -308,4 +308,4 @@ def _has_body(eqn: Any) -> bool:
 def _bodies(eqn: Any) -> Iterator[Any]:
     for param in eqn.params.values():
         items = param if isinstance(param, (tuple, list)) else (param,)
-        yield from (item for item in items if _compat.is_jaxpr(item))
+        yield from (item for item in items if compat.is_jaxpr(item))

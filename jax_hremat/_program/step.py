@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jax_hremat._program.emit import FlatFunction
 from jax_hremat._program.trace import Program, abstract_leaf, trace_loss
-from jax_hremat._shared import compat as _compat
+from jax_hremat._shared import compat
 from jax_hremat._shared.errors import UnsupportedProgramError
 
 LossFunction = Callable[..., Any]
@@ -135,7 +135,7 @@ def _marked(out: Any, has_aux: bool) -> Any:
 def _count_marks(jaxpr: Any) -> int:
     """Runs of the marked equation; those in a `while` count once."""
     total = 0
-    for eqn in _compat.open_jaxpr(jaxpr).eqns:
+    for eqn in compat.open_jaxpr(jaxpr).eqns:
         if eqn.primitive.name == "name" and eqn.params["name"] == _MARK:
             total += 1
         times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
@@ -146,4 +146,4 @@ def _count_marks(jaxpr: Any) -> int:
 def _inner(eqn: Any) -> Iterator[Any]:
     for param in eqn.params.values():
         items = param if isinstance(param, (tuple, list)) else (param,)
-        yield from (item for item in items if _compat.is_jaxpr(item))
+        yield from (item for item in items if compat.is_jaxpr(item))

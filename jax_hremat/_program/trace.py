@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jax_hremat._shared import compat as _compat
+from jax_hremat._shared import compat
 from jax_hremat._shared.errors import UnsupportedConfigError, UnsupportedProgramError
 
 
@@ -41,12 +41,12 @@ class Program:
     @property
     def in_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shape and dtype of every flat input."""
-        return tuple(abstract(v.aval) for v in _compat.open_jaxpr(self.jaxpr).invars)
+        return tuple(abstract(v.aval) for v in compat.open_jaxpr(self.jaxpr).invars)
 
     @property
     def out_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shape and dtype of every flat output."""
-        return tuple(abstract(v.aval) for v in _compat.open_jaxpr(self.jaxpr).outvars)
+        return tuple(abstract(v.aval) for v in compat.open_jaxpr(self.jaxpr).outvars)
 
     @property
     def cotangent_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -133,7 +133,7 @@ def trace_loss(
     positions = tuple(p % len(args) for p in positions)
     program = _trace(fun, args, kwargs, positions, is_loss=True, has_aux=has_aux)
     _check_loss(program, fun)
-    if any(isinstance(c, Tracer) for c in _compat.jaxpr_consts(program.jaxpr)):
+    if any(isinstance(c, Tracer) for c in compat.jaxpr_consts(program.jaxpr)):
         raise UnsupportedProgramError(
             f"`{getattr(fun, '__name__', type(fun).__name__)}` closes over arrays that are being "
             f"traced outside it, which cannot be part of a program of its own. Pass them as "
@@ -166,7 +166,7 @@ def _trace(
     is_loss: bool,
     has_aux: bool,
 ) -> Program:
-    if _compat.remat3_enabled():
+    if compat.remat3_enabled():
         raise UnsupportedConfigError(
             "`jax_remat3` is on; under it nested `jax.checkpoint` regions and name policies have "
             "another, still changing meaning, and a plan would not keep its peak. Switch it off "
@@ -184,14 +184,14 @@ def _trace(
         return outputs
 
     nested = jax.make_jaxpr(flat_fun)(*leaves)
-    ordered = _compat.ordered_effects(nested)
+    ordered = compat.ordered_effects(nested)
     if ordered:
         raise UnsupportedProgramError(
             f"the function has ordered effects ({', '.join(ordered)}), which `jax.checkpoint` "
             f"cannot recompute. Make them unordered (`ordered=False`) or move them out of the "
             f"function that is planned"
         )
-    axes = _compat.named_axes(nested)
+    axes = compat.named_axes(nested)
     if axes:
         raise UnsupportedProgramError(
             f"the function communicates over the axes {', '.join(axes)} of a surrounding "
@@ -201,7 +201,7 @@ def _trace(
     jaxpr = inline(nested)
     ranges = _leaf_ranges(args)
     chosen = [i for p in positions for i in range(*ranges[p])]
-    invars = _compat.open_jaxpr(jaxpr).invars
+    invars = compat.open_jaxpr(jaxpr).invars
     differentiated = tuple(i for i in chosen if is_inexact(invars[i].aval.dtype))
     if not differentiated:
         dtypes = sorted({str(invars[i].aval.dtype) for i in chosen})
@@ -230,12 +230,12 @@ def _trace(
 
 def inline(closed: Any) -> Any:
     """The closed jaxpr traced again with every plain inner `jit` opened."""
-    consts = _compat.jaxpr_consts(closed)
+    consts = compat.jaxpr_consts(closed)
 
     def flat(*inputs: Any) -> list[Any]:
-        return _compat.evaluate_inlined(closed, consts, inputs)
+        return compat.evaluate_inlined(closed, consts, inputs)
 
-    return jax.make_jaxpr(flat)(*(v.aval for v in _compat.open_jaxpr(closed).invars))
+    return jax.make_jaxpr(flat)(*(v.aval for v in compat.open_jaxpr(closed).invars))
 
 
 def _leaf_ranges(args: Sequence[Any]) -> list[tuple[int, int]]:
