@@ -334,7 +334,8 @@ def page(data: Mapping[str, Any]) -> str:
         "its simplifications and the replay one for each element, so their totals differ and "
         "their ratios agree roughly. The last columns are the flops that the plan adds in matrix "
         "products and convolutions alone, read off the optimised HLO and counted by the replay. "
-        "They are equal unless XLA leaves out taps of a convolution that only meet padding.",
+        "They are equal unless XLA leaves out taps of a convolution that only meet padding, or the "
+        "plan runs steps of a scan again, which the replay does not count.",
         "",
         "| model | original, compiler | planned, compiler | ratio | original, replay "
         "| planned, replay | ratio | matrix flops added, compiler | replay |",
