@@ -99,7 +99,7 @@ def prepared(
         description=problem.description,
         target=target.name,
         versions=compiler_versions(),
-        machine=f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, no GPU",
+        machine=machine(),
         date=time.strftime("%Y-%m-%d"),
         num_operations=len(bench.graph.operations),
         num_blocks=len(bench.partition.blocks),
@@ -156,6 +156,11 @@ def say(stage: str, done: int, total: int) -> None:
     """Progress, in a terminal only."""
     if sys.stdout.isatty():
         print(f"\r{stage}: {done} of {total}".ljust(60), end="", flush=True)
+
+
+def machine() -> str:
+    """Where this runs, in words."""
+    return f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, no GPU"
 
 
 def mib(count_bytes: int) -> str:
