@@ -14,7 +14,6 @@ from flax import nnx as flax_nnx
 
 from jax_hremat import linen, nnx
 from jax_hremat._compiler.target import Target, get_target
-from jax_hremat._modes.search import Progress
 from jax_hremat._planner.bench import PlannerConfig
 from jax_hremat._planner.goals import Terms, frontier_plans
 from jax_hremat._planner.request import PlanRequest, positions_of
@@ -27,6 +26,7 @@ from jax_hremat._program.graph import build_graph
 from jax_hremat._program.step import own_step
 from jax_hremat._program.trace import Program, abstract_leaf, trace_loss
 from jax_hremat._shared.errors import StalePlanError
+from jax_hremat._shared.progress import Progress
 from jax_hremat._shared.units import parse_budget, parse_goal
 
 

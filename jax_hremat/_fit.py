@@ -9,19 +9,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
-from rich.table import Table
 from rich.text import Text
 
 from jax_hremat._api import apply_plan
 from jax_hremat._compiler.target import Target, attached_bytes
-from jax_hremat._modes.search import Progress
 from jax_hremat._planner.bench import PlannerConfig
 from jax_hremat._planner.request import PlanRequest, positions_of
 from jax_hremat._plans.plan import RematPlan
 from jax_hremat._program.step import LossFunction, MakeStep, training_step
 from jax_hremat._shared.errors import InfeasibleBudgetError
 from jax_hremat._shared.format import format_bytes, format_seconds
-from jax_hremat._shared.text import plain_text
+from jax_hremat._shared.progress import Progress
+from jax_hremat._shared.text import plain_table, plain_text
 from jax_hremat._shared.units import parse_goal
 
 # Of an attached device's memory, what is left for library workspaces and the allocator.
@@ -139,12 +138,17 @@ class BatchSearch:
     """What `max_batch` found.
 
     Attributes:
-        trials: What was tried, smallest batch first; some of them fit.
-        budget_bytes: What each had to fit in.
+        trials: What was tried, smallest batch first; the first of them fits.
     """
 
     trials: tuple[BatchTrial, ...]
-    budget_bytes: int
+
+    @property
+    def budget_bytes(self) -> int:
+        """What each had to fit in."""
+        fitted = self.trials[0].fitted
+        assert fitted is not None, "if the smallest batch does not fit there is no search"
+        return fitted.plan.certificate.budget_bytes
 
     @property
     def best(self) -> BatchTrial:
@@ -157,7 +161,7 @@ class BatchSearch:
         return max((t for t in self.trials if t.fitted is not None), key=lambda t: t.size)
 
     def __str__(self) -> str:
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="")
+        table = plain_table()
         for column in ("batch", "certified peak", "est. step", "over no remat", "examples/s"):
             table.add_column(column, justify="right")
         table.add_column("")
@@ -224,15 +228,12 @@ def max_batch(
 
     def search(state: Any, batch_of: Callable[[int], Any]) -> BatchSearch:
         trials: dict[int, BatchTrial] = {}
-        budgets: list[int] = []
 
         def fits(index: int) -> bool:
             size = ordered[index]
             if index not in trials:
                 try:
-                    fitted = fit(state, batch_of(size))
-                    trials[index] = BatchTrial(size, fitted)
-                    budgets.append(fitted.plan.certificate.budget_bytes)
+                    trials[index] = BatchTrial(size, fit(state, batch_of(size)))
                 except InfeasibleBudgetError as error:
                     if index == 0:
                         raise
@@ -250,7 +251,7 @@ def max_batch(
                 break
             for index in around[: max_trials - len(trials)]:
                 fits(index)
-        return BatchSearch(tuple(trials[i] for i in sorted(trials)), budgets[0])
+        return BatchSearch(tuple(trials[i] for i in sorted(trials)))
 
     return search
 

@@ -16,7 +16,6 @@ from flax.linen import transforms
 from jax.core import Tracer
 
 from jax_hremat._compiler.target import Target
-from jax_hremat._modes.search import Progress
 from jax_hremat._planner.bench import PlannerConfig
 from jax_hremat._planner.request import PlanRequest
 from jax_hremat._plans.plan import RematPlan
@@ -27,6 +26,7 @@ from jax_hremat._program.step import own_step
 from jax_hremat._program.trace import Program, abstract_leaf, trace_call
 from jax_hremat._shared import compat
 from jax_hremat._shared.errors import UnsupportedProgramError
+from jax_hremat._shared.progress import Progress
 from jax_hremat._shared.static import merge_arrays, split_arrays
 from jax_hremat._shared.units import parse_goal
 

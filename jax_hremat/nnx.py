@@ -13,7 +13,6 @@ import jax
 from flax import nnx
 
 from jax_hremat._compiler.target import Target
-from jax_hremat._modes.search import Progress
 from jax_hremat._planner.bench import PlannerConfig
 from jax_hremat._planner.request import PlanRequest, positions_of
 from jax_hremat._plans.plan import RematPlan
@@ -21,6 +20,7 @@ from jax_hremat._program.emit import emit
 from jax_hremat._program.step import own_step
 from jax_hremat._program.trace import Program, abstract_leaf, trace_call, trace_loss
 from jax_hremat._shared.errors import UnsupportedProgramError
+from jax_hremat._shared.progress import Progress
 from jax_hremat._shared.static import merge_arrays, split_arrays
 from jax_hremat._shared.units import Budget, Slowdown, parse_goal
 

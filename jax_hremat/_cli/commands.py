@@ -15,12 +15,12 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 import jax_hremat
 from jax_hremat._cli.doctor import check_all
 from jax_hremat._shared.errors import HRematError
 from jax_hremat._shared.format import format_bytes
+from jax_hremat._shared.text import plain_table
 from jax_hremat._shared.units import parse_budget
 
 _PROBLEM_HELP = """PROBLEM is `package.module:function`: a function without parameters that returns
@@ -176,7 +176,7 @@ def explain(path: str, html: str | None) -> None:
 @main.command()
 def targets() -> None:
     """List the devices that plans can be made for, none of which is needed."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="")
+    table = plain_table()
     for column in ("name", "memory", "TB/s", "bf16 TFLOP/s"):
         table.add_column(column, justify="left" if column == "name" else "right")
     for name in jax_hremat.list_targets():

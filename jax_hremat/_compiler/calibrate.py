@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_hremat._compiler.target import Target, attached_target
+from jax_hremat._shared.progress import Progress
 
 # A measurement is made longer until one run takes so long …
 _LONG_ENOUGH_S = 0.03
@@ -22,8 +23,6 @@ _NUM_RUNS = 5
 _NUM_PRODUCTS, _DEGREE = 4, 64
 _NUM_KERNELS = 200
 _DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
-
-Progress = Callable[[str, int, int], None]
 
 
 def calibrate(progress: Progress | None = None) -> Target:

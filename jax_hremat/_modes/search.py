@@ -15,11 +15,11 @@ from jax_hremat._program.graph import Graph
 from jax_hremat._program.loop import LoopBody
 from jax_hremat._program.region import Region
 from jax_hremat._shared import compat
+from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.backend import SolverConfig
 
 # Measures one block in one mode.
 Measure = Callable[[Block, Region], ModeCost]
-Progress = Callable[[str, int, int], None]
 
 
 def search_options(

@@ -18,7 +18,7 @@ from jax_hremat._cost.compiled import measure_block
 from jax_hremat._cost.roofline import rates
 from jax_hremat._modes.block_modes import BlockOptions, SearchConfig
 from jax_hremat._modes.option import Option
-from jax_hremat._modes.search import Progress, search_options
+from jax_hremat._modes.search import search_options
 from jax_hremat._partition.blocks import Partition, Partitioner, partition_graph
 from jax_hremat._partition.valleys import partition_by_width
 from jax_hremat._planner.standard import grouped_selections
@@ -29,6 +29,7 @@ from jax_hremat._program.step import Step
 from jax_hremat._program.trace import Program
 from jax_hremat._schedule.chain import Chain, Selection, make_chain, predict
 from jax_hremat._shared import compat
+from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.backend import SolverConfig
 
 

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from jax_hremat._cost.certify import CompiledStep
-from jax_hremat._modes.search import Progress
 from jax_hremat._planner.bench import Workbench, timed, uniform
+from jax_hremat._program.fingerprint import Fingerprint, fingerprint
 from jax_hremat._program.region import Region
 from jax_hremat._schedule.chain import Chain, Prediction, Selection, Ties, predict, selection_region
 from jax_hremat._schedule.schedule import Schedule, fastest_within, least_peak
+from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
 
 NO_SOLVE = Outcome(Status.NOT_SOLVED, 0.0, 0.0, 0.0)
@@ -105,6 +106,11 @@ class Candidates:
         self._progress("solving", 0, 1)
         with timed(self._timings_s, "solve"):
             return fastest_within(chain, peak_bytes, solver, groups=groups)
+
+    @functools.cached_property
+    def fingerprint(self) -> Fingerprint:
+        """The program's, which all its plans carry."""
+        return fingerprint(self.bench.program, self.bench.graph)
 
     @functools.cached_property
     def standard(self) -> list[tuple[Chain, Selection]]:

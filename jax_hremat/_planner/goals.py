@@ -15,7 +15,6 @@ from jax_hremat._planner.rounds import Rounds
 from jax_hremat._planner.tradeoff import least_peak_within, spread
 from jax_hremat._plans.plan import Certificate, RematPlan
 from jax_hremat._plans.report import Decision, block_reports, bottleneck_words
-from jax_hremat._program.fingerprint import fingerprint
 from jax_hremat._program.replay import replay
 from jax_hremat._shared.errors import CertificationError, InfeasibleBudgetError
 from jax_hremat._shared.format import format_bytes
@@ -92,7 +91,7 @@ def _plan(
     spent_s = {stage: s - before_s[stage] for stage, s in candidates.timings_s.items()}
     return RematPlan(
         root=best.root,
-        fingerprint=fingerprint(bench.program, bench.graph),
+        fingerprint=candidates.fingerprint,
         argnums=terms.argnums,
         has_aux=terms.has_aux,
         certificate=certificate,

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jax_hremat._compiler.target import Target, get_target
-from jax_hremat._modes.search import Progress
 from jax_hremat._planner.bench import PlannerConfig, prepare
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.goals import Terms, plan_for
 from jax_hremat._plans.plan import RematPlan
 from jax_hremat._program.step import Step
+from jax_hremat._shared.progress import Progress
 from jax_hremat._shared.units import Budget, Slowdown
 
 _logger = logging.getLogger("jax_hremat")

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from jax_hremat._plans.plan import RematPlan
 from jax_hremat._shared.errors import InfeasibleBudgetError
 from jax_hremat._shared.files import write_whole
 from jax_hremat._shared.format import format_bytes, format_seconds
-from jax_hremat._shared.text import plain_text
+from jax_hremat._shared.text import plain_table, plain_text
 from jax_hremat._shared.units import parse_budget
 
 _GIB = 2.0**30
@@ -80,7 +79,7 @@ class Frontier:
         return (here.estimated_step_s - there.estimated_step_s) / more_bytes
 
     def __str__(self) -> str:
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="")
+        table = plain_table()
         for column in ("peak", "of no remat", "step", "over no remat", "ms per GiB", "checkpoints"):
             table.add_column(column, justify="right")
         peak_bytes, step_s = self.no_remat

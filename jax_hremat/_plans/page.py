@@ -24,7 +24,6 @@ _LAYERS = ("arguments and results", "kept for the backward", "passed between blo
 _ADVICE = {
     "parameter": "an argument: donate it, give it a narrower dtype, or spread it over devices",
     "output": "a result: gradients are as large as parameters; donate what they may replace",
-    "temp": "",
 }
 
 
@@ -56,6 +55,7 @@ def page(plan: RematPlan, frontier: Frontier | None = None) -> str:
         certificate=plan.certificate,
         memory=_memory_chart(plan) if plan.moments else None,
         trade=_trade_chart(plan, frontier) if frontier is not None else None,
+        frame=dict(width=_WIDTH, height=_HEIGHT, left=_LEFT, bottom=_BOTTOM),
         runs=runs_of_equal(plan.blocks),
         advice=_ADVICE,
         fixed=[b for b in plan.buffers if b.kind != "temp"],
@@ -84,7 +84,6 @@ class MemoryChart:
     """Predicted memory over the step.
 
     Attributes:
-        width, height, left, bottom: Size of the picture, and its margins.
         areas: What the plan holds, stacked from below.
         baseline: The line of the step without rematerialization.
         budget_y: Where the budget is.
@@ -92,10 +91,6 @@ class MemoryChart:
         ticks: Of the vertical axis.
     """
 
-    width: float
-    height: float
-    left: float
-    bottom: float
     areas: Sequence[Area]
     baseline: str
     budget_y: float
@@ -117,10 +112,6 @@ class Dot:
 class TradeChart:
     """Added time over peak."""
 
-    width: float
-    height: float
-    left: float
-    bottom: float
     dots: Sequence[Dot]
     x_ticks: Sequence[Tick]
     y_ticks: Sequence[Tick]
@@ -151,10 +142,6 @@ def _memory_chart(plan: RematPlan) -> MemoryChart:
         areas.append(Area(name, " ".join(outline), max(sizes)))
         below = above
     return MemoryChart(
-        width=_WIDTH,
-        height=_HEIGHT,
-        left=_LEFT,
-        bottom=_BOTTOM,
         areas=areas,
         baseline=" ".join(stairs(bare)),
         budget_y=y(plan.certificate.budget_bytes),
@@ -187,10 +174,6 @@ def _trade_chart(plan: RematPlan, frontier: Frontier) -> TradeChart:
         return (_HEIGHT - _BOTTOM) * (slowest - added) / (slowest - fastest)
 
     return TradeChart(
-        width=_WIDTH,
-        height=_HEIGHT,
-        left=_LEFT,
-        bottom=_BOTTOM,
         dots=[
             Dot(
                 x(p.certificate.peak_bytes),

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from jax_hremat._plans.plan import BlockReport, RematPlan
 from jax_hremat._shared.format import format_bytes, format_seconds
-from jax_hremat._shared.text import plain_text
+from jax_hremat._shared.text import plain_table, plain_text
 
 _MAX_SAVED = 4
 
@@ -21,7 +21,7 @@ def plan_text(plan: RematPlan) -> str:
 
 def _summary(plan: RematPlan) -> Table:
     c = plan.certificate
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table = plain_table(show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_column()
@@ -56,7 +56,7 @@ def _summary(plan: RematPlan) -> Table:
 
 
 def _blocks(plan: RematPlan) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="")
+    table = plain_table()
     table.add_column("block")
     table.add_column("keeps", justify="right")
     table.add_column("of", justify="right")
@@ -109,7 +109,7 @@ def signed_seconds(seconds: float) -> str:
 
 
 def _buffers(plan: RematPlan) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="")
+    table = plain_table()
     table.add_column("largest buffers at the peak", justify="right")
     table.add_column("")
     table.add_column("kind")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -288,7 +288,7 @@ def _body_bytes(eqn: Any) -> int:
     if eqn.primitive.name not in ("scan", "while", "cond"):
         return 0
     peaks = []
-    for body in _bodies(eqn):
+    for body in compat.inner_jaxprs(eqn):
         flat = _flatten(compat.open_jaxpr(body))
         kept = set(flat.outputs).difference(flat.inputs)
         peaks += _live_bytes(flat.runs, flat.sizes_bytes, set(flat.inputs), kept)
@@ -302,10 +302,4 @@ def _kept_bytes(steps: Sequence[tuple[_Run, Phase]], sizes_bytes: Mapping[int, i
 
 
 def _has_body(eqn: Any) -> bool:
-    return next(_bodies(eqn), None) is not None
-
-
-def _bodies(eqn: Any) -> Iterator[Any]:
-    for param in eqn.params.values():
-        items = param if isinstance(param, (tuple, list)) else (param,)
-        yield from (item for item in items if compat.is_jaxpr(item))
+    return next(compat.inner_jaxprs(eqn), None) is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,11 +139,5 @@ def _count_marks(jaxpr: Any) -> int:
         if eqn.primitive.name == "name" and eqn.params["name"] == _MARK:
             total += 1
         times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        total += times * sum(map(_count_marks, _inner(eqn)))
+        total += times * sum(map(_count_marks, compat.inner_jaxprs(eqn)))
     return total
-
-
-def _inner(eqn: Any) -> Iterator[Any]:
-    for param in eqn.params.values():
-        items = param if isinstance(param, (tuple, list)) else (param,)
-        yield from (item for item in items if compat.is_jaxpr(item))

@@ -40,6 +40,13 @@ def is_jaxpr(value: Any) -> bool:
     return isinstance(value, (jex_core.Jaxpr, jex_core.ClosedJaxpr))
 
 
+def inner_jaxprs(eqn: Any) -> Iterator[Any]:
+    """The jaxprs among an equation's parameters: bodies of loops, branches, custom rules."""
+    for param in eqn.params.values():
+        items = param if isinstance(param, (tuple, list)) else (param,)
+        yield from (item for item in items if is_jaxpr(item))
+
+
 def remat3_enabled() -> bool:
     """Whether the experimental `jax_remat3` is on; its nested regions mean something else."""
     return bool(getattr(jax.config, "jax_remat3", False))

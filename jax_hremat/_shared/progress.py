@@ -1,0 +1,8 @@
+"""How long work tells how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+# Called as `progress(stage, done, total)`.
+Progress = Callable[[str, int, int], None]
