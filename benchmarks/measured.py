@@ -52,12 +52,8 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What is said of every model: what it is, where it was measured, how it was prepared.
-
-    Attributes:
-        timings_s: Seconds up to the costs; the no-remat step is compiled meanwhile.
-    """
+class Setting:
+    """What is said of every model: what it is, and where and when it was measured."""
 
     model: str
     description: str
@@ -65,6 +61,16 @@ class Facts:
     versions: Mapping[str, str]
     machine: str
     date: str
+
+
+@dataclass(frozen=True)
+class Facts(Setting):
+    """And how it was prepared.
+
+    Attributes:
+        timings_s: Seconds up to the costs; the no-remat step is compiled meanwhile.
+    """
+
     num_operations: int
     num_blocks: int
     num_kinds: int
@@ -95,12 +101,7 @@ def prepared(
     trace_s = time.perf_counter() - start_s
     bench = prepare(own_step(program), target, config or jax_hremat.PlannerConfig(), trace_s, say)
     return bench, dict(
-        model=name,
-        description=problem.description,
-        target=target.name,
-        versions=compiler_versions(),
-        machine=machine(),
-        date=time.strftime("%Y-%m-%d"),
+        **setting_of(problem, target.name),
         num_operations=len(bench.graph.operations),
         num_blocks=len(bench.partition.blocks),
         num_kinds=len(bench.partition.unique),
@@ -158,9 +159,16 @@ def say(stage: str, done: int, total: int) -> None:
         print(f"\r{stage}: {done} of {total}".ljust(60), end="", flush=True)
 
 
-def machine() -> str:
-    """Where this runs, in words."""
-    return f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, no GPU"
+def setting_of(problem: zoo.Problem, target_name: str) -> dict[str, Any]:
+    """The fields of a `Setting`, here and now."""
+    return dict(
+        model=problem.name,
+        description=problem.description,
+        target=target_name,
+        versions=compiler_versions(),
+        machine=f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, no GPU",
+        date=time.strftime("%Y-%m-%d"),
+    )
 
 
 def mib(count_bytes: int) -> str:

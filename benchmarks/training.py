@@ -19,8 +19,7 @@ import optax
 
 import jax_hremat
 from benchmarks import command, zoo
-from benchmarks.measured import Row, machine, mib, ms, row_of
-from jax_hremat._compiler.compile import compiler_versions
+from benchmarks.measured import Row, Setting, mib, ms, row_of, setting_of
 
 MICROBATCHES = 4
 FRACTIONS = (0.9, 0.6, 0.4)
@@ -28,22 +27,15 @@ _OPTIMIZER = optax.adamw(1e-4)
 
 
 @dataclass(frozen=True)
-class Training:
-    """One model's training step.
+class Training(Setting):
+    """One model's training step; the description is of a microbatch.
 
     Attributes:
-        description: The loss, at the size of a microbatch.
         no_remat: The whole step as it is.
         plans: The whole step at fractions of its peak.
         seconds: Of each planning, in all; what was compiled before is not compiled again.
     """
 
-    model: str
-    description: str
-    target: str
-    versions: Mapping[str, str]
-    machine: str
-    date: str
     no_remat: Row
     plans: Sequence[Row]
     seconds: Sequence[float]
@@ -86,12 +78,7 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Training:
         rows.append(row_of(f"{fraction:g}", plan))
     assert plan is not None
     return Training(
-        model=name,
-        description=problem.description,
-        target=target_name,
-        versions=compiler_versions(),
-        machine=machine(),
-        date=time.strftime("%Y-%m-%d"),
+        **setting_of(problem, target_name),
         no_remat=Row("no remat", plan.baseline_peak_bytes, plan.baseline_step_s),
         plans=rows,
         seconds=seconds,
