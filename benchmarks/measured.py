@@ -97,15 +97,15 @@ def prepared(
     """
     problem = zoo.make(name, size, **overrides)
     start_s = time.perf_counter()
-    program = _trace(problem)
+    program = traced(problem)
     trace_s = time.perf_counter() - start_s
     bench = prepare(own_step(program), target, config or jax_hremat.PlannerConfig(), trace_s, say)
     return bench, dict(
         **setting_of(problem, target.name),
-        num_operations=len(bench.graph.operations),
-        num_blocks=len(bench.partition.blocks),
-        num_kinds=len(bench.partition.unique),
-        num_block_compiles=bench.num_measured,
+        num_operations=len(bench.costs.graph.operations),
+        num_blocks=len(bench.costs.partition.blocks),
+        num_kinds=len(bench.costs.partition.unique),
+        num_block_compiles=bench.costs.num_measured,
         timings_s=bench.timings_s,
         no_remat=Row("no remat", bench.baseline.memory.peak_bytes, bench.baseline.step_s),
     )
@@ -113,7 +113,7 @@ def prepared(
 
 def hand_row(name: str, size: zoo.Size, policy: Any, target: jax_hremat.Target) -> Row:
     """A model with a hand-written policy, compiled."""
-    program = _trace(zoo.make(name, size, remat=policy))
+    program = traced(zoo.make(name, size, remat=policy))
     num_equations = len(program.jaxpr.jaxpr.eqns)
     step = compile_step(own_step(program), Region(0, num_equations), target)
     return Row(policy, step.memory.peak_bytes, step.step_s)
@@ -146,7 +146,7 @@ def row_of(label: str, plan: RematPlan) -> Row:
     )
 
 
-def _trace(problem: zoo.Problem) -> Program:
+def traced(problem: zoo.Problem) -> Program:
     """The program of a model's loss."""
     return trace_loss(
         problem.loss_fn, problem.args, {}, argnums=problem.argnums, has_aux=problem.has_aux

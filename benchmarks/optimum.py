@@ -75,14 +75,14 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Optimum:
 
 
 def _flat_rows(bench: Workbench) -> list[FlatRow]:
-    num_operations = len(bench.graph.operations)
-    times_s = operation_times_s(bench.graph, rates(bench.target))
+    num_operations = len(bench.costs.graph.operations)
+    times_s = operation_times_s(bench.costs.graph, rates(bench.target))
     answers = saved_value_sets(
-        bench.graph, 0, num_operations, times_s, bench.config.solver, NUM_BOUNDS
+        bench.costs.graph, 0, num_operations, times_s, bench.config.solver, NUM_BOUNDS
     )
     rows = []
     for answer in answers:
-        refs = value_refs(bench.graph, answer.values)
+        refs = value_refs(bench.costs.graph, answer.values)
         wrapped = Region(0, num_operations, wrapped=True, saved=refs)
         step = bench.compile_step(Region(0, num_operations, children=(wrapped,)))
         rows.append(

@@ -76,10 +76,10 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Recurrence:
 def _by_hand(bench: Workbench, label: str, *segments: int) -> Row:
     """Every step of every scan wrapped, in segments."""
     loops = []
-    for at, body in sorted(bench.loops.items()):
+    for at, body in sorted(bench.costs.loops.items()):
         step = Region(0, len(body.graph.operations), wrapped=True)
         loops.append(Region(at, at + 1, loop=Loop(step, segments)))
-    root = Region(0, len(bench.graph.operations), children=tuple(loops))
+    root = Region(0, len(bench.costs.graph.operations), children=tuple(loops))
     compiled = bench.compile_step(root)
     return Row(label, compiled.memory.peak_bytes, compiled.step_s)
 

@@ -169,7 +169,7 @@ def test_a_scanned_stack_is_no_slower_than_by_hand(stacked: Workbench) -> None:
     by_hand = stacked.standard_plans()
     assert len(by_hand) >= 3
     for chain, selection in by_hand:
-        step = stacked.compile_step(selection_region(stacked.graph, chain, selection, Ties.NONE))
+        step = stacked.compile_step(selection_region(stacked.costs.graph, chain, selection, Ties.NONE))
         plan = plan_of(stacked, step.memory.peak_bytes)
         assert plan.estimated_step_s <= step.step_s
 
@@ -177,7 +177,7 @@ def test_a_scanned_stack_is_no_slower_than_by_hand(stacked: Workbench) -> None:
 def test_predicted_peaks_of_scans_are_near(stacked: Workbench) -> None:
     for chain, selection in stacked.standard_plans():
         predicted = predict(chain, selection).peak_bytes
-        root = selection_region(stacked.graph, chain, selection, Ties.NONE)
+        root = selection_region(stacked.costs.graph, chain, selection, Ties.NONE)
         assert predicted == pytest.approx(stacked.compile_step(root).memory.peak_bytes, rel=0.2)
 
 
@@ -201,7 +201,7 @@ def test_a_long_recurrence_goes_below_one_state_per_step() -> None:
     steps = 256
     bench = workbench(recurrent, struct(32, 64), struct(steps, 16, 32))
     chain = bench.chain(lambda o: (o.written("block"),))
-    every_step = selection_region(bench.graph, chain, Selection((0,) * len(chain)), Ties.NONE)
+    every_step = selection_region(bench.costs.graph, chain, Selection((0,) * len(chain)), Ties.NONE)
     hand = bench.compile_step(every_step).memory.peak_bytes
     floor = floor_of(bench)
     # Beyond what no plan can change, a state for each of about 2 √n steps and no more.

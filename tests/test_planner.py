@@ -135,7 +135,7 @@ def test_more_than_the_baseline_is_never_slower_than_no_remat(bench: Workbench) 
 @pytest.mark.parametrize("margin", [1.0, 1.06])
 def test_where_a_standard_plan_fits_it_is_not_faster(bench: Workbench, margin: float) -> None:
     for chain, selection in bench.standard_plans():
-        by_hand = selection_region(bench.graph, chain, selection, Ties.NONE)
+        by_hand = selection_region(bench.costs.graph, chain, selection, Ties.NONE)
         step = bench.compile_step(by_hand)
         limit = int(margin * step.memory.peak_bytes)
         assert plan_of(bench, limit).estimated_step_s <= step.step_s, selection

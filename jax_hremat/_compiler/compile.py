@@ -27,6 +27,7 @@ _INSTALL = 'Install it with: pip install "jax_hremat[gpu-aot]". No GPU and no dr
 _QUICK_CODE = (
     "xla_backend_optimization_level",
     "xla_gpu_enable_command_buffer",
+    "xla_gpu_force_compilation_parallelism",
     "xla_gpu_kernel_cache_file",
 )
 # The name in a location of StableHLO; the location of a source line has no second bracket.
@@ -176,11 +177,15 @@ def with_quick_code(target: Target, directory: str) -> Target:
     """The target with machine code made quickly, for blocks, which are never run.
 
     For a GPU, kernels are cached in the directory: programs that differ little share most of
-    them. For the CPU, machine code is not optimised. The optimised HLO and its buffers, which
-    are all that is read of a block, come before and are the same.
+    them; and each program gets one thread, since several are compiled at a time. For the CPU,
+    machine code is not optimised. The optimised HLO and its buffers, which are all that is read
+    of a block, come before and are the same.
     """
     options: dict[str, Any] = (
-        {"xla_gpu_kernel_cache_file": os.path.join(directory, "kernels")}
+        {
+            "xla_gpu_kernel_cache_file": os.path.join(directory, "kernels"),
+            "xla_gpu_force_compilation_parallelism": 1,
+        }
         if target.platform == "cuda"
         else {"xla_backend_optimization_level": 0}
     )

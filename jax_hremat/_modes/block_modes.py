@@ -18,6 +18,9 @@ from jax_hremat._program.graph import Graph
 from jax_hremat._program.region import Region, ValueRef
 from jax_hremat._solve.backend import SolverConfig
 
+# Part of what a bare block keeps beyond which a run that frees it is as good as the whole block.
+_MOST = 0.9
+
 
 @dataclass(frozen=True, slots=True)
 class SearchConfig:
@@ -37,7 +40,7 @@ class SearchConfig:
         max_workers: Compilations at a time.
     """
 
-    max_runs: int = 12
+    max_runs: int = 10
     max_packings: int = 6
     max_saved_sets: int = 3
     max_segments: int = 5
@@ -137,24 +140,36 @@ class BlockSearch:
         return modes
 
     def second_wave(self, measured: Mapping[Region, ModeCost]) -> list[Region]:
-        """Sets of runs, by what each of them alone was measured to do."""
-        runs = []
+        """Sets of runs, by what each of them alone was measured to do; not those that a mode
+        already measured would beat."""
         bare = measured[self.bare]
-        for run in self._runs:
-            cost = measured[self._with_runs((run,))]
-            runs.append(
-                replace(
-                    run,
-                    freed_bytes=bare.kept_bytes - cost.kept_bytes,
-                    added_s=cost.time_s - bare.time_s,
-                )
-            )
+        alone = {run: measured[self._with_runs((run,))] for run in self._runs}
+        by_measure = {
+            replace(
+                run,
+                freed_bytes=bare.kept_bytes - cost.kept_bytes,
+                added_s=cost.time_s - bare.time_s,
+            ): cost
+            for run, cost in alone.items()
+        }
         count = max(1, self._config.max_packings)
-        packings = pareto_packings(runs, self._solver, count)
-        modes = [self._with_runs(p.runs) for p in packings]
+        packings = pareto_packings(list(by_measure), self._solver, count)
+        options = [_option(self._block.start, mode, cost) for mode, cost in measured.items()]
+        modes = []
+        for packing in packings:
+            mode = self._with_runs(packing.runs)
+            cost = _together(bare, [by_measure[run] for run in packing.runs])
+            expected = _option(self._block.start, mode, cost)
+            if not any(option.dominates(expected) for option in options):
+                modes.append(mode)
         if self.wrapped.wrapped:
-            # Inside a wrapped block the runs lower the peak of its backward, not what it keeps.
-            nested = [m for m in modes if m.children]
+            # Inside a wrapped block the runs lower the peak of its backward, not what it keeps;
+            # but one backward that needs nearly everything again peaks as the whole block's does.
+            nested = [
+                self._with_runs(p.runs)
+                for p in packings
+                if len(p.runs) > 1 or p.freed_bytes <= _MOST * bare.kept_bytes
+            ]
             modes += [
                 replace(self.wrapped, children=m.children) for m in (nested[:1] + nested[-1:])
             ]
@@ -222,7 +237,7 @@ def block_options(
     """
 
     def option(mode: Region) -> Option:
-        return Option(mode.shifted(-start), measured[mode], _origin(mode))
+        return _option(start, mode, measured[mode])
 
     return BlockOptions(
         options=pareto(option(mode) for mode in measured),
@@ -231,6 +246,28 @@ def block_options(
         by_hand=tuple((name, option(mode)) for name, mode in by_hand.items() if mode in measured),
         num_measured=len(measured),
     )
+
+
+def _option(start: int, mode: Region, cost: ModeCost) -> Option:
+    return Option(mode.shifted(-start), cost, _origin(mode))
+
+
+def _together(bare: ModeCost, alone: Sequence[ModeCost]) -> ModeCost:
+    """What runs are expected to cost together: what each alone saves and adds, in sum, and the
+    least of everything else."""
+    return ModeCost(
+        forward_s=bare.forward_s + sum(cost.forward_s - bare.forward_s for cost in alone),
+        backward_s=bare.backward_s + sum(cost.backward_s - bare.backward_s for cost in alone),
+        kept_bytes=bare.kept_bytes + sum(cost.kept_bytes - bare.kept_bytes for cost in alone),
+        kept_inputs=_in_all([cost.kept_inputs for cost in alone]),
+        kept_outputs=_in_all([cost.kept_outputs for cost in alone]),
+        forward_peak_bytes=min(cost.forward_peak_bytes for cost in alone),
+        backward_peak_bytes=min(cost.backward_peak_bytes for cost in alone),
+    )
+
+
+def _in_all(positions: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(sorted(set(positions[0]).intersection(*positions)))
 
 
 def _origin(mode: Region) -> Origin:

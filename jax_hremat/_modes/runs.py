@@ -7,8 +7,10 @@ model here only has to put the good runs among the first dozen: those are compil
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from jax_hremat._partition.blocks import Block
 from jax_hremat._program.graph import Graph
@@ -17,6 +19,10 @@ from jax_hremat._program.graph import Graph
 # "memory is everything", in multiples of the time to read that byte once.
 _PRICES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
 _MAX_ENDPOINTS = 40
+# Relative difference in bytes and in seconds below which two runs are one choice.
+_ALIKE = 0.05
+# Part of what a block holds that a run must free to be worth a compilation.
+_WORTH = 0.04
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,8 @@ def candidate_runs(
     What XLA really holds for a bare block lies between two bounds: the fewest values from
     which fusion can make the rest, and every residual of JAX's linearization. Under either,
     for each price of memory: the best set of disjoint runs (weighted interval scheduling) and
-    the best single runs.
+    the best single runs. A run that under both bounds nearly equals one before it, or frees little
+    of what is held, is left out.
 
     Args:
         graph: The program's graph.
@@ -64,19 +71,31 @@ def candidate_runs(
         count: How many runs to return at most.
     """
     residuals = frozenset(v for op in graph.operations[block.start : block.stop] for v in op.needs)
-    chosen: dict[tuple[int, int], Run] = {}
-    rounds = []
-    for price in _PRICES:
-        for held in (fewest_held, residuals):
-            runs = _undominated(_all_runs(graph, block, held, times_s))
-            best = _best_packing(runs, price * byte_s)
-            rounds.append([*best, *_best_single(runs, price * byte_s)])
-    for place in range(max(map(len, rounds), default=0)):
-        for ranked in rounds:
-            if place < len(ranked):
-                run = ranked[place]
-                chosen.setdefault((run.start, run.stop), run)
-    return tuple(chosen.values())[:count]
+    bounds = (fewest_held, residuals)
+    all_runs = [_undominated(_all_runs(graph, block, held, times_s)) for held in bounds]
+    rounds = [
+        [*_best_packing(runs, price * byte_s), *_best_single(runs, price * byte_s)]
+        for price in _PRICES
+        for runs in all_runs
+    ]
+    most = [max((run.freed_bytes for run in runs), default=0) for runs in all_runs]
+    chosen: dict[Run, list[Run]] = {}
+    for run in (run for place in zip_longest(*rounds) for run in place if run is not None):
+        if len(chosen) == count:
+            break
+        bounded = [evaluate_run(graph, run.start, run.stop, held, times_s) for held in bounds]
+        worthwhile = any(r.freed_bytes >= _WORTH * m for r, m in zip(bounded, most, strict=True))
+        if worthwhile and not any(all(map(_alike, bounded, other)) for other in chosen.values()):
+            chosen[run] = bounded
+    return tuple(chosen)
+
+
+def _alike(a: Run, b: Run) -> bool:
+    return (
+        a.overlaps(b)
+        and math.isclose(a.freed_bytes, b.freed_bytes, rel_tol=_ALIKE)
+        and math.isclose(a.added_s, b.added_s, rel_tol=_ALIKE)
+    )
 
 
 def _endpoints(graph: Graph, block: Block) -> list[int]:

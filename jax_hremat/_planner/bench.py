@@ -58,37 +58,73 @@ class PlannerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Costs:
+    """What is known of a program from its pieces, before any whole step is compiled.
+
+    Attributes:
+        program: The program.
+        graph: Its operations and values.
+        partition: Its blocks.
+        loops: The bodies of its scans, by operation.
+        options: Options of each kind of block.
+        timings_s: Seconds spent, by stage.
+    """
+
+    program: Program
+    graph: Graph
+    partition: Partition
+    loops: Mapping[int, LoopBody]
+    options: dict[int, BlockOptions]
+    timings_s: Mapping[str, float]
+
+    @property
+    def num_measured(self) -> int:
+        """Modes of blocks compiled."""
+        return sum(o.num_measured for o in self.options.values())
+
+    def chain(
+        self,
+        always_bytes: int,
+        choose: Callable[[BlockOptions], Sequence[Option]] | None = None,
+    ) -> Chain:
+        """The program as a chain, of all options or of those chosen for each kind of block.
+
+        Args:
+            always_bytes: What is there in every plan.
+            choose: Picks some of the options of a kind.
+        """
+        only = None
+        if choose is not None:
+            only = [
+                tuple(dict.fromkeys(choose(self.options[kind]))) for kind in self.partition.kinds
+            ]
+        return make_chain(self.graph, self.partition, self.options, always_bytes, only=only)
+
+
+@dataclass(frozen=True, slots=True)
 class Workbench:
     """All that is known of a program before a budget is named; plans for any budget follow.
 
     Attributes:
         step: What the budget bounds, around the traced program.
-        graph: Its operations and values.
-        partition: Its blocks.
-        loops: The bodies of its scans, by operation.
-        options: Options of each kind of block.
+        costs: What is known of it from its pieces.
         baseline: The step without rematerialization, compiled.
         compile_step: Compiles the whole step in a plan; remembers what it compiled.
         target: What everything was compiled for.
         config: How hard the planner tries.
         timings_s: Seconds spent so far, by stage; of the baseline, what its compilation takes
             after the costs are known.
-        num_measured: Modes of blocks compiled.
         surplus_bytes: What the baseline takes beyond its predicted peak: that which is around the
             program, an accumulated gradient for instance, and so there in every plan.
     """
 
     step: Step
-    graph: Graph
-    partition: Partition
-    loops: Mapping[int, LoopBody]
-    options: dict[int, BlockOptions]
+    costs: Costs
     baseline: CompiledStep
     compile_step: StepCompiler
     target: Target
     config: PlannerConfig
-    timings_s: dict[str, float]
-    num_measured: int
+    timings_s: Mapping[str, float]
     surplus_bytes: int = 0
 
     @property
@@ -104,69 +140,72 @@ class Workbench:
 
     def chain(self, choose: Callable[[BlockOptions], Sequence[Option]] | None = None) -> Chain:
         """The program as a chain, of all options or of those chosen for each kind of block."""
-        only = None
-        if choose is not None:
-            only = [
-                tuple(dict.fromkeys(choose(self.options[kind]))) for kind in self.partition.kinds
-            ]
-        always_bytes = self.fixed_bytes + self.surplus_bytes
-        return make_chain(self.graph, self.partition, self.options, always_bytes, only=only)
+        return self.costs.chain(self.fixed_bytes + self.surplus_bytes, choose)
 
     def standard_plans(self) -> list[tuple[Chain, Selection]]:
         """What a user could write by hand: nothing, every block under one policy, every layer
         or every few blocks together under `jax.checkpoint`."""
-        names = dict.fromkeys(name for o in self.options.values() for name, _ in o.by_hand)
+        names = dict.fromkeys(name for o in self.costs.options.values() for name, _ in o.by_hand)
         bare = self.chain(lambda o: (o.bare,))
         chains = [bare] + [self.chain(lambda o, name=name: (o.written(name),)) for name in names]
-        grouped = dict.fromkeys(grouped_selections(bare, self.partition.kinds))
+        grouped = dict.fromkeys(grouped_selections(bare, self.costs.partition.kinds))
         return [uniform(chain) for chain in chains] + [(bare, s) for s in grouped]
 
 
-def prepare(
-    step: Step, target: Target, config: PlannerConfig, trace_s: float, progress: Progress
-) -> Workbench:
-    """Everything up to the costs: graph, partition, options of each kind, the baseline."""
-    program = step.program
+def priced(
+    program: Program,
+    target: Target,
+    config: PlannerConfig,
+    trace_s: float,
+    cache: CompileCache | None,
+    progress: Progress,
+) -> Costs:
+    """Graph, partition, and the options of each kind of block."""
     timings = {"trace": trace_s}
     with timed(timings, "trace"):
         graph = build_graph(program)
     with timed(timings, "partition"):
         partition = partition_graph(graph, config.partitioner)
         loops = loop_bodies(program, graph)
-    everything = Region(0, len(graph.operations))
     with (
+        timed(timings, "cost"),
         tempfile.TemporaryDirectory(prefix="jax_hremat_") as directory,
-        ThreadPoolExecutor(1) as pool,
     ):
-        cache = CompileCache.at(config.cache_dir)
-        compile_whole = StepCompiler(step, target, cache)
-        baseline = pool.submit(compat.in_settings_of_this_thread(compile_whole), everything)
         quick = with_quick_code(target, directory)
-        with timed(timings, "cost"):
-            options = search_options(
-                graph,
-                partition,
-                loops,
-                lambda block, mode: measure_block(program, graph, block, mode, quick, cache),
-                rates(target),
-                config.search,
-                config.solver,
-                progress,
-            )
+        options = search_options(
+            graph,
+            partition,
+            loops,
+            lambda block, mode: measure_block(program, graph, block, mode, quick, cache),
+            rates(target),
+            config.search,
+            config.solver,
+            progress,
+        )
+    return Costs(program, graph, partition, loops, options, timings)
+
+
+def prepare(
+    step: Step, target: Target, config: PlannerConfig, trace_s: float, progress: Progress
+) -> Workbench:
+    """The costs, and the baseline, which is compiled meanwhile."""
+    cache = CompileCache.at(config.cache_dir)
+    compile_whole = StepCompiler(step, target, cache)
+    everything = Region(0, len(compat.open_jaxpr(step.program.jaxpr).eqns))
+    with ThreadPoolExecutor(1) as pool:
+        baseline = pool.submit(compat.in_settings_of_this_thread(compile_whole), everything)
+        costs = priced(step.program, target, config, trace_s, cache, progress)
+        timings = dict(costs.timings_s)
         with timed(timings, "baseline"):
             compiled = baseline.result()
     bench = Workbench(
         step=step,
-        graph=graph,
-        partition=partition,
-        loops=loops,
-        options=options,
+        costs=costs,
         baseline=compiled,
         compile_step=compile_whole,
         target=target,
         config=config,
         timings_s=timings,
-        num_measured=sum(o.num_measured for o in options.values()),
     )
     predicted = predict(*uniform(bench.chain(lambda o: (o.bare,))))
     surplus_bytes = max(0, compiled.memory.peak_bytes - predicted.peak_bytes)

@@ -90,7 +90,7 @@ class Candidates:
         self, chain: Chain, selection: Selection, outcome: Outcome, ties: Ties = Ties.WRAPPED
     ) -> Candidate:
         """The plan of a selection, compiled unless it was before."""
-        root = selection_region(self.bench.graph, chain, selection, ties)
+        root = selection_region(self.bench.costs.graph, chain, selection, ties)
         if root not in self._found:
             self._progress("certifying", self.num_compiled, self.num_compiled + 1)
             with timed(self._timings_s, "certify"):
@@ -110,7 +110,7 @@ class Candidates:
     @functools.cached_property
     def fingerprint(self) -> Fingerprint:
         """The program's, which all its plans carry."""
-        return fingerprint(self.bench.program, self.bench.graph)
+        return fingerprint(self.bench.program, self.bench.costs.graph)
 
     @functools.cached_property
     def standard(self) -> list[tuple[Chain, Selection]]:

@@ -74,7 +74,7 @@ def _fastest_within(candidates: Candidates, budget_bytes: int, headroom_bytes: i
         min_budget_bytes=floor.peak_bytes + headroom_bytes,
         budget_bytes=budget_bytes,
         bottleneck=bottleneck_words(
-            bench.graph, bench.partition, floor.prediction.peak.block, floor.step
+            bench.costs.graph, bench.costs.partition, floor.prediction.peak.block, floor.step
         ),
     )
 
@@ -105,11 +105,11 @@ def _plan(
         solver_gap=best.outcome.gap,
         blocks=block_reports(
             Decision(
-                graph=bench.graph,
-                partition=bench.partition,
+                graph=bench.costs.graph,
+                partition=bench.costs.partition,
                 chain=best.chain,
                 selection=best.selection,
-                bare=[bench.options[kind].bare for kind in bench.partition.kinds],
+                bare=[bench.costs.options[kind].bare for kind in bench.costs.partition.kinds],
                 recomputed=replay(bench.program, best.root).recomputed,
             )
         ),
@@ -117,7 +117,7 @@ def _plan(
         moments=best.prediction.moments,
         baseline_moments=candidates.bare.prediction.moments,
         num_compiles=MappingProxyType(
-            {"steps": candidates.num_compiled, "blocks": bench.num_measured}
+            {"steps": candidates.num_compiled, "blocks": bench.costs.num_measured}
         ),
         timings_s=MappingProxyType({**bench.timings_s, **spent_s}),
     )
