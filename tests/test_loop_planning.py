@@ -169,7 +169,9 @@ def test_a_scanned_stack_is_no_slower_than_by_hand(stacked: Workbench) -> None:
     by_hand = stacked.standard_plans()
     assert len(by_hand) >= 3
     for chain, selection in by_hand:
-        step = stacked.compile_step(selection_region(stacked.costs.graph, chain, selection, Ties.NONE))
+        step = stacked.compile_step(
+            selection_region(stacked.costs.graph, chain, selection, Ties.NONE)
+        )
         plan = plan_of(stacked, step.memory.peak_bytes)
         assert plan.estimated_step_s <= step.step_s
 

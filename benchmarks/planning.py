@@ -1,0 +1,120 @@
+"""What planning takes by itself, while no whole step compiles: trace, partition, cost, solve.
+
+    python -m benchmarks.planning --models gpt2-96 encdec-36 --target h200
+
+writes one JSON file a model below `docs/data/planning-<target>/`; `--page` makes
+`docs/planning-<target>.md` from all of them. Run it on a quiet machine: nothing else may compete
+for its cores.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+import jax_hremat
+from benchmarks import command, zoo
+from benchmarks.measured import Setting, say, setting_of, traced
+from jax_hremat._planner.bench import priced, uniform
+from jax_hremat._schedule.chain import predict
+from jax_hremat._schedule.schedule import fastest_within
+
+CONFIG = jax_hremat.PlannerConfig()
+# Budgets, as parts of the predicted peak without rematerialization.
+PARTS = (0.8, 0.6, 0.4)
+
+
+@dataclass(frozen=True)
+class Planning(Setting):
+    """One model.
+
+    Attributes:
+        num_variants: Different modes of blocks, which are what is compiled.
+        timings_s: Seconds of each stage up to the costs.
+        solves_s: Seconds of solving for each budget.
+        answers: How each ended.
+    """
+
+    num_operations: int
+    num_blocks: int
+    num_kinds: int
+    num_variants: int
+    timings_s: Mapping[str, float]
+    solves_s: Sequence[float]
+    answers: Sequence[str]
+
+
+def measure(name: str, target_name: str, size: zoo.Size = "full") -> Planning:
+    """Plan a model for three budgets and certify nothing."""
+    target = jax_hremat.get_target(target_name)
+    problem = zoo.make(name, size)
+    start_s = time.perf_counter()
+    program = traced(problem)
+    costs = priced(program, target, CONFIG, time.perf_counter() - start_s, None, say)
+    # The state comes in and its gradient goes out.
+    state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(problem.args[0]))
+    peak_bytes = predict(*uniform(costs.chain(2 * state_bytes, lambda o: (o.bare,)))).peak_bytes
+    solves_s, answers = [], []
+    for part in PARTS:
+        start_s = time.perf_counter()
+        chain = costs.chain(2 * state_bytes)
+        schedule = fastest_within(chain, int(part * peak_bytes), CONFIG.solver)
+        solves_s.append(time.perf_counter() - start_s)
+        answers.append(schedule.outcome.status.value)
+    return Planning(
+        **setting_of(problem, target.name),
+        num_operations=len(costs.graph.operations),
+        num_blocks=len(costs.partition.blocks),
+        num_kinds=len(costs.partition.unique),
+        num_variants=costs.num_measured,
+        timings_s=costs.timings_s,
+        solves_s=solves_s,
+        answers=answers,
+    )
+
+
+def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
+    """The Markdown page made of all measurements of a target."""
+    versions = ", ".join(f"{k} {v}" for k, v in found[0]["versions"].items())
+    budgets = ", ".join(f"{part:.0%}" for part in PARTS)
+    lines = [
+        f"# What planning takes, for the target {target}",
+        "",
+        f"Made by `python -m benchmarks.planning --models … --target {target}`, then `--page`.",
+        "",
+        f"Versions: {versions}. Machine: {found[0]['machine']}.",
+        "",
+        "No whole step is compiled here: neither the one without rematerialization, which in use "
+        "compiles beside the cost, nor those that certify a plan. Cost is the compilation of the "
+        f"modes of all kinds of blocks. Solving is for {budgets} of the predicted peak without "
+        "rematerialization; the total counts the slowest.",
+        "",
+        "| model | operations | blocks (kinds) | trace s | partition s | cost s (compiles) "
+        "| solve s, three budgets | total s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for data in found:
+        timings = data["timings_s"]
+        solves = " / ".join(f"{s:.1f}" for s in data["solves_s"])
+        total_s = sum(timings.values()) + max(data["solves_s"])
+        lines.append(
+            f"| {data['model']} | {data['num_operations']} | {data['num_blocks']} "
+            f"({data['num_kinds']}) | {timings['trace']:.1f} | {timings['partition']:.2f} "
+            f"| {timings['cost']:.1f} ({data['num_variants']}) | {solves} | {total_s:.1f} |"
+        )
+    lines += ["", *(f"- {d['model']}: {d['description']}. {d['date']}." for d in found)]
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure the models named, or make the page."""
+    about = __doc__.splitlines()[0] if __doc__ else ""
+    command.run(argv, about, "planning-{}", "planning-{}.md", measure, page)
+
+
+if __name__ == "__main__":
+    main()
