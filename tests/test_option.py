@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_hremat._cost.compiled import ModeCost
+from jax_hremat._cost.mode_cost import ModeCost
 from jax_hremat._modes.option import Option, pareto
 from jax_hremat._program.region import Region
 

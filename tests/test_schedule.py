@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jax_hremat._cost.compiled import ModeCost
+from jax_hremat._cost.mode_cost import ModeCost
 from jax_hremat._modes.option import Option
 from jax_hremat._program.graph import build_graph
 from jax_hremat._program.region import Region

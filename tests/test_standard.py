@@ -1,6 +1,6 @@
 """Hand-written plans as selections: layers told by the pattern of blocks."""
 
-from jax_hremat._cost.compiled import ModeCost
+from jax_hremat._cost.mode_cost import ModeCost
 from jax_hremat._modes.option import Option
 from jax_hremat._planner.standard import grouped_selections
 from jax_hremat._program.region import Region

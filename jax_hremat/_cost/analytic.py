@@ -1,9 +1,30 @@
-"""What an operation costs by its shapes alone; good enough to choose what to compile."""
+"""What operations cost by their shapes alone: enough to choose what to compile, and, where
+nothing is to be compiled but the whole step, to plan with.
+
+Elementwise operations and the like are taken to be fused into a neighbour; matrix products and
+convolutions run at the target's rate for their dtype; loops take their body's time for each step;
+anything else moves its operands and results, and computes one operation an element.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jax_hremat._cost.block_step import MARK, BlockStep
+from jax_hremat._cost.mode_cost import ModeCost
 from jax_hremat._cost.roofline import Rates
-from jax_hremat._program.graph import Graph, Operation
+from jax_hremat._program.flat import Equation, Flat, flatten, live_bytes
+from jax_hremat._program.graph import (
+    FUSIBLE,
+    Graph,
+    Operation,
+    equation_flops,
+    size_bytes_of,
+)
+from jax_hremat._shared import compat
 
 # An operation fused into a neighbour's kernel reads and writes little of its own.
 _FUSED_TRAFFIC = 0.25
@@ -17,15 +38,90 @@ def operation_times_s(graph: Graph, rates: Rates) -> tuple[float, ...]:
     return tuple(_time_s(graph, op, rates) for op in graph.operations)
 
 
+def analytic_cost(step: BlockStep, rates: Rates) -> ModeCost:
+    """The cost of a block's step from its equations, nothing compiled.
+
+    What is kept are the residuals of JAX's linearization.
+
+    Unchecked: that XLA keeps fewer where it can make some of them from others; what it fuses.
+    """
+    flat = flatten(jax.make_jaxpr(step.function)(*step.avals))
+    equations = flat.equations
+    mark = next(
+        i for i, e in enumerate(equations) if e.eqn.primitive.name == "fft" and MARK in e.path
+    )
+    last_read = {v: i for i, e in enumerate(equations) for v in e.inputs}
+    results = flat.outputs[: step.num_outputs]
+    made_after = {
+        i: value
+        for i, value in zip(step.active_inputs, flat.outputs[step.num_outputs :], strict=False)
+        if i in step.computed_inputs
+    }
+    made = {v for e in equations[:mark] for v in e.outputs}
+    kept = {v for v in made if last_read.get(v, -1) > mark}
+    # The argument before these is the last of the constants.
+    parameters = flat.inputs[len(flat.inputs) - len(step.avals) :]
+    written = _written(equations) | kept
+    own = {v for e in equations for v in e.outputs} - written - {*flat.outputs}
+    weights = {*flat.outputs[step.num_outputs :]} - {*made_after.values()}
+    forward = live_bytes(equations, flat.sizes_bytes, own | weights, results)
+    backward = live_bytes(
+        equations, flat.sizes_bytes, own | weights | {*results} - kept, made_after.values()
+    )
+    for i in step.cotangent_parameters:
+        for at in range(mark, max(mark, last_read.get(parameters[i], mark)) + 1):
+            backward[at] += flat.sizes_bytes[parameters[i]]
+    return ModeCost(
+        forward_s=sum(_equation_s(e.eqn, rates) for e in equations[:mark]),
+        backward_s=sum(_equation_s(e.eqn, rates) for e in equations[mark + 1 :]),
+        kept_bytes=sum(flat.sizes_bytes[v] for v in kept.difference(results)),
+        kept_inputs=tuple(
+            i for i in step.computed_inputs if last_read.get(parameters[i], -1) > mark
+        ),
+        kept_outputs=tuple(i for i, v in enumerate(results) if last_read.get(v, -1) > mark),
+        forward_peak_bytes=max(forward[: mark + 1]),
+        backward_peak_bytes=max(backward[mark:]),
+    )
+
+
+def _written(equations: Sequence[Equation]) -> set[int]:
+    """Values that are in memory at some time: what is not fused makes or reads them."""
+    heavy = [e for e in equations if e.eqn.primitive.name not in FUSIBLE]
+    return {v for e in heavy for v in (*e.inputs, *e.outputs) if v is not None}
+
+
+def _equation_s(eqn: Any, rates: Rates) -> float:
+    name = eqn.primitive.name
+    written_bytes = sum(size_bytes_of(v.aval) for v in eqn.outvars)
+    if name in FUSIBLE:
+        return _FUSED_TRAFFIC * written_bytes / rates.bytes_per_s
+    moved_bytes = written_bytes + sum(size_bytes_of(v.aval) for v in eqn.invars)
+    bodies = [flatten(compat.open_jaxpr(body)) for body in compat.inner_jaxprs(eqn)]
+    if not bodies:
+        dtype = eqn.outvars[0].aval.str_short(short_dtypes=True).split("[")[0]
+        return _roofline_s(name, dtype, equation_flops(eqn), moved_bytes, rates)
+    times_s = [_body_s(body, rates) for body in bodies]
+    if name == "scan":
+        return eqn.params["length"] * sum(times_s) + moved_bytes / rates.bytes_per_s
+    return max(times_s) if name == "cond" else sum(times_s)
+
+
+def _body_s(body: Flat, rates: Rates) -> float:
+    return sum(_equation_s(e.eqn, rates) for e in body.equations)
+
+
 def _time_s(graph: Graph, op: Operation, rates: Rates) -> float:
     if op.fusible:
         written = sum(graph.values[v].size_bytes for v in op.outputs)
         return _FUSED_TRAFFIC * written / rates.bytes_per_s
     dtype = graph.values[op.outputs[0]].text.split("[")[0] if op.outputs else "f32"
-    matrix = op.primitive in ("dot_general", "conv_general_dilated")
-    rate = (
-        rates.flops_per_s.get(dtype, rates.vector_flops_per_s)
-        if matrix
-        else (rates.vector_flops_per_s)
-    )
-    return max(op.flops / rate, op.moved_bytes / rates.bytes_per_s) + rates.launch_s
+    return _roofline_s(op.primitive, dtype, op.flops, op.moved_bytes, rates)
+
+
+def _roofline_s(
+    primitive: str, dtype: str, flops: float, moved_bytes: float, rates: Rates
+) -> float:
+    matrix = primitive in ("dot_general", "conv_general_dilated")
+    rate = rates.flops_per_s.get(dtype, rates.vector_flops_per_s)
+    rate = rate if matrix else rates.vector_flops_per_s
+    return max(flops / rate, moved_bytes / rates.bytes_per_s) + rates.launch_s

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jax_hremat._cost.compiled import ModeCost
+from jax_hremat._cost.mode_cost import ModeCost
 from jax_hremat._modes.option import Option, Origin, pareto
 from jax_hremat._modes.packing import pareto_packings
 from jax_hremat._modes.runs import Run, candidate_runs

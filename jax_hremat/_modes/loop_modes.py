@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from jax_hremat._cost.analytic import operation_times_s
-from jax_hremat._cost.compiled import ModeCost
+from jax_hremat._cost.mode_cost import ModeCost
 from jax_hremat._cost.roofline import Rates
 from jax_hremat._modes.block_modes import BlockOptions, BlockSearch, SearchConfig, block_options
 from jax_hremat._partition.blocks import Block, make_block

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from jax_hremat._cost.compiled import ModeCost
+from jax_hremat._cost.mode_cost import ModeCost
 from jax_hremat._program.region import Region
 
 Origin = Literal["bare", "wrapped", "runs", "names", "loop"]

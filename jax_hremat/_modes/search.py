@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 from jax_hremat._cost.analytic import operation_times_s
-from jax_hremat._cost.compiled import ModeCost
+from jax_hremat._cost.mode_cost import ModeCost
 from jax_hremat._cost.roofline import Rates
+from jax_hremat._cost.source import Price
 from jax_hremat._modes.block_modes import BlockOptions, BlockSearch, SearchConfig
 from jax_hremat._modes.loop_modes import LoopSearch
-from jax_hremat._partition.blocks import Block, Partition
+from jax_hremat._partition.blocks import Partition
 from jax_hremat._program.graph import Graph
 from jax_hremat._program.loop import LoopBody
 from jax_hremat._program.region import Region
@@ -18,15 +19,12 @@ from jax_hremat._shared import compat
 from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.backend import SolverConfig
 
-# Measures one block in one mode.
-Measure = Callable[[Block, Region], ModeCost]
-
 
 def search_options(
     graph: Graph,
     partition: Partition,
     loops: Mapping[int, LoopBody],
-    measure: Measure,
+    price: Price,
     rates: Rates,
     config: SearchConfig,
     solver: SolverConfig,
@@ -42,7 +40,7 @@ def search_options(
         graph: The program's graph.
         partition: Its blocks.
         loops: The bodies of its scans, by operation.
-        measure: Measures a block in a mode.
+        price: Prices a block in a mode.
         rates: The target's.
         config: How many modes.
         solver: Limits of each integer program.
@@ -63,14 +61,14 @@ def search_options(
 
     searches = {kind: search(kind) for kind in partition.unique}
     with ThreadPoolExecutor(config.max_workers) as pool:
-        compiled = _Compiled(pool, partition, measure, progress)
+        prices = _Prices(pool, partition, price, progress)
         for kind, one in searches.items():
-            compiled.start(kind, one.plain_modes())
+            prices.start(kind, one.plain_modes())
         for kind, one in searches.items():
-            compiled.start(kind, one.first_wave())
+            prices.start(kind, one.first_wave())
         for kind, one in searches.items():
-            compiled.start(kind, one.second_wave(compiled.of(kind)))
-        return {kind: one.options(compiled.of(kind)) for kind, one in searches.items()}
+            prices.start(kind, one.second_wave(prices.of(kind)))
+        return {kind: one.options(prices.of(kind)) for kind, one in searches.items()}
 
 
 def _residual_shares(graph: Graph, partition: Partition) -> dict[int, float]:
@@ -86,31 +84,31 @@ def _residual_shares(graph: Graph, partition: Partition) -> dict[int, float]:
     return {kind: size / total for kind, size in held.items()}
 
 
-class _Compiled:
+class _Prices:
     """What has been asked for of every kind, each mode once."""
 
     def __init__(
-        self, pool: Executor, partition: Partition, measure: Measure, progress: Progress
+        self, pool: Executor, partition: Partition, price: Price, progress: Progress
     ) -> None:
         self._pool = pool
         self._partition = partition
-        self._measure = compat.in_settings_of_this_thread(measure)
+        self._price = compat.in_settings_of_this_thread(price)
         self._progress = progress
         self._futures: dict[int, dict[Region, Future[ModeCost]]] = {}
 
     def start(self, kind: int, modes: Iterable[Region]) -> None:
-        """Measure modes of a kind, in the background."""
+        """Price modes of a kind, in the background."""
         futures = self._futures.setdefault(kind, {})
         for mode in modes:
             if mode not in futures:
                 block = self._partition.blocks[kind]
-                futures[mode] = self._pool.submit(self._measure, block, mode)
+                futures[mode] = self._pool.submit(self._price, block, mode)
 
     def of(self, kind: int) -> dict[Region, ModeCost]:
         """The costs of all modes of a kind that were started, once they are there."""
         costs = {}
         for mode, future in self._futures[kind].items():
             asked_for = [f for futures in self._futures.values() for f in futures.values()]
-            self._progress("compiling blocks", sum(f.done() for f in asked_for), len(asked_for))
+            self._progress("pricing blocks", sum(f.done() for f in asked_for), len(asked_for))
             costs[mode] = future.result()
         return costs

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 from jax_hremat._compiler.cache import CompileCache
-from jax_hremat._compiler.compile import with_quick_code
 from jax_hremat._compiler.target import Target
 from jax_hremat._cost.certify import CompiledStep, StepCompiler
-from jax_hremat._cost.compiled import measure_block
 from jax_hremat._cost.roofline import rates
+from jax_hremat._cost.source import CostSource, block_prices
 from jax_hremat._modes.block_modes import BlockOptions, SearchConfig
 from jax_hremat._modes.option import Option
 from jax_hremat._modes.search import search_options
@@ -45,6 +44,9 @@ class PlannerConfig:
             own from a graph to positions of operations.
         max_rounds: Compilations of the whole step in a plan, after the first, to meet the
             budget or to use what is left of it.
+        cost: Where the costs of blocks come from: "compiled", a roofline over what XLA makes of
+            them; "analytic", from their shapes, nothing compiled but whole steps; "measured", run
+            on the target's device, which must be attached.
         cache_dir: Folder in which to keep what was compiled, so that the next planning of the same
             program for the same target, in any process, need not compile it again; None for that
             of the environment variable `JAX_HREMAT_CACHE_DIR`, or no cache where it is not set.
@@ -54,7 +56,13 @@ class PlannerConfig:
     solver: SolverConfig = field(default_factory=SolverConfig)
     partitioner: Partitioner = partition_by_width
     max_rounds: int = 3
+    cost: CostSource = "compiled"
     cache_dir: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.cost not in get_args(CostSource):
+            known = ", ".join(map(repr, get_args(CostSource)))
+            raise ValueError(f"PlannerConfig(cost={self.cost!r}): costs are one of {known}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,18 +177,10 @@ def priced(
         loops = loop_bodies(program, graph)
     with (
         timed(timings, "cost"),
-        tempfile.TemporaryDirectory(prefix="jax_hremat_") as directory,
+        block_prices(config.cost, program, graph, target, cache) as price,
     ):
-        quick = with_quick_code(target, directory)
         options = search_options(
-            graph,
-            partition,
-            loops,
-            lambda block, mode: measure_block(program, graph, block, mode, quick, cache),
-            rates(target),
-            config.search,
-            config.solver,
-            progress,
+            graph, partition, loops, price, rates(target), config.search, config.solver, progress
         )
     return Costs(program, graph, partition, loops, options, timings)
 
@@ -188,10 +188,14 @@ def priced(
 def prepare(
     step: Step, target: Target, config: PlannerConfig, trace_s: float, progress: Progress
 ) -> Workbench:
-    """The costs, and the baseline, which is compiled meanwhile."""
+    """The costs, and the baseline, which is compiled meanwhile; before them where they are
+    measured, one at a time and with nothing beside."""
     cache = CompileCache.at(config.cache_dir)
     compile_whole = StepCompiler(step, target, cache)
     everything = Region(0, len(compat.open_jaxpr(step.program.jaxpr).eqns))
+    if config.cost == "measured":
+        config = replace(config, search=replace(config.search, max_workers=1))
+        compile_whole(everything)
     with ThreadPoolExecutor(1) as pool:
         baseline = pool.submit(compat.in_settings_of_this_thread(compile_whole), everything)
         costs = priced(step.program, target, config, trace_s, cache, progress)

@@ -100,7 +100,7 @@ def _plan(
         baseline_peak_bytes=bench.baseline.memory.peak_bytes,
         predicted_peak_bytes=best.prediction.peak_bytes,
         predicted_step_s=candidates.step_s(best.prediction),
-        cost_source="compiled",
+        cost_source=bench.config.cost,
         solver_status=best.outcome.status.value,
         solver_gap=best.outcome.gap,
         blocks=block_reports(

@@ -105,7 +105,7 @@ class RematPlan:
         baseline_peak_bytes: Compiled peak without rematerialization.
         predicted_peak_bytes: The peak as predicted before any compile of the whole step.
         predicted_step_s: The step time as predicted likewise.
-        cost_source: Where costs come from: "compiled".
+        cost_source: Where the costs of blocks come from, as in `PlannerConfig.cost`.
         solver_status: How the root program ended.
         solver_gap: Its relative distance to the proven bound.
         blocks: What was decided for each block, in program order.

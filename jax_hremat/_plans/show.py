@@ -47,7 +47,7 @@ def _summary(plan: RematPlan) -> Table:
         "decisions",
         str(plan.root.num_wrapped),
         f"checkpoints, nested {plan.root.depth} deep; solver: {plan.solver_status}"
-        f" (gap {100 * plan.solver_gap:.2g} %)",
+        f" (gap {100 * plan.solver_gap:.2g} %); costs of blocks: {plan.cost_source}",
     )
     if plan.timings_s:
         spent = ", ".join(f"{k} {format_seconds(v)}" for k, v in plan.timings_s.items())

@@ -21,7 +21,8 @@ ValueKind = Literal["argument", "constant", "computed"]
 
 # Operations XLA fuses into the kernels that read or write their operands, so that recomputing
 # one costs no kernel of its own. `reduce_*` fuse with their producers but end a kernel.
-_FUSIBLE = frozenset(
+# What XLA fuses into its neighbours.
+FUSIBLE = frozenset(
     """abs add add_any and acos acosh asin asinh atan atan2 atanh bitcast_convert_type
     broadcast_in_dim cbrt ceil clamp concatenate convert_element_type copy copy_p cos cosh div
     eq erf erf_inv erfc exp exp2 expand_dims expm1 floor ge gt imag integer_pow iota is_finite
@@ -188,7 +189,7 @@ def build_graph(program: Program) -> Graph:
                 opaque_bytes=residuals.opaque_bytes,
                 flops=equation_flops(eqn),
                 moved_bytes=sum(sizes),
-                fusible=eqn.primitive.name in _FUSIBLE,
+                fusible=eqn.primitive.name in FUSIBLE,
                 has_batch_dims=_has_batch_dims(eqn),
                 trips=eqn.params["length"] if eqn.primitive.name == "scan" else 1,
                 pinned=compat.has_effects(eqn),
@@ -329,7 +330,7 @@ def _sources(
             outs.add(out_position[var])
         elif var in producers:
             name = producers[var].primitive.name
-            if name not in _FUSIBLE and not name.startswith("reduce_"):
+            if name not in FUSIBLE and not name.startswith("reduce_"):
                 return None
             stack.extend(producers[var].invars)
     return ins, outs

@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 
 from jax_hremat._program.emit import emit_flat
-from jax_hremat._program.graph import equation_flops, size_bytes_of
+from jax_hremat._program.flat import Equation, flatten, live_bytes
+from jax_hremat._program.graph import equation_flops
 from jax_hremat._program.region import Region
 from jax_hremat._program.trace import Program
 from jax_hremat._shared import compat
@@ -94,117 +94,29 @@ def replay(program: Program, root: Region) -> Replay:
     )
     body = emit_flat(replace(program, jaxpr=tagged), root)
     avals = (*program.in_avals, *program.cotangent_avals)
-    flat = _flatten(jax.make_jaxpr(program.step(body))(*avals))
-    steps = _with_phases(flat.runs)
-    live = _live_bytes(flat.runs, flat.sizes_bytes, {*flat.inputs, *flat.outputs})
+    flat = flatten(jax.make_jaxpr(program.step(body))(*avals))
+    steps = _with_phases(flat.equations)
+    live = live_bytes(flat.equations, flat.sizes_bytes, {*flat.inputs, *flat.outputs})
     peak_bytes, peak_equation = max(
         ((size, -index) for index, size in enumerate(live)), default=(0, 1)
     )
     always_bytes = flat.output_bytes + sum(flat.sizes_bytes[v] for v in flat.inputs)
     return Replay(
-        flops=sum(equation_flops(run.eqn) for run in flat.runs),
-        forward_flops=sum(equation_flops(run.eqn) for run in _flatten(program.jaxpr).runs),
+        flops=sum(equation_flops(run.eqn) for run in flat.equations),
+        forward_flops=sum(equation_flops(run.eqn) for run in flatten(program.jaxpr).equations),
         recomputed=_recomputed(equations, steps),
         peak_bytes=always_bytes + peak_bytes,
         peak_equation=-peak_equation,
-        peak_operation=_operation(flat.runs[-peak_equation]) if live else None,
-        num_equations=len(flat.runs),
+        peak_operation=_operation(flat.equations[-peak_equation]) if live else None,
+        num_equations=len(flat.equations),
         num_barriers=flat.num_barriers,
         kept_bytes=_kept_bytes(steps, flat.sizes_bytes),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """One equation of the flat step: values read (None: a literal) and made, and its scope."""
-
-    eqn: Any
-    inputs: tuple[int | None, ...]
-    outputs: tuple[int, ...]
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Flat:
-    """A jaxpr with all wrappers opened and no dead code; values are numbers."""
-
-    runs: tuple[_Run, ...]
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    output_bytes: int
-    sizes_bytes: Mapping[int, int]
-    num_barriers: int
-
-
-def _flatten(jaxpr: Any) -> _Flat:
-    """Open every wrapper; what only renames a value (a barrier, a name) leaves no equation."""
-    jaxpr = compat.without_dead_code(jaxpr)
-    sizes_bytes: dict[int, int] = {}
-    runs: list[_Run] = []
-    num_barriers = 0
-
-    def new(var: Any) -> int:
-        sizes_bytes[len(sizes_bytes)] = size_bytes_of(var.aval)
-        return len(sizes_bytes) - 1
-
-    inputs = tuple(new(v) for v in (*jaxpr.constvars, *jaxpr.invars))
-
-    def walk(jaxpr: Any, inputs: Iterable[int | None], prefix: str) -> list[int | None]:
-        nonlocal num_barriers
-        env = dict(zip((*jaxpr.constvars, *jaxpr.invars), inputs, strict=True))
-
-        def read(atoms: Sequence[Any]) -> list[int | None]:
-            return [None if isinstance(v, compat.Literal) else env[v] for v in atoms]
-
-        for eqn in jaxpr.eqns:
-            read_here = read(eqn.invars)
-            path = f"{prefix}{compat.scope_name(eqn)}/"
-            num_barriers += compat.lowers_to_barrier(eqn)
-            body = compat.wrapped_body(eqn)
-            if body is not None:
-                consts = [new(v) for v in compat.open_jaxpr(body).constvars]
-                made = walk(compat.open_jaxpr(body), [*consts, *read_here], path)
-            elif _renames(eqn):
-                made = read_here
-            else:
-                fresh = tuple(new(v) for v in eqn.outvars)
-                runs.append(_Run(eqn, tuple(read_here), fresh, path))
-                made = list(fresh)
-            env.update(zip(eqn.outvars, made, strict=True))
-        return read(jaxpr.outvars)
-
-    outputs = tuple(v for v in walk(jaxpr, inputs, "") if v is not None)
-    return _Flat(
-        runs=tuple(_live(runs, outputs)),
-        inputs=inputs,
-        outputs=outputs,
-        output_bytes=sum(size_bytes_of(v.aval) for v in jaxpr.outvars),
-        sizes_bytes=sizes_bytes,
-        num_barriers=num_barriers,
-    )
-
-
-def _renames(eqn: Any) -> bool:
-    """Whether the equation's results are its inputs under another name."""
-    if eqn.primitive.name == "reduce_precision":
-        info = jnp.finfo(eqn.invars[0].aval.dtype)
-        return (eqn.params["exponent_bits"], eqn.params["mantissa_bits"]) == (info.nexp, info.nmant)
-    return eqn.primitive.name in ("optimization_barrier", "name")
-
-
-def _live(runs: Sequence[_Run], outputs: Iterable[int]) -> list[_Run]:
-    needed: set[int | None] = set(outputs)
-    kept = []
-    for run in reversed(runs):
-        if run.eqn.effects or not needed.isdisjoint(run.outputs):
-            needed.update(run.inputs)
-            kept.append(run)
-    return kept[::-1]
-
-
-def _with_phases(runs: Iterable[_Run]) -> list[tuple[_Run, Phase]]:
+def _with_phases(runs: Iterable[Equation]) -> list[tuple[Equation, Phase]]:
     """The first forward ends at the first transposed equation, which JAX places after it."""
-    steps: list[tuple[_Run, Phase]] = []
+    steps: list[tuple[Equation, Phase]] = []
     forward = True
     for run in runs:
         # Scopes inside the tag are the program's: a loss may hold a gradient of its own.
@@ -215,12 +127,14 @@ def _with_phases(runs: Iterable[_Run]) -> list[tuple[_Run, Phase]]:
     return steps
 
 
-def _operation(run: _Run) -> int | None:
+def _operation(run: Equation) -> int | None:
     tag = _TAG.search(run.path)
     return int(tag.group(1)) if tag else None
 
 
-def _recomputed(equations: Sequence[Any], steps: Iterable[tuple[_Run, Phase]]) -> tuple[int, ...]:
+def _recomputed(
+    equations: Sequence[Any], steps: Iterable[tuple[Equation, Phase]]
+) -> tuple[int, ...]:
     """Runs of each operation in the recompute phase, over those of its first forward."""
     first: list[Counter[str]] = [Counter() for _ in equations]
     again: list[Counter[str]] = [Counter() for _ in equations]
@@ -241,7 +155,7 @@ def _recomputed(equations: Sequence[Any], steps: Iterable[tuple[_Run, Phase]]) -
 
 
 def _is_run_of(
-    eqn: Any, operation: int, run: _Run, makers: Mapping[int | None, int | None]
+    eqn: Any, operation: int, run: Equation, makers: Mapping[int | None, int | None]
 ) -> bool:
     """Whether this is the operation itself, and no equation of its derivative rule."""
     if run.eqn.primitive.name != eqn.primitive.name:
@@ -262,40 +176,7 @@ def _signature(eqn: Any) -> str:
     return f"{eqn.primitive.name}[{compat.describe_params(eqn.params)}]->{shape}"
 
 
-def _live_bytes(
-    runs: Sequence[_Run],
-    sizes_bytes: Mapping[int, int],
-    uncounted: Set[int],
-    kept_to_the_end: Iterable[int] = (),
-) -> list[int]:
-    """Bytes alive at each equation, from a value's maker to its last reader."""
-    last = {v: index for index, run in enumerate(runs) for v in (*run.inputs, *run.outputs)}
-    last.update(dict.fromkeys(kept_to_the_end, len(runs) - 1))
-    dying: list[int] = [0] * len(runs)
-    live, sizes = 0, []
-    for index, run in enumerate(runs):
-        for value in run.outputs:
-            if value not in uncounted:
-                live += sizes_bytes[value]
-                dying[last[value]] += sizes_bytes[value]
-        sizes.append(live + _body_bytes(run.eqn))
-        live -= dying[index]
-    return sizes
-
-
-def _body_bytes(eqn: Any) -> int:
-    """Largest sum of bytes that a loop's or branch's body computes and holds at once."""
-    if eqn.primitive.name not in ("scan", "while", "cond"):
-        return 0
-    peaks = []
-    for body in compat.inner_jaxprs(eqn):
-        flat = _flatten(compat.open_jaxpr(body))
-        kept = set(flat.outputs).difference(flat.inputs)
-        peaks += _live_bytes(flat.runs, flat.sizes_bytes, set(flat.inputs), kept)
-    return max(peaks, default=0)
-
-
-def _kept_bytes(steps: Sequence[tuple[_Run, Phase]], sizes_bytes: Mapping[int, int]) -> int:
+def _kept_bytes(steps: Sequence[tuple[Equation, Phase]], sizes_bytes: Mapping[int, int]) -> int:
     made = {v for run, phase in steps if phase == "forward" for v in run.outputs}
     read = {v for run, phase in steps if phase != "forward" for v in run.inputs}
     return sum(sizes_bytes[v] for v in made & read)

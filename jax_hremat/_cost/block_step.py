@@ -1,0 +1,90 @@
+"""A block in one mode as a function of its own: its forward, a mark, its backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_hremat._partition.blocks import Block
+from jax_hremat._program.emit import emit_range
+from jax_hremat._program.graph import Graph
+from jax_hremat._program.region import Region
+from jax_hremat._program.trace import Program, abstract
+from jax_hremat._shared import compat
+
+# The scope of the Fourier transform that parts the forward from the backward.
+MARK = "hremat_mark"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStep:
+    """A block's forward and backward as one flat function.
+
+    Results are the block's outputs, then the cotangents of its active inputs.
+
+    Attributes:
+        function: Takes the block's inputs, the cotangents of its active outputs, a mark.
+        avals: Its arguments.
+        num_outputs: How many outputs the block has.
+        active_inputs: Positions in `Block.inputs` of what is differentiated.
+        computed_inputs: Positions in `Block.inputs` of what other blocks make.
+        cotangent_parameters: Positions of the cotangents among the arguments.
+    """
+
+    function: Callable[..., Any]
+    avals: tuple[Any, ...]
+    num_outputs: int
+    active_inputs: tuple[int, ...]
+    computed_inputs: tuple[int, ...]
+    cotangent_parameters: range
+
+
+def block_step(program: Program, graph: Graph, block: Block, mode: Region) -> BlockStep:
+    """The step of a block in a mode, which is a region with the block's `start` and `stop`."""
+    jaxpr = compat.open_jaxpr(program.jaxpr)
+    atoms = [*jaxpr.constvars, *jaxpr.invars, *(v for e in jaxpr.eqns for v in e.outvars)]
+    inputs = [atoms[v] for v in block.inputs]
+    outputs = [atoms[v] for v in block.outputs]
+    # A region's own mode is its parent's business, so the block gets a bare parent.
+    parent = Region(block.start, block.stop, children=(mode,))
+    body = emit_range(program, parent, inputs, outputs)
+    active_in = tuple(i for i, v in enumerate(block.inputs) if graph.values[v].active)
+    active_out = [i for i, v in enumerate(block.outputs) if graph.values[v].active]
+
+    def function(*flat: Any) -> Any:
+        values = list(flat[: len(inputs)])
+        cotangents = list(flat[len(inputs) : -1])
+        mark = flat[-1]
+
+        def forward(*active: Any) -> tuple[Any, Any]:
+            merged = list(values)
+            for i, x in zip(active_in, active, strict=True):
+                merged[i] = x
+            results = body(*merged)
+            return [results[i] for i in active_out], results
+
+        _, pullback, results = jax.vjp(forward, *(values[i] for i in active_in), has_aux=True)
+        # The backward may start only after every output is there, and the mark tells where: a
+        # Fourier transform is never fused, moved or merged with anything.
+        with jax.named_scope(MARK):
+            _, mark = jax.lax.optimization_barrier((results, mark))
+            mark = jnp.fft.fft(mark)
+            cotangents, mark = jax.lax.optimization_barrier((cotangents, mark))
+        return results, pullback(cotangents), mark
+
+    avals = [abstract(v.aval) for v in inputs]
+    cotangent_avals = [abstract(outputs[i].aval) for i in active_out]
+    return BlockStep(
+        function=function,
+        avals=(*avals, *cotangent_avals, jax.ShapeDtypeStruct((8,), jnp.complex64)),
+        num_outputs=len(outputs),
+        active_inputs=active_in,
+        computed_inputs=tuple(
+            i for i, v in enumerate(block.inputs) if graph.values[v].kind == "computed"
+        ),
+        cotangent_parameters=range(len(avals), len(avals) + len(cotangent_avals)),
+    )

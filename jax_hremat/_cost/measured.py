@@ -1,0 +1,99 @@
+"""What a block costs in one mode on the attached device, by running it."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_hremat._compiler.target import Target
+from jax_hremat._cost.block_step import BlockStep
+from jax_hremat._cost.mode_cost import ModeCost
+from jax_hremat._shared.errors import TargetUnavailableError
+
+_logger = logging.getLogger("jax_hremat")
+
+_NUM_RUNS = 5
+# A run calls the step so often that it takes at least this long: what one call costs the host is
+# hidden behind the one before it.
+_LEAST_RUN_S = 0.005
+
+
+def attached_device(target: Target) -> Any:
+    """The device of this process that the target stands for.
+
+    Raises:
+        TargetUnavailableError: None is attached.
+    """
+    platform = "cpu" if target.platform == "cpu" else "gpu"
+    try:
+        device = jax.local_devices(backend=platform)[0]
+    except RuntimeError as error:
+        raise TargetUnavailableError(_why_not(target, f"no {platform} is attached")) from error
+    if target.device_kinds and platform == "gpu" and device.device_kind not in target.device_kinds:
+        raise TargetUnavailableError(_why_not(target, f"a {device.device_kind!r} is attached"))
+    return device
+
+
+def _why_not(target: Target, instead: str) -> str:
+    return (
+        f"cost='measured' runs every block on the target's device, which is {target.name!r}, and "
+        f"{instead}. Plan where that device is, or with cost='compiled'"
+    )
+
+
+def measured_cost(step: BlockStep, compiled: ModeCost, target: Target, device: Any) -> ModeCost:
+    """The compiled cost, with its time replaced by the median of several runs.
+
+    Run once to warm up, then five times. How the time is parted between forward and backward is
+    the roofline's; memory is the compiler's.
+
+    Args:
+        step: The block in its mode.
+        compiled: What `compiled_cost` says of it.
+        target: What it is compiled for.
+        device: Where it is run.
+
+    Unchecked: that nothing else runs on the device.
+    """
+    with jax.default_device(device):
+        function = jax.jit(
+            step.function, keep_unused=True, compiler_options=dict(target.compiler_options)
+        )
+        args = [_zeros(aval) for aval in step.avals]
+        one_s = _run_s(function, args, 1)
+        one_s = min(one_s, _run_s(function, args, 1))
+        calls = max(1, round(_LEAST_RUN_S / max(one_s, 1e-9)))
+        runs_s = [_run_s(function, args, calls) for _ in range(_NUM_RUNS)]
+    low_s, run_s, high_s = statistics.quantiles(runs_s, n=4)
+    _logger.debug(
+        "block run: %.3g ms, quartiles %.3g, %.3g", *(1e3 * s for s in (run_s, low_s, high_s))
+    )
+    scale = run_s / compiled.time_s
+    return replace(
+        compiled,
+        forward_s=scale * compiled.forward_s,
+        backward_s=scale * compiled.backward_s,
+    )
+
+
+def _run_s(function: Callable[..., Any], args: list[Any], calls: int) -> float:
+    """Seconds of a call, of several in a row."""
+    start_s = time.perf_counter()
+    results = None
+    for _ in range(calls):
+        results = function(*args)
+    jax.block_until_ready(results)
+    return (time.perf_counter() - start_s) / calls
+
+
+def _zeros(aval: Any) -> Any:
+    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return jnp.broadcast_to(jax.random.key(0, impl=jax.random.key_impl(aval)), aval.shape)
+    return jnp.zeros(aval.shape, aval.dtype)

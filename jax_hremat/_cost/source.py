@@ -1,0 +1,66 @@
+"""Where the costs of blocks come from: one interface, three sources."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from jax_hremat._compiler.cache import CompileCache
+from jax_hremat._compiler.compile import with_quick_code
+from jax_hremat._compiler.target import Target
+from jax_hremat._cost.analytic import analytic_cost
+from jax_hremat._cost.block_step import block_step
+from jax_hremat._cost.compiled import compiled_cost
+from jax_hremat._cost.measured import attached_device, measured_cost
+from jax_hremat._cost.mode_cost import ModeCost
+from jax_hremat._cost.roofline import rates
+from jax_hremat._partition.blocks import Block
+from jax_hremat._program.graph import Graph
+from jax_hremat._program.region import Region
+from jax_hremat._program.trace import Program
+
+CostSource = Literal["compiled", "analytic", "measured"]
+
+# Prices a block in a mode, which is a region with the block's `start` and `stop`.
+Price = Callable[[Block, Region], ModeCost]
+
+
+@contextmanager
+def block_prices(
+    source: CostSource,
+    program: Program,
+    graph: Graph,
+    target: Target,
+    cache: CompileCache | None,
+) -> Iterator[Price]:
+    """Prices blocks of a program.
+
+    Args:
+        source: "compiled": a roofline over what XLA makes of a block; "analytic": its equations,
+            nothing compiled; "measured": run on the attached device, memory as compiled.
+        program: The program.
+        graph: Its graph.
+        target: What it is planned for.
+        cache: What was compiled before.
+
+    Raises:
+        TargetUnavailableError: "measured", and the target's device is not attached.
+    """
+    if source == "analytic":
+        target_rates = rates(target)
+        yield lambda block, mode: analytic_cost(
+            block_step(program, graph, block, mode), target_rates
+        )
+        return
+    device = attached_device(target) if source == "measured" else None
+    with tempfile.TemporaryDirectory(prefix="jax_hremat_") as directory:
+        quick = with_quick_code(target, directory)
+
+        def price(block: Block, mode: Region) -> ModeCost:
+            step = block_step(program, graph, block, mode)
+            cost = compiled_cost(step, quick, cache)
+            return cost if device is None else measured_cost(step, cost, target, device)
+
+        yield price
