@@ -22,6 +22,8 @@ from jax_hremat import PlannerConfig, SearchConfig
 from jax_hremat._compiler.cache import ENVIRONMENT_VARIABLE, CompileCache
 from jax_hremat._compiler.compile import compile_flat
 from jax_hremat._compiler.target import get_target
+from jax_hremat._planner.known import best_of
+from jax_hremat._shared.units import Budget, Slowdown
 
 CPU = get_target("cpu")
 QUICK = SearchConfig(max_runs=1, max_packings=1, max_saved_sets=1, max_workers=2)
@@ -126,19 +128,97 @@ def test_a_killed_writer_leaves_nothing_to_read(
     assert cache.read("ab", int) == 1
 
 
-def test_planning_again_asks_xla_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
-        for _ in range(3):
-            x = jnp.tanh(jax.nn.gelu(x @ w) @ w.T)
-        return (x * x).mean()
+def deep(w: jax.Array, x: jax.Array) -> jax.Array:
+    for _ in range(3):
+        x = jnp.tanh(jax.nn.gelu(x @ w) @ w.T)
+    return (x * x).mean()
 
-    config = PlannerConfig(search=QUICK, cache_dir=tmp_path)
-    args = (jnp.ones((16, 64)), jnp.ones((128, 16)))
-    make = jax_hremat.plan_remat(loss, budget=0.8, target="cpu", config=config)
-    first = make(*args)
+
+ARGS = (jnp.ones((16, 64)), jnp.ones((128, 16)))
+
+
+def planner(folder: Path, budget: float, **how: Any) -> Callable[..., jax_hremat.RematPlan]:
+    config = PlannerConfig(search=QUICK, cache_dir=folder, **how)
+    return jax_hremat.plan_remat(deep, budget=budget, target="cpu", config=config)
+
+
+def test_planning_again_asks_xla_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = planner(tmp_path, 0.8)(*ARGS)
     assert files(tmp_path)
     forbid_xla(monkeypatch)
-    assert make(*args) == first
+    # Another question, and the same costs and steps.
+    again = planner(tmp_path, 0.8, max_rounds=2)(*ARGS)
+    assert dataclasses.replace(again, num_compiles=first.num_compiles) == first
+
+
+def test_the_same_question_is_answered_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = planner(tmp_path, 0.8)(*ARGS)
+
+    def prepared(*_: Any) -> Any:
+        raise AssertionError("it was planned again")
+
+    monkeypatch.setattr("jax_hremat._planner.request.prepare", prepared)
+    assert planner(tmp_path, 0.8)(*ARGS).to_json() == first.to_json()
+    for other in (planner(tmp_path, 0.7), planner(tmp_path, 0.8, cost="analytic")):
+        with pytest.raises(AssertionError, match="planned again"):
+            other(*ARGS)
+    with pytest.raises(AssertionError, match="planned again"):
+        planner(tmp_path, 0.8)(ARGS[0], jnp.ones((64, 16)))
+
+
+def test_a_step_is_known_by_what_is_around_its_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fitted(rate: float) -> jax_hremat.RematPlan:
+        config = PlannerConfig(search=QUICK, cache_dir=tmp_path, max_rounds=1, cost="analytic")
+
+        def make_step(loss: Any) -> Any:
+            return lambda w, x: w - rate * jax.grad(loss)(w, x)
+
+        fit = jax_hremat.fit_step(make_step, deep, budget=1.0, target="cpu", config=config)
+        return fit(*ARGS).plan
+
+    first = fitted(0.1)
+    forbid_xla(monkeypatch)
+    assert fitted(0.1).to_json() == first.to_json()
+    with pytest.raises(AssertionError, match="XLA was asked"):
+        fitted(0.2)
+
+
+def test_a_larger_budget_is_never_slower_in_another_call(tmp_path: Path) -> None:
+    # Hardly any effort, so that a plan by itself may well be a poor one.
+    plans = [planner(tmp_path, budget, max_rounds=0)(*ARGS) for budget in (0.7, 0.8, 0.9, 1.0)]
+    assert all(plan.certificate.holds for plan in plans)
+    times_s = [plan.estimated_step_s for plan in plans]
+    assert times_s == sorted(times_s, reverse=True)
+
+
+def test_a_better_plan_known_takes_the_place_of_one_found(tmp_path: Path) -> None:
+    plan = planner(tmp_path, 0.8)(*ARGS)
+    peak = plan.certificate.peak_bytes
+
+    def other(peak_bytes: int, step_s: float) -> jax_hremat.RematPlan:
+        certificate = dataclasses.replace(plan.certificate, peak_bytes=peak_bytes)
+        return dataclasses.replace(plan, certificate=certificate, estimated_step_s=step_s)
+
+    step_s = plan.estimated_step_s
+    smaller, faster, too_large = (
+        other(peak // 2, 2 * step_s),
+        other(peak - 1, step_s / 2),
+        other(10 * peak, step_s / 4),
+    )
+    known = [smaller, faster, too_large]
+    best = best_of(plan, known, Budget(bytes=plan.certificate.budget_bytes))
+    assert (best.estimated_step_s, best.certificate.peak_bytes) == (step_s / 2, peak - 1)
+    assert best.certificate.budget_bytes == plan.certificate.budget_bytes
+    slow = Slowdown(2 * step_s / plan.baseline_step_s)
+    best = best_of(plan, known, slow)
+    assert best.certificate.peak_bytes == best.certificate.budget_bytes == peak // 2
+    assert best_of(plan, [], slow) == dataclasses.replace(
+        plan, certificate=dataclasses.replace(plan.certificate, budget_bytes=peak)
+    )
 
 
 WRITER = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_plans import WIDTH, losses, region_trees
 
+import jax_hremat
 from jax_hremat._program.emit import emit, emit_flat
 from jax_hremat._program.region import Region
 from jax_hremat._program.trace import Program, trace_call, trace_loss
@@ -279,3 +281,27 @@ def test_the_forward_alone_holds_no_barrier():
     found = case(a_custom_vjp)
     emitted = emit(found.program, nested_saving_all(found.program))
     assert "optimization_barrier" not in jax.jit(emitted).lower(*found.args).as_text()
+
+
+_NAME = r"%([\w.-]+)"
+
+
+def test_with_nothing_wrapped_the_compiled_step_is_the_original_but_for_names() -> None:
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        for _ in range(3):
+            x = x + jax.nn.gelu(jnp.tanh(x @ w))
+        return (x * x).mean()
+
+    args = (jnp.ones((8, 8)), jnp.ones((16, 8)))
+    program = trace_loss(loss, args, {})
+    emitted = emit(program, Region(0, len(program.jaxpr.jaxpr.eqns)))
+
+    def compiled(fun: Any) -> str:
+        step = jax.jit(jax.value_and_grad(fun), compiler_options=jax_hremat.compiler_options("cpu"))
+        text = step.lower(*args).compile().as_text()
+        # From the first computation on, without sources, and instructions named by their order.
+        text = re.sub(r", metadata=\{[^}]*\}", "", text[text.index("\n%") :])
+        names = {name: f"v{i}" for i, name in enumerate(dict.fromkeys(re.findall(_NAME, text)))}
+        return re.sub(r"[\w.-]+", lambda word: names.get(word[0], word[0]), text)
+
+    assert compiled(emitted) == compiled(loss)

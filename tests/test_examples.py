@@ -1,5 +1,7 @@
 """The examples, as a reader runs them, at a size that takes seconds."""
 
+import dataclasses
+import json
 import re
 from functools import partial
 from pathlib import Path
@@ -9,11 +11,13 @@ import jax
 import numpy as np
 import pytest
 
+import encoder_decoder
 import fit_llama
 import jax_hremat
 import nnx_vit
 import too_small
 import train_gpt
+import unet_diffusion
 
 # Few candidates, so that planning takes seconds.
 QUICK = jax_hremat.PlannerConfig(
@@ -52,6 +56,10 @@ def test_train_gpt_only_plans_for_a_named_target(capsys: pytest.CaptureFixture[s
     assert "h200" in capsys.readouterr().out
 
 
+# No block is compiled, only whole steps.
+BY_SHAPES = dataclasses.replace(QUICKEST, max_rounds=0, cost="analytic")
+
+
 def test_fit_llama_learns_within_its_budget() -> None:
     plan, losses = fit_llama.main(budget=0.8, steps=10, config=QUICKEST)
     assert losses[-1] < losses[0] - 0.3
@@ -64,6 +72,36 @@ def test_nnx_vit_learns_within_its_budget() -> None:
     assert losses[-1] < losses[0] - 0.3
     certificate = plan.certificate
     assert certificate.peak_bytes <= certificate.budget_bytes < plan.baseline_peak_bytes
+
+
+def test_unet_diffusion_learns_within_its_budget() -> None:
+    plan, losses = unet_diffusion.main(steps=8, batch=8, budget=0.9, config=BY_SHAPES)
+    assert losses[-1] < 0.7 * losses[0]
+    certificate = plan.certificate
+    assert certificate.peak_bytes <= certificate.budget_bytes < plan.baseline_peak_bytes
+
+
+def test_encoder_decoder_learns_with_planned_layers() -> None:
+    plans, losses = encoder_decoder.main(steps=40, config=BY_SHAPES)
+    assert losses[-1] < losses[0] - 0.2
+    # Two layers of either kind, planned once each.
+    assert len(plans) == 2
+    assert all(plan.certificate.holds for plan in plans)
+
+
+def test_the_notebook_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).parents[1] / "examples" / "frontier.ipynb"
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    scope: dict[str, Any] = {}
+    for number, cell in enumerate(cells):
+        if cell["cell_type"] == "code":
+            # Kept without results, so that a diff shows what was written.
+            assert cell["outputs"] == []
+            code = "".join(cell["source"])
+            exec(compile(code, f"frontier.ipynb, cell {number}", "exec"), scope)
+    assert len(scope["frontier"]) >= 2
+    assert scope["plan"].certificate.holds
+    assert "loss " in capsys.readouterr().out
 
 
 def test_too_small_says_what_would_do(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from typing import Any
 
@@ -10,6 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 from flax.serialization import from_bytes, to_bytes
@@ -157,6 +159,46 @@ def test_variables_and_checkpoints_are_the_originals():
         fresh = jax.tree.map(jnp.zeros_like, other)
         loaded = from_bytes(fresh, to_bytes(saved))
         assert_same(jax.tree.map(jnp.asarray, loaded), other, tolerance=0)
+
+
+def test_fifty_steps_of_training_are_the_originals():
+    x = inputs(64, WIDTH)
+    optimizer = optax.adam(1e-2)
+
+    def trained(model: nn.Module) -> tuple[list[float], Any]:
+        variables = initial(model, x)
+        params, stats = variables["params"], variables["batch_stats"]
+
+        def loss(params: Any, stats: Any, key: jax.Array) -> Any:
+            outputs, changed = model.apply(
+                {"params": params, "batch_stats": stats},
+                x,
+                train=True,
+                rngs={"dropout": key},
+                mutable=["batch_stats"],
+            )
+            return jnp.mean((outputs - jnp.roll(x, 1)) ** 2), changed["batch_stats"]
+
+        @functools.partial(jax.jit, compiler_options=QUICK_COMPILE)
+        def step(params: Any, stats: Any, state: Any, key: jax.Array) -> Any:
+            (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(params, stats, key)
+            updates, state = optimizer.update(grads, state)
+            return optax.apply_updates(params, updates), stats, state, value
+
+        losses, state = [], optimizer.init(params)
+        for key in jax.random.split(jax.random.key(3), 50):
+            params, stats, state, value = step(params, stats, state, key)
+            losses.append(float(value))
+        return losses, {"params": params, "batch_stats": stats}
+
+    losses, variables = trained(Model(PlannedBlock))
+    expected, others = trained(Model())
+    np.testing.assert_allclose(losses, expected, rtol=1e-3)
+    assert losses[-1] < 0.8 * losses[0]
+    assert_same(variables, others, tolerance=2e-2)
+    # What one has learnt the other takes over.
+    loaded = jax.tree.map(jnp.asarray, from_bytes(others, to_bytes(variables)))
+    assert_same(train_call(Model(), loaded, x), train_call(Model(PlannedBlock), variables, x), 1e-4)
 
 
 def scaled_gradients(module: type[nn.Module], x: jax.Array) -> Any:

@@ -7,10 +7,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jax_hremat._compiler.cache import CompileCache
 from jax_hremat._compiler.target import Target, get_target
 from jax_hremat._planner.bench import PlannerConfig, prepare
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.goals import Terms, plan_for
+from jax_hremat._planner.known import KnownPlans, asked_as, best_of
 from jax_hremat._plans.plan import RematPlan
 from jax_hremat._program.step import Step
 from jax_hremat._shared.progress import Progress
@@ -56,9 +58,26 @@ class PlanRequest:
         argnums: tuple[int, ...] = (),
         has_aux: bool = False,
     ) -> RematPlan:
-        """Plan the program inside a step."""
+        """Plan the program inside a step.
+
+        With a cache, what was asked before is answered at once, and a plan known to be better than
+        the one found takes its place.
+        """
         terms = Terms(argnums, has_aux, self.headroom_bytes)
-        return plan_for(self.candidates(step, trace_s), goal, terms)
+        cache = CompileCache.at(self.config.cache_dir)
+        if cache is None:
+            return plan_for(self.candidates(step, trace_s), goal, terms)
+        known = KnownPlans.of(step, self.target, terms, cache)
+        asked = asked_as(goal, self.config)
+        earlier = known.read()
+        if asked in earlier:
+            return best_of(earlier[asked], earlier.values(), goal)
+        plan = plan_for(self.candidates(step, trace_s), goal, terms)
+        # Read again: another process may have planned meanwhile.
+        earlier = known.read()
+        plan = best_of(plan, earlier.values(), goal)
+        known.write({**earlier, asked: plan})
+        return plan
 
 
 def positions_of(argnums: int | Sequence[int]) -> tuple[int, ...]:

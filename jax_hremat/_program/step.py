@@ -32,6 +32,7 @@ class Step:
         input_names: A readable path for each.
         donated: Positions of those whose memory the results may take over.
         calls: How often it runs the program.
+        traced: The jaxpr of a step that is more than the program and its backward.
     """
 
     program: Program
@@ -40,6 +41,7 @@ class Step:
     input_names: tuple[str, ...]
     donated: tuple[int, ...] = ()
     calls: int = 1
+    traced: Any = None
 
 
 def own_step(program: Program) -> Step:
@@ -120,6 +122,7 @@ def training_step(
             i for i, (path, _) in enumerate(leaves_with_path) if path[0].idx in donate_argnums
         ),
         calls=max(1, _count_marks(traced)),
+        traced=traced,
     )
 
 

@@ -1,0 +1,91 @@
+"""Plans certified before, kept beside what was compiled: none is made twice, and none is worse
+than one that was made for less."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jax_hremat._compiler.cache import CompileCache, key_of
+from jax_hremat._compiler.compile import compiler_versions
+from jax_hremat._compiler.target import Target
+from jax_hremat._planner.bench import PlannerConfig
+from jax_hremat._planner.goals import Terms
+from jax_hremat._plans.plan import Certificate, RematPlan
+from jax_hremat._program.fingerprint import fingerprint
+from jax_hremat._program.graph import build_graph
+from jax_hremat._program.step import Step
+from jax_hremat._shared.units import Budget, Slowdown
+
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+# The newest are kept.
+_MAX_PLANS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPlans:
+    """What is kept of one step on one target.
+
+    Two processes that add a plan at once may keep only one of them; nothing else is lost.
+
+    Attributes:
+        cache: Where.
+        key: Of the step, the target, all versions and what else a plan records.
+    """
+
+    cache: CompileCache
+    key: str
+
+    @staticmethod
+    def of(step: Step, target: Target, terms: Terms, cache: CompileCache) -> KnownPlans:
+        """Those of a step."""
+        graph = build_graph(step.program)
+        scopes = ",".join(op.scope for op in graph.operations)
+        around = _ADDRESS.sub("", str(step.traced))
+        described = (step.avals, step.donated, target, target.config_text, terms)
+        built_by = (compiler_versions(), os.environ.get("XLA_FLAGS", ""))
+        digest = fingerprint(step.program, graph).digest
+        parts = ("plans", digest, scopes, around, repr(described), repr(built_by))
+        return KnownPlans(cache, key_of(parts))
+
+    def read(self) -> dict[str, RematPlan]:
+        """By what was asked, oldest first."""
+        return self.cache.read(self.key, _decode) or {}
+
+    def write(self, plans: Mapping[str, RematPlan]) -> None:
+        """Keep the newest."""
+        newest = list(plans.items())[-_MAX_PLANS:]
+        self.cache.write(self.key, {asked: plan.to_json() for asked, plan in newest})
+
+
+def asked_as(goal: Budget | Slowdown, config: PlannerConfig) -> str:
+    """What a plan was asked for, as one text: the goal and how hard to try."""
+    part = config.partitioner
+    how = (config.search, config.solver, config.max_rounds, config.cost)
+    return f"{goal!r} {how!r} {part.__module__}.{part.__qualname__}"
+
+
+def best_of(plan: RematPlan, known: Iterable[RematPlan], goal: Budget | Slowdown) -> RematPlan:
+    """The plan, or one known before that meets the goal and is better."""
+    if isinstance(goal, Slowdown):
+        longest_s = goal.ratio * plan.baseline_step_s
+        meeting = [p for p in (plan, *known) if p.estimated_step_s <= longest_s]
+        best = min(meeting, key=lambda p: p.certificate.peak_bytes, default=plan)
+        budget_bytes = best.certificate.peak_bytes + best.certificate.headroom_bytes
+    else:
+        budget_bytes = plan.certificate.budget_bytes
+        meeting = [replace(p, certificate=_for_budget(p, budget_bytes)) for p in (plan, *known)]
+        fitting = [p for p in meeting if p.certificate.holds]
+        best = min(fitting, key=lambda p: p.estimated_step_s)
+    return replace(best, certificate=_for_budget(best, budget_bytes))
+
+
+def _for_budget(plan: RematPlan, budget_bytes: int) -> Certificate:
+    return replace(plan.certificate, budget_bytes=budget_bytes)
+
+
+def _decode(value: Any) -> dict[str, RematPlan]:
+    return {str(asked): RematPlan.from_json(text) for asked, text in dict(value).items()}
