@@ -29,7 +29,9 @@ from jax_hremat._program.emit import emit
 
 # The plan need not be good here, only different from the others.
 CONFIG = jax_hremat.PlannerConfig(
-    search=jax_hremat.SearchConfig(max_runs=2, max_packings=2, max_saved_sets=1), max_rounds=0
+    search=jax_hremat.SearchConfig(max_runs=2, max_packings=2, max_saved_sets=1),
+    max_rounds=0,
+    cost="analytic",
 )
 FRACTIONS = (0.9, 0.75, 0.6)
 MAX_PLANS = 8

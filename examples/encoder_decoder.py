@@ -58,11 +58,14 @@ class Translator(nn.Module):
 
 
 def main(
-    steps: int = 300, batch: int = 32, config: jax_hremat.PlannerConfig | None = None
+    steps: int = 300,
+    batch: int = 32,
+    budget: float = 0.7,
+    config: jax_hremat.PlannerConfig | None = None,
 ) -> tuple[tuple[jax_hremat.RematPlan, ...], list[float]]:
     """Trains; the plans of both layers and the losses."""
     planned = [
-        jax_hremat.linen.remat(layer, budget=0.7, config=config)
+        jax_hremat.linen.remat(layer, budget=budget, config=config)
         for layer in (EncoderLayer, DecoderLayer)
     ]
     model, optimizer = Translator(*planned), optax.adam(2e-3)

@@ -82,7 +82,7 @@ def test_unet_diffusion_learns_within_its_budget() -> None:
 
 
 def test_encoder_decoder_learns_with_planned_layers() -> None:
-    plans, losses = encoder_decoder.main(steps=40, config=BY_SHAPES)
+    plans, losses = encoder_decoder.main(steps=40, budget=0.9, config=BY_SHAPES)
     assert losses[-1] < losses[0] - 0.2
     # Two layers of either kind, planned once each.
     assert len(plans) == 2
