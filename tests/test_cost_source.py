@@ -110,6 +110,18 @@ def test_every_source_makes_a_certified_plan_that_says_which_it_was(source: Any)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), planned, original)
 
 
+def test_random_keys_are_measured_too() -> None:
+    def loss(w: jax.Array, x: jax.Array, key: jax.Array) -> jax.Array:
+        for part in jax.random.split(key):
+            x = jnp.where(jax.random.bernoulli(part, 0.5, x.shape), jnp.tanh(x @ w), x)
+        return (x * x).mean()
+
+    config = PlannerConfig(search=SEARCH, max_rounds=0, cost="measured")
+    args = (struct(8, 8), struct(64, 8), jax.random.key(0))
+    plan = jax_hremat.plan_remat(loss, budget=1.0, target="cpu", config=config)(*args)
+    assert plan.certificate.holds
+
+
 def test_nothing_is_measured_on_a_device_that_is_not_there() -> None:
     config = PlannerConfig(search=SEARCH, cost="measured")
     with pytest.raises(jax_hremat.TargetUnavailableError, match="'h200', and .* attached"):

@@ -66,7 +66,7 @@ def measured_cost(step: BlockStep, compiled: ModeCost, target: Target, device: A
         function = jax.jit(
             step.function, keep_unused=True, compiler_options=dict(target.compiler_options)
         )
-        args = [_zeros(aval) for aval in step.avals]
+        args = [jnp.zeros(aval.shape, aval.dtype) for aval in step.avals]
         one_s = _run_s(function, args, 1)
         one_s = min(one_s, _run_s(function, args, 1))
         calls = max(1, round(_LEAST_RUN_S / max(one_s, 1e-9)))
@@ -91,9 +91,3 @@ def _run_s(function: Callable[..., Any], args: list[Any], calls: int) -> float:
         results = function(*args)
     jax.block_until_ready(results)
     return (time.perf_counter() - start_s) / calls
-
-
-def _zeros(aval: Any) -> Any:
-    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        return jnp.broadcast_to(jax.random.key(0, impl=jax.random.key_impl(aval)), aval.shape)
-    return jnp.zeros(aval.shape, aval.dtype)
