@@ -34,7 +34,7 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     "gpt2-6": dict(layers=2),
     "encdec": dict(encoder_layers=1, decoder_layers=1),
     "llama": dict(layers=2),
-    "unet": dict(channels=(64, 128), blocks=1),
+    "unet": dict(channels=(64, 128), blocks=1, image=64),
     "resnet50": dict(stages=(1, 1, 1)),
     "densenet121": dict(blocks=(2, 2)),
 }
