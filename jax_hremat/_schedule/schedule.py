@@ -9,6 +9,8 @@ Glossary
     v           a value that crosses a boundary
     x_p         1 if piece p is in the schedule
     h_{v,k}     1 if v is held, from its forward, for the backward of some block ≤ k
+    s_k         bytes kept for later backwards by the pieces before block k, and of held values
+                that are last read before it
     P           peak bytes, arguments and outputs left out
     T_p, K_p    ms added; bytes kept (none by a group)
     A_{p,k}     peak of the forward of block k in p
@@ -184,16 +186,14 @@ class _Program:
         self.most_ms = 1e3 * (sum(slowest) + sum(chain.recompute_s)) - self.base_ms
         self._config = config
         self._deadline = time.perf_counter() + config.time_limit_s
-        # Columns of h: for each value, from the block that makes it to the last that reads it;
-        # later blocks see the last column.
+        # Columns of h: for each value, from the block that makes it to the last that reads it.
         keys = [
             (v, k)
             for v, c in enumerate(chain.crossings)
             for k in range(c.producer, c.readers[-1] + 1)
         ]
         self._held = {key: column for column, key in enumerate(keys)}
-        self._forward_held, self._known_mib = self._forward_rows()
-        self._backward_held = self._backward_rows()
+        self._known_mib, self._held_there, self._held_on = self._value_rows()
 
     def _limits(self) -> SolverConfig:
         """The solver's limits for what is left of the time; the limit is one for all programs."""
@@ -311,7 +311,7 @@ class _Program:
     ) -> tuple[list[cp.Constraint], tuple[cp.Constraint, ...]]:
         """All rows, and those that the columns of pieces are in."""
         n = len(self.chain)
-        covered, held, forward, backward = (_Entries() for _ in range(4))
+        covered, held, kept, forward, backward = (_Entries() for _ in range(5))
         for i, p in enumerate(pieces):
             for k, own in zip(range(p.first, p.last + 1), p.forward_bytes, strict=True):
                 covered.add(k, i, 1.0)
@@ -319,54 +319,55 @@ class _Program:
                 backward.add(k, i, p.backward_bytes / _MIB)
             for key in p.holds:
                 held.add(self._held[key], i, 1.0)
-            if p.kept_bytes:
-                for k in range(p.last + 1, n):
-                    forward.add(k, i, p.kept_bytes / _MIB)
-                    backward.add(k, i, p.kept_bytes / _MIB)
+            if p.last + 1 < n:
+                kept.add(p.last + 1, i, p.kept_bytes / _MIB)
         width = len(pieces)
+        s = cp.Variable(n, name="s")
         # cvxpy's operators are typed as booleans, so `Any`.
         rows: tuple[Any, ...] = (
             # Each block is in one piece:  Σ_{p ∋ k} x_p = 1.
             covered.matrix(n, width) @ x == 1,
             # Who holds v as of block k holds it:  h_{v,k} ≥ Σ_{p holds v as of k} x_p.
             h >= held.matrix(h.size, width) @ x,
-            # The forward of block k: what pieces before it keep, values still to be read or
-            # held, its own peak:  Σ_p (K_p [p before k] + A_{p,k}) x_p
-            #   + Σ_{v made before k} b_v (1 if v is read from k on, else h_v) ≤ P.
-            forward.matrix(n, width) @ x + self._forward_held @ h + self._known_mib <= peak,
+            # The forward of block k: what is kept before it, values still to be read, its own
+            # peak:  s_k + Σ_p A_{p,k} x_p + Σ_{v made before k, read from k on} b_v ≤ P.
+            s + forward.matrix(n, width) @ x + self._known_mib <= peak,
             # The backward of the piece that block k is in:
-            #   Σ_p (K_p [p before k] + B_p [k in p]) x_p + Σ_{v made up to k} b_v h_{v,k} ≤ P.
-            backward.matrix(n, width) @ x + self._backward_held @ h <= peak,
+            #   s_k + Σ_{p ∋ k} B_p x_p + Σ_{v made up to k, read from k on} b_v h_{v,k} ≤ P.
+            s + backward.matrix(n, width) @ x + self._held_there @ h <= peak,
         )
+        constraints: list[cp.Constraint] = list(rows)
+        # What the pieces before block k keep, and values last read before it that they hold:
+        #   s_0 = 0,  s_k = s_{k−1} + Σ_{p ends at k−1} K_p x_p + Σ_{v last read in k−1} b_v h_v.
+        before = sp.eye_array(n, format="csr") - sp.eye_array(n, k=-1, format="csr")
+        stock: Any = before @ s == kept.matrix(n, width) @ x + self._held_on @ h
+        constraints.append(stock)
         # What is held for a block is held for every later one:  h_{v,k} ≥ h_{v,k−1}.
         steps = [
             (c, self._held[v, k - 1])
             for (v, k), c in self._held.items()
             if (v, k - 1) in self._held
         ]
-        constraints: list[cp.Constraint] = list(rows)
         if steps:
             later, earlier = (list(c) for c in zip(*steps, strict=True))
             constraints.append(h[later] >= h[earlier])
         return constraints, rows
 
-    def _forward_rows(self) -> tuple[sp.csr_matrix, np.ndarray]:
-        """Bytes of held values that block k sees in its forward; bytes that are there anyway."""
-        held, known = _Entries(), np.zeros(len(self.chain))
+    def _value_rows(self) -> tuple[np.ndarray, sp.csr_matrix, sp.csr_matrix]:
+        """Bytes of values that block k sees in its forward and that are still to be read; of
+        held ones that it sees in its backward and that are read from it on; of held ones that it
+        is the first to come after all readers of."""
+        n = len(self.chain)
+        known, there, on = np.zeros(n), _Entries(), _Entries()
         for v, c in enumerate(self.chain.crossings):
-            last = c.readers[-1]
-            known[c.producer + 1 : last + 1] += c.size_bytes / _MIB
-            for k in range(last + 1, len(self.chain)):
-                held.add(k, self._held[v, last], c.size_bytes / _MIB)
-        return held.matrix(len(self.chain), max(len(self._held), 1)), known
-
-    def _backward_rows(self) -> sp.csr_matrix:
-        """Bytes of held values that block k sees in its backward."""
-        held = _Entries()
-        for v, c in enumerate(self.chain.crossings):
-            for k in range(c.producer, len(self.chain)):
-                held.add(k, self._held[v, min(k, c.readers[-1])], c.size_bytes / _MIB)
-        return held.matrix(len(self.chain), max(len(self._held), 1))
+            last, size_mib = c.readers[-1], c.size_bytes / _MIB
+            known[c.producer + 1 : last + 1] += size_mib
+            for k in range(c.producer, last + 1):
+                there.add(k, self._held[v, k], size_mib)
+            if last + 1 < n:
+                on.add(last + 1, self._held[v, last], size_mib)
+        width = max(len(self._held), 1)
+        return known, there.matrix(n, width), on.matrix(n, width)
 
     def _answer(
         self,
