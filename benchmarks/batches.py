@@ -17,13 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-import optax
-
 import jax_hremat
 from benchmarks import command, zoo
 from benchmarks.measured import Setting, mib, ms, setting_of
-from benchmarks.training import MICROBATCHES, make_step
+from benchmarks.training import MICROBATCHES, make_step, step_args
 from jax_hremat._cost.certify import compile_step
 from jax_hremat._program.region import Region
 from jax_hremat._program.step import training_step
@@ -94,7 +91,7 @@ def _within(name: str, target_name: str, size: zoo.Size, budget: str) -> Within:
         max_trials=MAX_TRIALS,
         target=target_name,
         config=CONFIG,
-    )(_state(problem), lambda count: _batch(problem, count))
+    )(step_args(problem, SIZES[0])[0], lambda count: step_args(problem, count)[1])
     return Within(
         budget=budget,
         no_remat=_largest(name, target_name, size, None, search.budget_bytes),
@@ -120,12 +117,15 @@ def _largest(
     best, low, high = None, -1, len(SIZES)
     while high - low > 1:
         middle = (low + high) // 2
-        args = (_state(problem), _batch(problem, SIZES[middle]))
         step = training_step(
-            make_step, problem.loss_fn, args, argnums=(0,), has_aux=False, donate_argnums=(0,)
+            make_step,
+            problem.loss_fn,
+            step_args(problem, SIZES[middle]),
+            argnums=(0,),
+            has_aux=False,
+            donate_argnums=(0,),
         )
-        whole = Region(0, len(step.program.jaxpr.jaxpr.eqns))
-        compiled = compile_step(step, whole, target)
+        compiled = compile_step(step, Region(0, step.program.num_operations), target)
         if compiled.memory.peak_bytes <= budget_bytes:
             best, low = Batch(SIZES[middle], compiled.memory.peak_bytes, compiled.step_s), middle
         else:
@@ -133,22 +133,8 @@ def _largest(
     return best
 
 
-def _state(problem: zoo.Problem) -> Any:
-    params = problem.args[0]
-    return params, jax.eval_shape(optax.adamw(1e-4).init, params)
-
-
-def _batch(problem: zoo.Problem, count: int) -> Any:
-    """As many examples, in as many microbatches as the step makes of them."""
-    assert count % MICROBATCHES == 0
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), problem.args[1]
-    )
-
-
 def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     """The Markdown page made of all measurements of a target."""
-    versions = ", ".join(f"{k} {v}" for k, v in found[0]["versions"].items())
     lines = [
         f"# The largest and the fastest batch for the target {target}",
         "",
@@ -158,7 +144,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         f"is the largest multiple of {SIZES[1] - SIZES[0]} whose step fits; examples a second is "
         "batch over estimated step.",
         "",
-        f"Versions: {versions}. Machine: {found[0]['machine']}.",
+        command.where(found[0]),
         "",
         "| model | budget | step | batch | peak MiB | est. step ms | examples/s | over no remat |",
         "|---|---|---|---|---|---|---|---|",
@@ -166,7 +152,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     for data in found:
         for within in data["budgets"]:
             lines += _lines(data["model"], within)
-    lines += ["", *(f"- {d['model']}: {d['description']}. {d['date']}." for d in found)]
+    lines += command.models(found)
     return "\n".join(lines) + "\n"
 
 

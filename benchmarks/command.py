@@ -53,3 +53,14 @@ def run(
         path = DOCS / page_name.format(options.target)
         path.write_text(page(options.target, [json.loads(f.read_text()) for f in files]))
         print(f"wrote {path}")
+
+
+def where(setting: Mapping[str, Any]) -> str:
+    """A page's line of versions and machine, from one of its measurements."""
+    versions = ", ".join(f"{k} {v}" for k, v in setting["versions"].items())
+    return f"Versions: {versions}. Machine: {setting['machine']}."
+
+
+def models(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The list of a page's models, what they are and when they were measured."""
+    return ["", *(f"- {d['model']}: {d['description']}. {d['date']}." for d in found)]

@@ -100,7 +100,6 @@ def _draw(target: str, data: Mapping[str, Any]) -> str:
 
 def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     """The Markdown page made of all measurements of a target."""
-    versions = ", ".join(f"{k} {v}" for k, v in found[0]["versions"].items())
     lines = [
         f"# Frontiers for the target {target}",
         "",
@@ -108,7 +107,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         f"to read peaks and times is said in [measurements-{target}.md](measurements-{target}.md). "
         "Every point is compiled; nothing was run.",
         "",
-        f"Versions: {versions}. Machine: {found[0]['machine']}.",
+        command.where(found[0]),
         "",
         "## At the peak of each hand policy",
         "",

@@ -14,7 +14,7 @@ import jax_hremat
 from benchmarks import zoo
 from jax_hremat._compiler.compile import compiler_versions
 from jax_hremat._cost.certify import compile_step
-from jax_hremat._planner.bench import Workbench, prepare
+from jax_hremat._planner.bench import Costs, Workbench, prepare
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.goals import Terms, plan_for
 from jax_hremat._plans.plan import RematPlan
@@ -64,11 +64,11 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Facts(Setting):
-    """And how it was prepared.
+class Pieces(Setting):
+    """And what it was cut into and priced as.
 
     Attributes:
-        timings_s: Seconds up to the costs; the no-remat step is compiled meanwhile.
+        timings_s: Seconds up to the costs.
     """
 
     num_operations: int
@@ -76,6 +76,12 @@ class Facts(Setting):
     num_kinds: int
     num_block_compiles: int
     timings_s: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Facts(Pieces):
+    """And how it was prepared; while the costs are found, the no-remat step is compiled."""
+
     no_remat: Row
 
 
@@ -101,12 +107,7 @@ def prepared(
     trace_s = time.perf_counter() - start_s
     bench = prepare(own_step(program), target, config or jax_hremat.PlannerConfig(), trace_s, say)
     return bench, dict(
-        **setting_of(problem, target.name),
-        num_operations=len(bench.costs.graph.operations),
-        num_blocks=len(bench.costs.partition.blocks),
-        num_kinds=len(bench.costs.partition.unique),
-        num_block_compiles=bench.costs.num_measured,
-        timings_s=bench.timings_s,
+        **pieces_of(problem, target.name, bench.costs, bench.timings_s),
         no_remat=Row("no remat", bench.baseline.memory.peak_bytes, bench.baseline.step_s),
     )
 
@@ -114,8 +115,7 @@ def prepared(
 def hand_row(name: str, size: zoo.Size, policy: Any, target: jax_hremat.Target) -> Row:
     """A model with a hand-written policy, compiled."""
     program = traced(zoo.make(name, size, remat=policy))
-    num_equations = len(program.jaxpr.jaxpr.eqns)
-    step = compile_step(own_step(program), Region(0, num_equations), target)
+    step = compile_step(own_step(program), Region(0, program.num_operations), target)
     return Row(policy, step.memory.peak_bytes, step.step_s)
 
 
@@ -168,6 +168,20 @@ def setting_of(problem: zoo.Problem, target_name: str) -> dict[str, Any]:
         versions=compiler_versions(),
         machine=f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, no GPU",
         date=time.strftime("%Y-%m-%d"),
+    )
+
+
+def pieces_of(
+    problem: zoo.Problem, target_name: str, costs: Costs, timings_s: Mapping[str, float]
+) -> dict[str, Any]:
+    """The fields of a `Pieces`."""
+    return dict(
+        **setting_of(problem, target_name),
+        num_operations=len(costs.graph.operations),
+        num_blocks=len(costs.partition.blocks),
+        num_kinds=len(costs.partition.unique),
+        num_block_compiles=costs.num_measured,
+        timings_s=timings_s,
     )
 
 

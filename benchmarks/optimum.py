@@ -101,7 +101,6 @@ def _flat_rows(bench: Workbench) -> list[FlatRow]:
 
 def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     """The Markdown page made of all measurements of a target."""
-    versions = ", ".join(f"{k} {v}" for k, v in found[0]["versions"].items())
     lines = [
         f"# Beside the optimum of a flat program, for the target {target}",
         "",
@@ -115,7 +114,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         "What it does not show: the optimum over all schedules, with recomputations at other "
         "times than the compiler chooses within that one region.",
         "",
-        f"Versions: {versions}. Machine: {found[0]['machine']}.",
+        command.where(found[0]),
         "",
         "| model | flat answer (status, solver s) | compiled peak = budget, MiB | flat step ms "
         "| plan: certified MiB | plan step ms | plan over flat |",

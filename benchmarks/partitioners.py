@@ -79,7 +79,6 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Partitioner
 def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     """The Markdown page made of all measurements of a target."""
     first = found[0]["found"][0]
-    versions = ", ".join(f"{k} {v}" for k, v in first["versions"].items())
     plans = " | ".join(f"at {fraction:.0%}: certified ≤ budget MiB, step" for fraction in FRACTIONS)
     lines = [
         f"# Partitioners beside each other, for the target {target}",
@@ -88,7 +87,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         "`--page`. What each is for is said in [partitioners.md](partitioners.md). Budgets are "
         "parts of the no-remat peak; steps are estimates, over no rematerialization.",
         "",
-        f"Versions: {versions}. Machine: {first['machine']}.",
+        command.where(first),
         "",
         f"| model | partitioner | blocks (kinds) | compiles | cost s | {plans} |",
         "|---|---|---|---|---|" + "---|" * len(FRACTIONS),

@@ -18,7 +18,7 @@ import jax
 
 import jax_hremat
 from benchmarks import command, zoo
-from benchmarks.measured import Setting, say, setting_of, traced
+from benchmarks.measured import Pieces, pieces_of, say, traced
 from jax_hremat._planner.bench import priced, uniform
 from jax_hremat._schedule.chain import predict
 from jax_hremat._schedule.schedule import fastest_within
@@ -29,21 +29,14 @@ PARTS = (0.8, 0.6, 0.4)
 
 
 @dataclass(frozen=True)
-class Planning(Setting):
+class Planning(Pieces):
     """One model.
 
     Attributes:
-        num_variants: Different modes of blocks, which are what is compiled.
-        timings_s: Seconds of each stage up to the costs.
         solves_s: Seconds of solving for each budget.
         answers: How each ended.
     """
 
-    num_operations: int
-    num_blocks: int
-    num_kinds: int
-    num_variants: int
-    timings_s: Mapping[str, float]
     solves_s: Sequence[float]
     answers: Sequence[str]
 
@@ -66,12 +59,7 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Planning:
         solves_s.append(time.perf_counter() - start_s)
         answers.append(schedule.outcome.status.value)
     return Planning(
-        **setting_of(problem, target.name),
-        num_operations=len(costs.graph.operations),
-        num_blocks=len(costs.partition.blocks),
-        num_kinds=len(costs.partition.unique),
-        num_variants=costs.num_measured,
-        timings_s=costs.timings_s,
+        **pieces_of(problem, target.name, costs, costs.timings_s),
         solves_s=solves_s,
         answers=answers,
     )
@@ -79,14 +67,13 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Planning:
 
 def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     """The Markdown page made of all measurements of a target."""
-    versions = ", ".join(f"{k} {v}" for k, v in found[0]["versions"].items())
     budgets = ", ".join(f"{part:.0%}" for part in PARTS)
     lines = [
         f"# What planning takes, for the target {target}",
         "",
         f"Made by `python -m benchmarks.planning --models … --target {target}`, then `--page`.",
         "",
-        f"Versions: {versions}. Machine: {found[0]['machine']}.",
+        command.where(found[0]),
         "",
         "No whole step is compiled here: neither the one without rematerialization, which in use "
         "compiles beside the cost, nor those that certify a plan. Cost is the compilation of the "
@@ -104,9 +91,9 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         lines.append(
             f"| {data['model']} | {data['num_operations']} | {data['num_blocks']} "
             f"({data['num_kinds']}) | {timings['trace']:.1f} | {timings['partition']:.2f} "
-            f"| {timings['cost']:.1f} ({data['num_variants']}) | {solves} | {total_s:.1f} |"
+            f"| {timings['cost']:.1f} ({data['num_block_compiles']}) | {solves} | {total_s:.1f} |"
         )
-    lines += ["", *(f"- {d['model']}: {d['description']}. {d['date']}." for d in found)]
+    lines += command.models(found)
     return "\n".join(lines) + "\n"
 
 

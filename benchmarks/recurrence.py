@@ -87,7 +87,6 @@ def _by_hand(bench: Workbench, label: str, *segments: int) -> Row:
 def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     """The Markdown page made of all measurements of a target."""
     first = found[0]["found"][0]
-    versions = ", ".join(f"{k} {v}" for k, v in first["versions"].items())
     lines = [
         f"# Recurrences for the target {target}",
         "",
@@ -95,7 +94,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         "Compiled peaks in MiB without arguments and outputs, and the estimated step; behind each, "
         "how many times that of the row above.",
         "",
-        f"Versions: {versions}. Machine: {first['machine']}.",
+        command.where(first),
     ]
     for model in found:
         lines += [

@@ -120,14 +120,13 @@ def _stretch(bench: Workbench, layers: Sequence[tuple[int, int]]) -> Region:
 
 def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     """The Markdown page made of all measurements of a target."""
-    versions = ", ".join(f"{k} {v}" for k, v in found[0]["versions"].items())
     lines = [
         f"# Deep and scanned models for the target {target}",
         "",
         f"Made by `python -m benchmarks.scale --models … --target {target}`, then `--page`; how to "
         f"read peaks and times is said in [measurements-{target}.md](measurements-{target}.md).",
         "",
-        f"Versions: {versions}. Machine: {found[0]['machine']}.",
+        command.where(found[0]),
         "",
         "## Planning",
         "",
@@ -164,7 +163,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     ]
     for data in found:
         lines.append(_peak_line(data))
-    lines += ["", *(f"- {d['model']}: {d['description']}. {d['date']}." for d in found)]
+    lines += command.models(found)
     return "\n".join(lines) + "\n"
 
 

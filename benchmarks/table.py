@@ -89,7 +89,6 @@ def _plan_rows(bench: Workbench) -> list[Row]:
 def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     """The Markdown page made of all measurements of a target."""
     first = found[0]
-    versions = ", ".join(f"{k} {v}" for k, v in first["versions"].items())
     lines = [
         f"# Measured for the target {target}",
         "",
@@ -100,7 +99,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         "their values. Nothing was run on a GPU: autotuning and library workspaces are not in "
         "these figures.",
         "",
-        f"Versions: {versions}. Machine: {first['machine']}.",
+        command.where(first),
         "",
     ]
     for data in found:

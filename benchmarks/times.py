@@ -124,7 +124,6 @@ def _pair(candidate: Candidate, runs_s: Sequence[float]) -> Pair:
 
 def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     """The Markdown page made of all measurements."""
-    versions = ", ".join(f"{k} {v}" for k, v in found[0]["versions"].items())
     pairs = [pair for data in found for pair in data["pairs"]]
     rank = spearmanr([p["estimated_s"] for p in pairs], [p["measured_s"] for p in pairs])
     relative = [_relative(data) for data in found]
@@ -136,7 +135,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         "Made by `python -m benchmarks.times --models … --size small --target cpu`, then `--page`. "
         f"Medians of {NUM_RUNS} runs after one that is left out, the plans of a model in turn.",
         "",
-        f"Versions: {versions}. Machine: {found[0]['machine']}.",
+        command.where(found[0]),
         "",
         f"{len(pairs)} pairs of a model and a plan. Rank correlation (Spearman) of estimated and "
         f"measured time over all of them: {rank.statistic:.3f}. Most of that is the difference "
@@ -170,7 +169,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
                 f"| {1e3 * p['estimated_s']:.2f} | {1e3 * p['measured_s']:.2f} "
                 f"({1e3 * p['spread_s']:.2f}) |"
             )
-    lines += ["", *(f"- {d['model']}: {d['description']}. {d['date']}." for d in found)]
+    lines += command.models(found)
     return "\n".join(lines) + "\n"
 
 

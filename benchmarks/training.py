@@ -60,14 +60,19 @@ def make_step(loss: Callable[..., Any]) -> Callable[..., Any]:
     return step
 
 
+def step_args(problem: zoo.Problem, count: int) -> tuple[Any, Any]:
+    """The step's state, and a batch of so many examples."""
+    params, part = problem.args
+    assert count % MICROBATCHES == 0, "the step splits its batch into microbatches"
+    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), part)
+    return (params, jax.eval_shape(_OPTIMIZER.init, params)), batch
+
+
 def measure(name: str, target_name: str, size: zoo.Size = "full") -> Training:
     """Fit one model's training step at the fractions."""
     problem = zoo.make(name, size)
-    params, part = problem.args
-    state = params, jax.eval_shape(_OPTIMIZER.init, params)
-    batch = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((MICROBATCHES * x.shape[0], *x.shape[1:]), x.dtype), part
-    )
+    part = jax.tree.leaves(problem.args[1])[0]
+    state, batch = step_args(problem, MICROBATCHES * part.shape[0])
     rows, seconds = [], []
     plan = None
     for fraction in FRACTIONS:
@@ -87,7 +92,6 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Training:
 
 def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     """The Markdown page made of all measurements of a target."""
-    versions = ", ".join(f"{k} {v}" for k, v in found[0]["versions"].items())
     lines = [
         f"# Whole training steps for the target {target}",
         "",
@@ -96,7 +100,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         f"{MICROBATCHES} microbatches in a `scan`. Peaks are those of the whole compiled step. "
         "Nothing was run.",
         "",
-        f"Versions: {versions}. Machine: {found[0]['machine']}.",
+        command.where(found[0]),
         "",
         "| model | budget MiB | certified peak MiB | predicted (error) | est. step ms "
         "| predicted ms | over no remat |",

@@ -168,6 +168,24 @@ def test_the_same_question_is_answered_at_once(
         planner(tmp_path, 0.8)(ARGS[0], jnp.ones((64, 16)))
 
 
+def test_a_partitioner_is_known_by_where_it_cuts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cutting(at: int) -> Callable[[Any], list[int]]:
+        return lambda graph: [at]
+
+    def planned(at: int) -> jax_hremat.RematPlan:
+        how = dict(partitioner=cutting(at), cost="analytic", max_rounds=0)
+        return planner(tmp_path, 1.0, **how)(*ARGS)
+
+    first = planned(4)
+    forbid_xla(monkeypatch)
+    monkeypatch.setattr("jax_hremat._planner.request.prepare", None)
+    assert planned(4).to_json() == first.to_json()
+    with pytest.raises(TypeError):
+        planned(6)
+
+
 def test_a_step_is_known_by_what_is_around_its_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

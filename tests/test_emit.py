@@ -42,10 +42,6 @@ def assert_same(actual: Any, expected: Any, tolerance: float = 2e-5) -> None:
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * (1 + np.abs(b).max()))
 
 
-def num_operations(program: Program) -> int:
-    return len(compat.open_jaxpr(program.jaxpr).eqns)
-
-
 def normal(*shape: int, dtype: Any = np.float32) -> jax.Array:
     values = np.random.default_rng(sum(shape)).normal(size=shape) * 0.5
     return jnp.asarray(values, dtype)
@@ -173,16 +169,16 @@ def case(fun: Any) -> Case:
 
 
 def whole(program: Program) -> Region:
-    return Region(0, num_operations(program), wrapped=True)
+    return Region(0, program.num_operations, wrapped=True)
 
 
 def every_operation(program: Program) -> Region:
-    number = num_operations(program)
+    number = program.num_operations
     return Region(0, number, children=tuple(Region(i, i + 1, True) for i in range(number)))
 
 
 def nested_saving_all(program: Program) -> Region:
-    number = num_operations(program)
+    number = program.num_operations
     equations = compat.open_jaxpr(program.jaxpr).eqns
     edges = (0, number // 3, 2 * number // 3, number)
     thirds = []
@@ -263,7 +259,7 @@ def test_a_call_with_its_pullback(plan):
     args = (normal(2, WIDTH, WIDTH), normal(3, WIDTH), normal(3, WIDTH) > 0)
     program = trace_call(layer, args, (0, 1))
     cotangent = normal(3, WIDTH)
-    expected = program.step(emit_flat(program, Region(0, num_operations(program))))
+    expected = program.step(emit_flat(program, Region(0, program.num_operations)))
     actual = program.step(emit_flat(program, plan(program)))
     flat = (*args, cotangent)
     assert_same(actual(*flat), expected(*flat))
@@ -294,7 +290,7 @@ def test_with_nothing_wrapped_the_compiled_step_is_the_original_but_for_names() 
 
     args = (jnp.ones((8, 8)), jnp.ones((16, 8)))
     program = trace_loss(loss, args, {})
-    emitted = emit(program, Region(0, len(program.jaxpr.jaxpr.eqns)))
+    emitted = emit(program, Region(0, program.num_operations))
 
     def compiled(fun: Any) -> str:
         step = jax.jit(jax.value_and_grad(fun), compiler_options=jax_hremat.compiler_options("cpu"))

@@ -58,7 +58,7 @@ def in_mode(program: Program, loop: Loop, *, wrapped: bool = False) -> Region:
     scan = Region(at, at + 1, loop=loop)
     if wrapped:
         scan = Region(at, at + 1, wrapped=True, children=(scan,))
-    return Region(0, len(program.jaxpr.jaxpr.eqns), children=(scan,))
+    return Region(0, program.num_operations, children=(scan,))
 
 
 def body_of(program: Program) -> Program:
@@ -138,7 +138,7 @@ def test_random_programs_in_random_modes_give_the_same_step(data: st.DataObject)
 def test_under_vmap_and_second_derivatives() -> None:
     program, inputs = traced(6, reverse=False)
     modes = [Loop(body_modes(program)[mode], (2,)) for mode in (2, 4)]
-    plain = emit_flat(program, Region(0, len(program.jaxpr.jaxpr.eqns)))
+    plain = emit_flat(program, Region(0, program.num_operations))
     w, h, xs = inputs
     batch = jnp.stack([xs, 2 * xs])
 
@@ -186,7 +186,7 @@ def test_names_of_two_scans_are_apart() -> None:
     body = Region(0, n, wrapped=True, saved=((0, 0),))
     root = Region(
         0,
-        len(program.jaxpr.jaxpr.eqns),
+        program.num_operations,
         children=tuple(Region(i, i + 1, loop=Loop(body)) for i in at),
     )
     text = str(jax.make_jaxpr(emit_flat(program, root))(*program.in_avals))

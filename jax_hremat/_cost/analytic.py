@@ -16,7 +16,7 @@ import jax
 from jax_hremat._cost.block_step import MARK, BlockStep
 from jax_hremat._cost.mode_cost import ModeCost
 from jax_hremat._cost.roofline import Rates
-from jax_hremat._program.flat import Equation, Flat, flatten, live_bytes
+from jax_hremat._program.flat import Equation, flatten, live_bytes
 from jax_hremat._program.graph import (
     FUSIBLE,
     Graph,
@@ -100,14 +100,10 @@ def _equation_s(eqn: Any, rates: Rates) -> float:
     if not bodies:
         dtype = eqn.outvars[0].aval.str_short(short_dtypes=True).split("[")[0]
         return _roofline_s(name, dtype, equation_flops(eqn), moved_bytes, rates)
-    times_s = [_body_s(body, rates) for body in bodies]
+    times_s = [sum(_equation_s(e.eqn, rates) for e in body.equations) for body in bodies]
     if name == "scan":
         return eqn.params["length"] * sum(times_s) + moved_bytes / rates.bytes_per_s
     return max(times_s) if name == "cond" else sum(times_s)
-
-
-def _body_s(body: Flat, rates: Rates) -> float:
-    return sum(_equation_s(e.eqn, rates) for e in body.equations)
 
 
 def _time_s(graph: Graph, op: Operation, rates: Rates) -> float:

@@ -87,7 +87,7 @@ class Costs:
 
     @property
     def num_measured(self) -> int:
-        """Modes of blocks compiled."""
+        """Modes of blocks priced."""
         return sum(o.num_measured for o in self.options.values())
 
     def chain(
@@ -192,14 +192,16 @@ def prepare(
     measured, one at a time and with nothing beside."""
     cache = CompileCache.at(config.cache_dir)
     compile_whole = StepCompiler(step, target, cache)
-    everything = Region(0, len(compat.open_jaxpr(step.program.jaxpr).eqns))
-    if config.cost == "measured":
-        config = replace(config, search=replace(config.search, max_workers=1))
-        compile_whole(everything)
+    everything = Region(0, step.program.num_operations)
+    timings: dict[str, float] = {}
     with ThreadPoolExecutor(1) as pool:
         baseline = pool.submit(compat.in_settings_of_this_thread(compile_whole), everything)
+        if config.cost == "measured":
+            config = replace(config, search=replace(config.search, max_workers=1))
+            with timed(timings, "baseline"):
+                baseline.result()
         costs = priced(step.program, target, config, trace_s, cache, progress)
-        timings = dict(costs.timings_s)
+        timings |= costs.timings_s
         with timed(timings, "baseline"):
             compiled = baseline.result()
     bench = Workbench(

@@ -117,7 +117,10 @@ def _plan(
         moments=best.prediction.moments,
         baseline_moments=candidates.bare.prediction.moments,
         num_compiles=MappingProxyType(
-            {"steps": candidates.num_compiled, "blocks": bench.costs.num_measured}
+            {
+                "steps": candidates.num_compiled,
+                "blocks": 0 if bench.config.cost == "analytic" else bench.costs.num_measured,
+            }
         ),
         timings_s=MappingProxyType({**bench.timings_s, **spent_s}),
     )

@@ -12,9 +12,10 @@ from typing import Any
 from jax_hremat._compiler.cache import CompileCache, key_of
 from jax_hremat._compiler.compile import compiler_versions
 from jax_hremat._compiler.target import Target
+from jax_hremat._partition.blocks import partition_graph
 from jax_hremat._planner.bench import PlannerConfig
 from jax_hremat._planner.goals import Terms
-from jax_hremat._plans.plan import Certificate, RematPlan
+from jax_hremat._plans.plan import RematPlan
 from jax_hremat._program.fingerprint import fingerprint
 from jax_hremat._program.graph import build_graph
 from jax_hremat._program.step import Step
@@ -34,22 +35,33 @@ class KnownPlans:
     Attributes:
         cache: Where.
         key: Of the step, the target, all versions and what else a plan records.
+        effort: How hard the planner tries, and where it cuts the program.
     """
 
     cache: CompileCache
     key: str
+    effort: str
 
     @staticmethod
-    def of(step: Step, target: Target, terms: Terms, cache: CompileCache) -> KnownPlans:
+    def of(
+        step: Step, target: Target, terms: Terms, config: PlannerConfig, cache: CompileCache
+    ) -> KnownPlans:
         """Those of a step."""
         graph = build_graph(step.program)
+        # A partitioner is any function, so it is known by what it does.
+        starts = [block.start for block in partition_graph(graph, config.partitioner).blocks]
+        effort = repr((config.search, config.solver, config.max_rounds, config.cost, starts))
         scopes = ",".join(op.scope for op in graph.operations)
         around = _ADDRESS.sub("", str(step.traced))
         described = (step.avals, step.donated, target, target.config_text, terms)
         built_by = (compiler_versions(), os.environ.get("XLA_FLAGS", ""))
         digest = fingerprint(step.program, graph).digest
         parts = ("plans", digest, scopes, around, repr(described), repr(built_by))
-        return KnownPlans(cache, key_of(parts))
+        return KnownPlans(cache, key_of(parts), effort)
+
+    def asked(self, goal: Budget | Slowdown) -> str:
+        """What a plan is asked for, as one text: the goal and the effort."""
+        return f"{goal!r} {self.effort}"
 
     def read(self) -> dict[str, RematPlan]:
         """By what was asked, oldest first."""
@@ -61,30 +73,21 @@ class KnownPlans:
         self.cache.write(self.key, {asked: plan.to_json() for asked, plan in newest})
 
 
-def asked_as(goal: Budget | Slowdown, config: PlannerConfig) -> str:
-    """What a plan was asked for, as one text: the goal and how hard to try."""
-    part = config.partitioner
-    how = (config.search, config.solver, config.max_rounds, config.cost)
-    return f"{goal!r} {how!r} {part.__module__}.{part.__qualname__}"
-
-
 def best_of(plan: RematPlan, known: Iterable[RematPlan], goal: Budget | Slowdown) -> RematPlan:
     """The plan, or one known before that meets the goal and is better."""
     if isinstance(goal, Slowdown):
         longest_s = goal.ratio * plan.baseline_step_s
         meeting = [p for p in (plan, *known) if p.estimated_step_s <= longest_s]
         best = min(meeting, key=lambda p: p.certificate.peak_bytes, default=plan)
-        budget_bytes = best.certificate.peak_bytes + best.certificate.headroom_bytes
-    else:
-        budget_bytes = plan.certificate.budget_bytes
-        meeting = [replace(p, certificate=_for_budget(p, budget_bytes)) for p in (plan, *known)]
-        fitting = [p for p in meeting if p.certificate.holds]
-        best = min(fitting, key=lambda p: p.estimated_step_s)
-    return replace(best, certificate=_for_budget(best, budget_bytes))
+        return _for_budget(best, best.certificate.peak_bytes + best.certificate.headroom_bytes)
+    budget_bytes = plan.certificate.budget_bytes
+    fitting = [p for p in (_for_budget(p, budget_bytes) for p in known) if p.certificate.holds]
+    return min((plan, *fitting), key=lambda p: p.estimated_step_s)
 
 
-def _for_budget(plan: RematPlan, budget_bytes: int) -> Certificate:
-    return replace(plan.certificate, budget_bytes=budget_bytes)
+def _for_budget(plan: RematPlan, budget_bytes: int) -> RematPlan:
+    certificate = replace(plan.certificate, budget_bytes=budget_bytes)
+    return replace(plan, certificate=certificate)
 
 
 def _decode(value: Any) -> dict[str, RematPlan]:

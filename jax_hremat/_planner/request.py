@@ -12,7 +12,7 @@ from jax_hremat._compiler.target import Target, get_target
 from jax_hremat._planner.bench import PlannerConfig, prepare
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.goals import Terms, plan_for
-from jax_hremat._planner.known import KnownPlans, asked_as, best_of
+from jax_hremat._planner.known import KnownPlans, best_of
 from jax_hremat._plans.plan import RematPlan
 from jax_hremat._program.step import Step
 from jax_hremat._shared.progress import Progress
@@ -67,8 +67,8 @@ class PlanRequest:
         cache = CompileCache.at(self.config.cache_dir)
         if cache is None:
             return plan_for(self.candidates(step, trace_s), goal, terms)
-        known = KnownPlans.of(step, self.target, terms, cache)
-        asked = asked_as(goal, self.config)
+        known = KnownPlans.of(step, self.target, terms, self.config, cache)
+        asked = known.asked(goal)
         earlier = known.read()
         if asked in earlier:
             return best_of(earlier[asked], earlier.values(), goal)

@@ -39,6 +39,11 @@ class Program:
     has_aux: bool
 
     @property
+    def num_operations(self) -> int:
+        """Equations of the jaxpr."""
+        return len(compat.open_jaxpr(self.jaxpr).eqns)
+
+    @property
     def in_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shape and dtype of every flat input."""
         return tuple(abstract(v.aval) for v in compat.open_jaxpr(self.jaxpr).invars)
