@@ -1,7 +1,8 @@
 """The whole trade between memory and time of the models, beside what a user does by hand.
 
-For each model: the frontier (certified plans from the least peak to no rematerialization), and
-each policy a user writes by hand with `flax.linen.remat`, compiled for the same target.
+For each model: the frontier (certified plans for budgets from the least peak to no
+rematerialization), each policy a user writes by hand with `flax.linen.remat`, compiled for the same
+target, and a plan whose budget is that policy's peak.
 
     python -m benchmarks.frontier --models gpt2-6 encdec --target h200
 
@@ -22,11 +23,23 @@ from matplotlib.figure import Figure
 
 import jax_hremat
 from benchmarks import command, zoo
-from benchmarks.measured import Facts, Row, candidates_of, hand_row, mib, ms, prepared, row_of
+from benchmarks.measured import (
+    Facts,
+    Row,
+    candidates_of,
+    hand_row,
+    mib,
+    ms,
+    plan_row,
+    prepared,
+    row_of,
+)
+from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.goals import Terms, frontier_plans
+from jax_hremat._shared.errors import InfeasibleBudgetError
 
 HAND_POLICIES = ("block", "dots_saveable", "dots_with_no_batch_dims_saveable")
-NUM_POINTS = 8
+NUM_BUDGETS = 20
 SLOWDOWNS = (1.05, 1.10, 1.15)
 _GIB = 2.0**30
 
@@ -37,16 +50,18 @@ class Trade(Facts):
 
     Attributes:
         fixed_bytes: Arguments and outputs of the step, which no plan changes.
-        hand: The policies by hand.
         plans: The frontier, lowest peak first.
-        num_steps: Whole steps compiled for it.
+        hand: The policies by hand.
+        beside: For each of them the plan for its peak, if one fits.
+        num_steps: Whole steps compiled for the frontier.
         solve_s: Seconds in the solver.
         certify_s: Seconds compiling whole steps.
     """
 
     fixed_bytes: int
-    hand: Sequence[Row]
     plans: Sequence[Row]
+    hand: Sequence[Row]
+    beside: Sequence[Row | None]
     num_steps: int
     solve_s: float
     certify_s: float
@@ -57,17 +72,26 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Trade:
     target = jax_hremat.get_target(target_name)
     bench, facts = prepared(name, target, size)
     candidates = candidates_of(bench)
-    plans = frontier_plans(candidates, NUM_POINTS, Terms((0,), bench.program.has_aux))
+    plans = frontier_plans(candidates, NUM_BUDGETS, Terms((0,), bench.program.has_aux))
+    num_steps, timings_s = candidates.num_compiled, candidates.timings_s
     hand = [hand_row(name, size, policy, target) for policy in HAND_POLICIES]
     return Trade(
         **facts,
         fixed_bytes=bench.fixed_bytes,
-        hand=hand,
         plans=[row_of(f"{plan.slowdown - 1:+.1%}", plan) for plan in plans],
-        num_steps=candidates.num_compiled,
-        solve_s=candidates.timings_s["solve"],
-        certify_s=candidates.timings_s["certify"],
+        hand=hand,
+        beside=[_plan_beside(candidates, row) for row in hand],
+        num_steps=num_steps,
+        solve_s=timings_s["solve"],
+        certify_s=timings_s["certify"],
     )
+
+
+def _plan_beside(candidates: Candidates, hand: Row) -> Row | None:
+    try:
+        return plan_row(candidates, hand.label, hand.peak_bytes)[0]
+    except InfeasibleBudgetError:
+        return None
 
 
 def _draw(target: str, data: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Ordinary Flax models to plan rematerialization for."""
 
-from benchmarks.zoo import densenet, encdec, gpt, llama, lstm, resnet, unet
+from benchmarks.zoo import densenet, encdec, gpt, llama, lstm, moe, resnet, unet, vit
 from benchmarks.zoo.base import Problem, make, names
 
 __all__ = [
@@ -11,7 +11,9 @@ __all__ = [
     "llama",
     "lstm",
     "make",
+    "moe",
     "names",
     "resnet",
     "unet",
+    "vit",
 ]

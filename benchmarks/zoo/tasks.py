@@ -10,6 +10,9 @@ import optax
 
 from benchmarks.zoo.base import Problem, dropout_rngs, shapes_of
 
+# The collection of what a language model's modules add to the loss.
+LOSSES = "losses"
+
 
 def next_token_problem(
     name: str,
@@ -22,7 +25,8 @@ def next_token_problem(
     dropout: float,
     description: str,
 ) -> Problem:
-    """Next-token prediction, with the mean cross-entropy as the loss.
+    """Next-token prediction, with the mean cross-entropy as the loss, and what was sown as
+    `LOSSES`.
 
     The loss is called as `loss(params, batch)`, `batch` being a dictionary of `tokens`,
     `labels` (both int32 of batch x context) and, with dropout, `dropout_key`.
@@ -39,9 +43,11 @@ def next_token_problem(
     """
 
     def loss_fn(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
-        logits = model.apply({"params": params}, batch["tokens"], rngs=dropout_rngs(batch))
+        logits, sown = model.apply(
+            {"params": params}, batch["tokens"], rngs=dropout_rngs(batch), mutable=[LOSSES]
+        )
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
-        return losses.mean()
+        return sum(jax.tree.leaves(sown), start=losses.mean())
 
     def init(key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
         params_key, data_key, dropout_key = jax.random.split(key, 3)
@@ -64,35 +70,46 @@ def classification_problem(
     classes: int,
     dropout: float,
     description: str,
+    has_statistics: bool = True,
 ) -> Problem:
-    """Image classification with batch statistics, with the mean cross-entropy as the loss.
+    """Image classification, with the mean cross-entropy as the loss.
 
-    The loss is called as `loss(params, batch, batch_stats)` and returns the updated
-    statistics beside it; `batch` is a dictionary of `images` (float32 of batch x image x
-    image x 3), `labels` (int32 of batch) and, with dropout, `dropout_key`.
+    The loss is called as `loss(params, batch)`, `batch` being a dictionary of `images` (float32 of
+    batch x image x image x 3), `labels` (int32 of batch) and, with dropout, `dropout_key`. With
+    batch statistics it is called as `loss(params, batch, batch_stats)` and returns the updated
+    statistics beside it.
 
     Args:
         name: The problem's name.
-        model: From images to logits, with a collection `batch_stats`.
+        model: From images to logits.
         initial: The same model in inference, to initialise the variables with.
         batch: Number of images.
         image: Pixels on each side.
         classes: Number of classes.
         dropout: Dropout rate of the model.
         description: The problem in words.
+        has_statistics: Whether the model has a collection `batch_stats`.
     """
 
-    def loss_fn(params: Any, batch: dict[str, jax.Array], batch_stats: Any) -> tuple[Any, Any]:
+    def loss_of(logits: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
+
+    def loss_fn(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+        rngs = dropout_rngs(batch)
+        return loss_of(model.apply({"params": params}, batch["images"], rngs=rngs), batch)
+
+    def loss_and_statistics(
+        params: Any, batch: dict[str, jax.Array], batch_stats: Any
+    ) -> tuple[jax.Array, Any]:
         logits, updated = model.apply(
             {"params": params, "batch_stats": batch_stats},
             batch["images"],
             mutable=["batch_stats"],
             rngs=dropout_rngs(batch),
         )
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
-        return losses.mean(), updated["batch_stats"]
+        return loss_of(logits, batch), updated["batch_stats"]
 
-    def init(key: jax.Array) -> tuple[Any, dict[str, jax.Array], Any]:
+    def init(key: jax.Array) -> tuple[Any, ...]:
         params_key, image_key, label_key, dropout_key = jax.random.split(key, 4)
         data = {
             "images": jax.random.normal(image_key, (batch, image, image, 3)),
@@ -101,6 +118,14 @@ def classification_problem(
         if dropout > 0:
             data["dropout_key"] = dropout_key
         variables = initial.init(params_key, data["images"])
-        return variables["params"], data, variables["batch_stats"]
+        statistics = (variables["batch_stats"],) if has_statistics else ()
+        return variables["params"], data, *statistics
 
-    return Problem(name, loss_fn, shapes_of(init), True, description=description, init=init)
+    return Problem(
+        name,
+        loss_and_statistics if has_statistics else loss_fn,
+        shapes_of(init),
+        has_statistics,
+        description=description,
+        init=init,
+    )
