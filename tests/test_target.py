@@ -129,6 +129,8 @@ def test_calibrated_rates_are_plausible_and_travel(tmp_path: Path) -> None:
     assert told[0] == "products of f32" and told[-1] == "calibrated"
     # Between a slow core and the fastest device there is.
     assert 1e8 < target.matrix_flops_per_s["f32"] < 1e17
+    assert 1e8 < target.convolution_flops_per_s["bf16"] < 1e17
+    assert 0 < target.launch_s < 1e-3
     assert 1e8 < target.bandwidth_bytes_per_s < 1e14
     assert 1e7 < target.vector_flops_per_s < 1e16
     assert (target.flops_efficiency, target.bandwidth_efficiency) == (1.0, 1.0)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_hremat._compiler.target import Target, attached_target
+from jax_hremat._compiler.target import Platform, Target, attached_target
 from jax_hremat._shared.progress import Progress
 
 # A measurement is made longer until one run takes so long …
@@ -22,14 +22,16 @@ _NUM_RUNS = 5
 # Products in a row, so that their operands stay where they are; steps of the polynomial.
 _NUM_PRODUCTS, _DEGREE = 4, 64
 _NUM_KERNELS = 200
+_IMAGE, _CHANNELS = 64, 64
 _DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
 
 
 def calibrate(progress: Progress | None = None) -> Target:
     """Measure what the attached device sustains, in some seconds.
 
-    Square matrix products of each type, a sum of two long vectors, a polynomial of a vector, and
-    many small kernels in a row; the median of five runs each. The rates are those that were
+    Square matrix products and convolutions of each type (those of a layer and of its gradient), a
+    sum of two long vectors, a polynomial of a vector, and many small kernels in a row; the median
+    of five runs each. The rates are those that were
     reached, so both efficiencies are 1. Save the target, and plan for this device elsewhere::
 
         jax_hremat.calibrate().save("my_gpu.toml")
@@ -51,19 +53,22 @@ def calibrate(progress: Progress | None = None) -> Target:
     tell = progress or (lambda *_: None)
     stages: list[tuple[str, Callable[[], float]]] = [
         *((f"products of {name}", lambda d=d: _matrix_rate(d)) for name, d in _DTYPES.items()),
+        *((f"convolutions of {name}", lambda d=d: _conv_rate(d)) for name, d in _DTYPES.items()),
         ("bandwidth", _bandwidth),
         ("arithmetic", _vector_rate),
-        ("launches", lambda: _launch_s() if base.platform == "cuda" else 0.0),
+        ("launches", lambda: _launch_s(base.platform)),
     ]
     found = []
     for index, (stage, measure) in enumerate(stages):
         tell(stage, index, len(stages))
         found.append(measure())
     tell("calibrated", len(stages), len(stages))
-    *products, bandwidth, vector, launch_s = found
+    *matrix, bandwidth, vector, launch_s = found
+    products, convolutions = matrix[: len(_DTYPES)], matrix[len(_DTYPES) :]
     return dataclasses.replace(
         base,
         matrix_flops_per_s=dict(zip(_DTYPES, products, strict=True)),
+        convolution_flops_per_s=dict(zip(_DTYPES, convolutions, strict=True)),
         vector_flops_per_s=vector,
         bandwidth_bytes_per_s=bandwidth,
         flops_efficiency=1.0,
@@ -89,10 +94,32 @@ def _matrix_rate(dtype: Any) -> float:
     return _NUM_PRODUCTS * 2 * size**3 / seconds
 
 
+def _conv_rate(dtype: Any) -> float:
+    """A convolution of three by three on images, and both of its gradients."""
+    kernel = jnp.full((3, 3, _CHANNELS, _CHANNELS), 1 / _CHANNELS, dtype)
+
+    def convolve(x: jax.Array, w: jax.Array) -> jax.Array:
+        layout = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=layout)
+
+    def run(images: int) -> tuple[float, int]:
+        x = jnp.ones((images, _IMAGE, _IMAGE, _CHANNELS), dtype)
+
+        def all_three(x: jax.Array, w: jax.Array) -> Any:
+            y, pullback = jax.vjp(convolve, x, w)
+            return y, pullback(y)
+
+        return _seconds(all_three, x, kernel), x.nbytes
+
+    images, seconds = _long_enough(run, 1)
+    return 3 * 2 * images * _IMAGE**2 * 9 * _CHANNELS**2 / seconds
+
+
 def _bandwidth() -> float:
     def run(size: int) -> tuple[float, int]:
         x = jnp.ones(size, jnp.float32)
-        return _seconds(lambda a, b: a * 1.5 + b, x, x + 1), 3 * x.nbytes
+        # Into the memory of the first operand: pages new to the process are slow on a CPU.
+        return _seconds(lambda a, b: a * 0.5 + b, x, x + 1, in_place=True), 3 * x.nbytes
 
     size, seconds = _long_enough(run, 2**22)
     return 3 * 4 * size / seconds
@@ -114,15 +141,19 @@ def _vector_rate() -> float:
     return 2 * _DEGREE * size / seconds
 
 
-def _launch_s() -> float:
+def _launch_s(platform: Platform) -> float:
     """Between two kernels that do next to nothing."""
+
+    def small(x: jax.Array) -> jax.Array:
+        # XLA:CPU drops barriers before it fuses, so there sums in a row would be one kernel.
+        return x @ x if platform == "cpu" else jax.lax.optimization_barrier(x + 1)
 
     def many(x: jax.Array) -> jax.Array:
         for _ in range(_NUM_KERNELS):
-            x = jax.lax.optimization_barrier(x + 1)
+            x = small(x)
         return x
 
-    return _seconds(many, jnp.zeros(8)) / _NUM_KERNELS
+    return _seconds(many, jnp.zeros((8, 8))) / _NUM_KERNELS
 
 
 def _long_enough(run: Callable[[int], tuple[float, int]], size: int) -> tuple[int, float]:
@@ -134,12 +165,14 @@ def _long_enough(run: Callable[[int], tuple[float, int]], size: int) -> tuple[in
         size *= 2
 
 
-def _seconds(fun: Callable[..., Any], *args: jax.Array) -> float:
-    compiled = jax.jit(fun).lower(*args).compile()
-    jax.block_until_ready(compiled(*args))
+def _seconds(fun: Callable[..., Any], *args: jax.Array, in_place: bool = False) -> float:
+    """The median run after a first one; in place, each begins with what the last one left."""
+    compiled = jax.jit(fun, donate_argnums=0 if in_place else ()).lower(*args).compile()
+    first, *rest = args
     runs = []
-    for _ in range(_NUM_RUNS):
+    for _ in range(1 + _NUM_RUNS):
         start_s = time.perf_counter()
-        jax.block_until_ready(compiled(*args))
+        result = jax.block_until_ready(compiled(first, *rest))
         runs.append(time.perf_counter() - start_s)
-    return statistics.median(runs)
+        first = result if in_place else first
+    return statistics.median(runs[1:])

@@ -34,12 +34,14 @@ class Target:
         matrix_flops_per_s: Published dense peak of matrix products by HLO element type, in
             operations per second, a multiply-add counting two. "f32" is the TF32 rate where the
             device has one, since XLA's default precision uses it.
-        vector_flops_per_s: Published f32 peak outside matrix products, in operations per second.
+        convolution_flops_per_s: The same of convolutions, where they are known apart; a type that
+            is missing runs at the rate of matrix products.
+        vector_flops_per_s: Published f32 peak outside both, in operations per second.
         bandwidth_bytes_per_s: Published peak memory bandwidth, in bytes per second.
-        flops_efficiency: Share of the two flops peaks that is sustained, in (0, 1].
+        flops_efficiency: Share of the flops peaks that is sustained, in (0, 1].
         bandwidth_efficiency: Share of the bandwidth that is sustained, in (0, 1].
         launch_s: Time between two kernels, in seconds: 2e-6 on GPUs, which is what a kernel in
-            a stream costs once the host runs ahead; 0 on the CPU, where kernels are calls.
+            a stream costs once the host runs ahead; 0 for "cpu", where kernels are calls.
         compiler_options: What a step must be compiled with for its plan to hold on this target,
             as passed to ``jax.jit(..., compiler_options=...)``.
         source: Where the figures come from.
@@ -51,6 +53,9 @@ class Target:
     config_text: str | None = dataclasses.field(default=None, repr=False)
     memory_bytes: int
     matrix_flops_per_s: Mapping[str, float] = dataclasses.field(hash=False)
+    convolution_flops_per_s: Mapping[str, float] = dataclasses.field(
+        default_factory=dict, hash=False
+    )
     vector_flops_per_s: float
     bandwidth_bytes_per_s: float
     flops_efficiency: float = 0.6
@@ -61,7 +66,7 @@ class Target:
     device_kinds: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("matrix_flops_per_s", "compiler_options"):
+        for name in ("matrix_flops_per_s", "convolution_flops_per_s", "compiler_options"):
             frozen = MappingProxyType(dict(getattr(self, name)))
             object.__setattr__(self, name, frozen)
 
@@ -229,8 +234,8 @@ def _parse_target(text: str, where: str) -> Target:
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise _bad_key(where, key, f"is not a key of a target{hint}")
     for name, field in fields.items():
-        required = field.default is dataclasses.MISSING
-        if required and name not in table:
+        optional = (field.default, field.default_factory) != (dataclasses.MISSING,) * 2
+        if not optional and name not in table:
             raise _bad_key(where, name, "is missing")
     values = {key: _checked(where, key, value) for key, value in table.items()}
     if (values["platform"] == "cuda") != (values.get("config_text") is not None):
@@ -253,7 +258,7 @@ def _checked(where: str, key: str, value: object) -> Any:
         case "device_kinds":
             kinds = _of_type(where, key, value, list, "a list of texts")
             return tuple(_of_type(where, key, kind, str, "a list of texts") for kind in kinds)
-        case "matrix_flops_per_s":
+        case "matrix_flops_per_s" | "convolution_flops_per_s":
             rates = _of_type(where, key, value, dict, "a table of numbers")
             return {k: _number(where, f"{key}.{k}", v) for k, v in rates.items()}
         case "compiler_options":

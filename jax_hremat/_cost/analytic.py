@@ -15,7 +15,7 @@ import jax
 
 from jax_hremat._cost.block_step import MARK, BlockStep
 from jax_hremat._cost.mode_cost import ModeCost
-from jax_hremat._cost.roofline import Rates
+from jax_hremat._cost.roofline import MatrixUnit, Rates
 from jax_hremat._program.flat import Equation, flatten, live_bytes
 from jax_hremat._program.graph import (
     FUSIBLE,
@@ -117,7 +117,7 @@ def _time_s(graph: Graph, op: Operation, rates: Rates) -> float:
 def _roofline_s(
     primitive: str, dtype: str, flops: float, moved_bytes: float, rates: Rates
 ) -> float:
-    matrix = primitive in ("dot_general", "conv_general_dilated")
-    rate = rates.flops_per_s.get(dtype, rates.vector_flops_per_s)
-    rate = rate if matrix else rates.vector_flops_per_s
+    rate = rates.vector_flops_per_s
+    if primitive in ("dot_general", "conv_general_dilated"):
+        rate = rates.of(MatrixUnit(dtype, primitive == "conv_general_dilated"))
     return max(flops / rate, moved_bytes / rates.bytes_per_s) + rates.launch_s

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, log2, prod
 from types import MappingProxyType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from jax_hremat._compiler.target import Target
 from jax_hremat._cost.hlo import Computation, HloModule, Instruction, Shape, in_place_operands
@@ -28,24 +28,42 @@ class Rates:
       vector_flops_per_s: Rate of everything that is no matmul or convolution.
       bytes_per_s: Memory bandwidth, reads and writes together.
       launch_s: Time one kernel costs even when it does nothing.
+      convolution_flops_per_s: Likewise of a convolution's. A type that is missing runs at the
+        rate of a matmul.
     """
 
     flops_per_s: Mapping[str, float]
     vector_flops_per_s: float
     bytes_per_s: float
     launch_s: float
+    convolution_flops_per_s: Mapping[str, float] = field(default_factory=dict)
+
+    def of(self, unit: "MatrixUnit") -> float:
+        """The rate of what multiplies matrices, or convolves."""
+        rate = self.flops_per_s.get(unit.dtype, self.vector_flops_per_s)
+        return self.convolution_flops_per_s.get(unit.dtype, rate) if unit.convolves else rate
+
+
+class MatrixUnit(NamedTuple):
+    """What a matmul or a convolution runs on: the HLO type of its operands, and which it is."""
+
+    dtype: str
+    convolves: bool
 
 
 def rates(target: Target) -> Rates:
     """What the target sustains: its published peaks times its efficiencies."""
     share = target.flops_efficiency
+
+    def sustained(peaks: Mapping[str, float]) -> Mapping[str, float]:
+        return MappingProxyType({dtype: peak * share for dtype, peak in peaks.items()})
+
     return Rates(
-        flops_per_s=MappingProxyType(
-            {dtype: peak * share for dtype, peak in target.matrix_flops_per_s.items()}
-        ),
+        flops_per_s=sustained(target.matrix_flops_per_s),
         vector_flops_per_s=target.vector_flops_per_s * share,
         bytes_per_s=target.bandwidth_bytes_per_s * target.bandwidth_efficiency,
         launch_s=target.launch_s,
+        convolution_flops_per_s=sustained(target.convolution_flops_per_s),
     )
 
 
@@ -198,8 +216,7 @@ def _kernel(
     work = _work(module, computation, _without_start(instruction))
     unknown.update(work.unknown)
     arithmetic_s = work.vector_flops / rates.vector_flops_per_s + sum(
-        flops / rates.flops_per_s.get(dtype, rates.vector_flops_per_s)
-        for dtype, flops in work.flops.items()
+        flops / rates.of(unit) for unit, flops in work.flops.items()
     )
     time_s = max(arithmetic_s, work.bytes / rates.bytes_per_s) + rates.launch_s
     return KernelCost(
@@ -332,9 +349,9 @@ def _constant(computation: Computation, instruction: Instruction) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Arithmetic and traffic of one execution; ``flops`` are matrix flops by type."""
+    """Arithmetic and traffic of one execution; ``flops`` are matrix flops by their unit."""
 
-    flops: Mapping[str, float] = field(default_factory=dict)
+    flops: Mapping[MatrixUnit, float] = field(default_factory=dict)
     vector_flops: float = 0.0
     bytes: float = 0.0
     unknown: Mapping[str, int] = field(default_factory=dict)
@@ -349,7 +366,7 @@ class _Part:
 
     shares: tuple[float, ...]
     vector_flops: float = 0.0
-    flops: Mapping[str, float] = field(default_factory=dict)
+    flops: Mapping[MatrixUnit, float] = field(default_factory=dict)
     unknown: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -416,7 +433,8 @@ def _part(
         if flops is None:
             target = _target(instruction)
             return _Part(everything, unknown={f"{opcode}:{target}" if target else opcode: 1})
-        return _Part(everything, flops={_matrix_dtype(operands): flops})
+        convolves = opcode == "convolution" or _target(instruction).startswith("__cudnn$conv")
+        return _Part(everything, flops={MatrixUnit(_matrix_dtype(operands), convolves): flops})
     shares = _shares(instruction, operands, share)
     vector_flops = _vector_flops(module, instruction, operands)
     if vector_flops is None:
@@ -430,7 +448,7 @@ def _fused_part(module: HloModule, fusion: Instruction, share: float) -> _Part:
     fused = module.computations[fusion.called[0]]
     asked: defaultdict[str, float] = defaultdict(float, {fused.root.name: share})
     in_place = {writer.name for _, _, writer in in_place_operands(module, fusion)}
-    flops: defaultdict[str, float] = defaultdict(float)
+    flops: defaultdict[MatrixUnit, float] = defaultdict(float)
     unknown: Counter[str] = Counter()
     vector_flops = 0.0
     # Operands stand before their users, so backwards each share is complete when it is met.
@@ -446,8 +464,8 @@ def _fused_part(module: HloModule, fusion: Instruction, share: float) -> _Part:
             if number == 0 and instruction.name in in_place:
                 continue
             asked[name] += part_share
-        for dtype, part_flops in part.flops.items():
-            flops[dtype] += part_flops
+        for unit, part_flops in part.flops.items():
+            flops[unit] += part_flops
         unknown.update(part.unknown)
         vector_flops += part.vector_flops
     shares = tuple(min(asked[parameter.name], 1.0) for parameter in fused.parameters)
