@@ -31,9 +31,9 @@ from benchmarks.measured import (
     prepared,
 )
 from jax_hremat._planner.bench import Workbench
-from jax_hremat._planner.standard import layer_runs
 from jax_hremat._program.loop import LoopBody
 from jax_hremat._program.region import Loop, Region
+from jax_hremat._schedule.layers import layer_runs
 
 # A whole step of a deep model takes a minute to compile, so each budget gets one correction.
 CONFIG = jax_hremat.PlannerConfig(max_rounds=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from jax_hremat._cost.certify import CompiledStep
@@ -12,6 +12,7 @@ from jax_hremat._program.fingerprint import Fingerprint, fingerprint
 from jax_hremat._program.region import Region
 from jax_hremat._schedule.chain import Chain, Prediction, Selection, Ties, predict, selection_region
 from jax_hremat._schedule.schedule import Schedule, fastest_within, least_peak
+from jax_hremat._schedule.stretches import Stretched, stretched
 from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
 
@@ -46,7 +47,8 @@ class Candidates:
     Attributes:
         bench: The program and its costs.
         chain: It, with all options.
-        plain: The same with every block only bare or wrapped; groups of those are predicted best.
+        plain: The same with every block only bare, wrapped or as `jax.checkpoint` by hand makes it;
+            groups of those are predicted best.
         bare: The plan that wraps nothing.
     """
 
@@ -100,12 +102,26 @@ class Candidates:
         return self._found[root]
 
     def solve(
-        self, chain: Chain, peak_bytes: int, solver: SolverConfig, *, groups: bool = True
+        self,
+        space: Chain | Stretched,
+        peak_bytes: int,
+        solver: SolverConfig,
+        *,
+        groups: bool = True,
     ) -> Schedule:
         """`fastest_within`, its time counted."""
+        return self._solved(space, lambda c: fastest_within(c, peak_bytes, solver, groups=groups))
+
+    def _solved(self, space: Chain | Stretched, solve: Callable[[Chain], Schedule]) -> Schedule:
+        """The schedule of a chain, or of the chain under its stretches."""
         self._progress("solving", 0, 1)
         with timed(self._timings_s, "solve"):
-            return fastest_within(chain, peak_bytes, solver, groups=groups)
+            if isinstance(space, Chain):
+                return solve(space)
+            schedule = solve(space.chain)
+        if schedule.selection is None:
+            return schedule
+        return replace(schedule, selection=space.expanded(schedule.selection))
 
     @functools.cached_property
     def fingerprint(self) -> Fingerprint:
@@ -118,15 +134,25 @@ class Candidates:
         return self.bench.standard_plans()
 
     @functools.cached_property
+    def nested(self) -> Stretched | None:
+        """The plain chain with stacks of many layers in stretches; None if it has none."""
+        return stretched(self.plain, self.bench.costs.partition.kinds)
+
+    @functools.cached_property
     def lowest(self) -> list[Candidate]:
         """Plans of little memory, compiled: the solver's with all options, with and without
-        groups, and with plain blocks."""
+        groups, with plain blocks, and with groups in groups if that promises less."""
         solver = replace(self.bench.config.solver, relative_gap=0.01)
-        candidates = []
-        for chain, groups in ((self.chain, True), (self.chain, False), (self.plain, True)):
-            self._progress("solving", 0, 1)
-            with timed(self._timings_s, "solve"):
-                schedule = least_peak(chain, solver, groups=groups)
+        spaces = [(self.chain, True), (self.chain, False), (self.plain, True)]
+        spaces += [(self.nested, True)] if self.nested is not None else []
+        candidates: list[Candidate] = []
+        for space, groups in spaces:
+            schedule = self._solved(space, lambda c, g=groups: least_peak(c, solver, groups=g))
             assert schedule.selection is not None, "without a peak bound a selection exists"
-            candidates.append(self.add(chain, schedule.selection, schedule.outcome))
+            chain = space if isinstance(space, Chain) else space.bottom
+            promise_bytes = predict(chain, schedule.selection).peak_bytes
+            if space is not self.nested or all(
+                promise_bytes < c.prediction.peak_bytes for c in candidates
+            ):
+                candidates.append(self.add(chain, schedule.selection, schedule.outcome))
         return candidates

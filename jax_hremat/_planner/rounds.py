@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from jax_hremat._planner.candidates import NO_SOLVE, Candidate, Candidates
 from jax_hremat._schedule.chain import Chain, Selection, Ties, predict
+from jax_hremat._schedule.stretches import Stretched
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status, out_of_time
 
 # Stop improving a certified plan when this little of the budget is left unused.
@@ -54,6 +55,8 @@ class Rounds:
         if self._missed:
             self._solve_rounds(self._candidates.plain)
         self._try_standard()
+        if self._best() is None and self._candidates.nested is not None:
+            self._solve_rounds(self._candidates.nested)
         if self._best() is None:
             # Plans near the least peak are predicted worst; the least itself may still fit.
             _ = self._candidates.lowest
@@ -62,9 +65,10 @@ class Rounds:
     def _best(self) -> Candidate | None:
         return next(iter(self._candidates.within(self._limit)), None)
 
-    def _solve_rounds(self, chain: Chain) -> None:
+    def _solve_rounds(self, space: Chain | Stretched) -> None:
         """Solve, compile, compare, and solve again at a predicted peak that makes up for what
         was seen."""
+        chain = space if isinstance(space, Chain) else space.bottom
         # Most of the prediction's error is the same in every plan of a program, so what it is
         # where nothing is wrapped is made up for at once.
         bare = self._candidates.bare
@@ -73,10 +77,10 @@ class Rounds:
         groups, wide_misses = True, 0
         margin = _MARGIN * self._limit
         for _ in range(self._max_rounds + 1):
-            solver = self._next_solver(chain)
+            solver = self._next_solver(space)
             if solver is None:
                 break
-            schedule = self._candidates.solve(chain, limit, solver, groups=groups)
+            schedule = self._candidates.solve(space, limit, solver, groups=groups)
             self._undecided |= schedule.outcome.status is Status.UNDECIDED
             if schedule.selection is None:
                 break
@@ -107,7 +111,7 @@ class Rounds:
                     break
                 limit = min(promise.peak_bytes - excess, missed_at - 1)
 
-    def _next_solver(self, chain: Chain) -> SolverConfig | None:
+    def _next_solver(self, space: Chain | Stretched) -> SolverConfig | None:
         """The solver's limits for the next round, half of what is left of the time; None if too
         little is left. Plain blocks are solved in what the others leave them."""
         spent_s = self._candidates.timings_s["solve"] - self._solved_before_s
@@ -115,7 +119,7 @@ class Rounds:
         least_s = _LEAST_LEFT * self._solver.time_limit_s
         if left_s >= least_s:
             return replace(self._solver, time_limit_s=left_s / 2)
-        if chain is self._candidates.plain:
+        if space is not self._candidates.chain:
             return replace(self._solver, time_limit_s=least_s / 4)
         return None
 

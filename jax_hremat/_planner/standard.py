@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 
 from jax_hremat._schedule.chain import Chain, Selection, predict
+from jax_hremat._schedule.layers import layer_runs
 
 # Numbers of consecutive blocks wrapped together.
 _GROUP_SIZES = (2, 3, 4)
-# The longest repeated sequence of blocks that is looked for.
-_MAX_PERIOD = 8
 
 
 def grouped_selections(chain: Chain, kinds: Sequence[Hashable]) -> Iterator[Selection]:
@@ -29,35 +28,9 @@ def grouped_selections(chain: Chain, kinds: Sequence[Hashable]) -> Iterator[Sele
             yield min(phases, key=lambda selection: predict(chain, selection).peak_bytes)
 
 
-def layer_runs(kinds: Sequence[Hashable]) -> list[list[tuple[int, int]]]:
-    """The layers of each stack of equal ones, a layer as its first and last block: the shortest
-    sequence of kinds that is repeated. The block at the loss is in none."""
-    runs = []
-    block = 0
-    while block < len(kinds):
-        period, count = _repeats(kinds[block:-1])
-        if count > 1:
-            stop = block + period * count
-            runs.append([(a, a + period - 1) for a in range(block, stop, period)])
-        block += period * count
-    return runs
-
-
 def _layers(chain: Chain, kinds: Sequence[Hashable]) -> Selection:
     """Every layer wrapped; blocks alone are wrapped by another standard plan."""
     return _selection(chain, [g for run in layer_runs(kinds) for g in run if g[1] > g[0]])
-
-
-def _repeats(kinds: Sequence[Hashable]) -> tuple[int, int]:
-    """Length of the shortest sequence that `kinds` begins with twice, and how often it is
-    repeated; (1, 1) if there is none."""
-    for period in range(1, min(_MAX_PERIOD, len(kinds) // 2) + 1):
-        count = 1
-        while kinds[count * period : (count + 1) * period] == kinds[:period]:
-            count += 1
-        if count > 1:
-            return period, count
-    return 1, 1
 
 
 def _every(chain: Chain, count: int, first: int) -> Selection:

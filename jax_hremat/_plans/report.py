@@ -12,7 +12,7 @@ from jax_hremat._partition.blocks import Partition
 from jax_hremat._plans.plan import BlockReport
 from jax_hremat._program.graph import Graph
 from jax_hremat._program.region import Loop, Region
-from jax_hremat._schedule.chain import Chain, Selection
+from jax_hremat._schedule.chain import Chain, Selection, recompute_s
 from jax_hremat._shared.format import format_bytes
 
 _MAX_PARTS = 3
@@ -41,17 +41,14 @@ class Decision:
 
 def block_reports(decision: Decision) -> tuple[BlockReport, ...]:
     """One report for each block, in program order."""
-    group_of = {b: g for g in decision.selection.groups for b in range(g[0], g[1] + 1)}
+    grouped = {b for first, last in decision.selection.groups for b in range(first, last + 1)}
+    again_s = recompute_s(decision.chain, decision.selection)
     reports = []
     for index, block in enumerate(decision.partition.blocks):
         option = decision.chain.options[index][decision.selection.options[index]]
         bare = decision.bare[index]
         mode = option.mode.shifted(block.start)
-        in_group = index in group_of
-        extra = 0.0
-        if in_group:
-            picked = decision.selection.options[index]
-            extra = decision.chain.group_recompute_s(index, picked, group_of[index])
+        in_group = index in grouped
         reports.append(
             BlockReport(
                 start=block.start,
@@ -60,7 +57,7 @@ def block_reports(decision: Decision) -> tuple[BlockReport, ...]:
                 mode=_mode_words(decision.graph, mode, in_group),
                 kept_bytes=0 if in_group else option.cost.kept_bytes,
                 bare_bytes=bare.cost.kept_bytes,
-                added_s=option.cost.time_s - bare.cost.time_s + extra,
+                added_s=option.cost.time_s - bare.cost.time_s + again_s[index],
                 recomputed=sum(
                     count > 0 for count in decision.recomputed[block.start : block.stop]
                 ),

@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import NamedTuple
 
 from jax_hremat._modes.block_modes import BlockOptions
 from jax_hremat._modes.option import Option
 from jax_hremat._partition.blocks import Partition, has_deferrable_input, make_block
 from jax_hremat._program.graph import Graph
 from jax_hremat._program.region import Region
+
+# First and last block.
+Group = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +77,6 @@ class Chain:
             if c.active and c.producer < block and c.readers[-1] > block
         )
 
-    def group_recompute_s(self, block: int, option: int, group: tuple[int, int]) -> float:
-        """Seconds that one more forward of a block takes in the recompute of its group."""
-        if block == group[1]:
-            return self.last_recompute_s[block][option]
-        return self.recompute_s[block]
-
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -86,11 +84,12 @@ class Selection:
 
     Attributes:
         options: Position of the option in `Chain.options[block]`.
-        groups: Disjoint (first block, last block) pairs, in order.
+        groups: In order of their first blocks, an outer one before those in it; two of them are
+            disjoint, or one is inside the other and not the same.
     """
 
     options: tuple[int, ...]
-    groups: tuple[tuple[int, int], ...] = ()
+    groups: tuple[Group, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +121,8 @@ class Prediction:
     """What a selection costs.
 
     Attributes:
-        time_s: Sum over the blocks, and one more forward of each grouped one as far as its
-            backward needs it.
+        time_s: Sum over the blocks, and one more forward of each for each group around it, as far
+            as the backwards need it.
         peak_bytes: Largest sum of live bytes, arguments and outputs included.
         peak: The moment that sets it.
         moments: The step: all forwards, then all backwards.
@@ -214,63 +213,93 @@ def _last_recompute_s(options: BlockOptions, option: Option) -> float:
 
 
 def predict(chain: Chain, selection: Selection) -> Prediction:
-    """Walk the step: forward through the blocks, then backward, a group recomputed first."""
-    group_of = {b: g for g in selection.groups for b in range(g[0], g[1] + 1)}
+    """Walk the step: forward through the blocks, then backward, each group recomputed before the
+    backward of its blocks, and a group in it again before that of its own."""
     costs = [chain.options[b][o].cost for b, o in enumerate(selection.options)]
+    around = _groups_around(chain, selection)
+    holders = [_holders(selection, crossing, around) for crossing in chain.crossings]
 
-    def held(crossing: Crossing, block: int) -> bool:
-        """Whether the value waits for the backward of some block up to `block`, seen from
-        outside any group."""
-        for reader in range(crossing.producer, block + 1):
-            group = group_of.get(reader)
-            if group is None:
-                if (reader, selection.options[reader]) in crossing.needed:
-                    return True
-            elif crossing.producer < group[0] <= block and any(
-                group[0] <= r <= group[1] for r in crossing.readers
-            ):
-                return True
-        return False
-
-    def held_inside(crossing: Crossing, block: int, group: tuple[int, int]) -> bool:
-        """The same between the recompute of a group and its blocks' backwards."""
-        return crossing.producer >= group[0] and any(
-            (reader, selection.options[reader]) in crossing.needed
-            for reader in range(crossing.producer, block + 1)
-        )
+    def held(v: int, block: int, inside: frozenset[Group] = frozenset()) -> bool:
+        """Whether a crossing waits for the backward of some block up to `block`, seen from
+        inside some groups."""
+        return any(h.block <= block and h.groups <= inside for h in holders[v])
 
     forwards, backwards = [], []
     for block, cost in enumerate(costs):
-        kept = sum(costs[b].kept_bytes for b in range(block) if b not in group_of)
+        kept = sum(costs[b].kept_bytes for b in range(block) if not around[b])
         waiting = sum(
             c.size_bytes
-            for c in chain.crossings
-            if c.producer < block and (c.readers[-1] >= block or held(c, block - 1))
+            for v, c in enumerate(chain.crossings)
+            if c.producer < block <= c.readers[-1] or held(v, block - 1)
         )
         forwards.append(Moment(block, False, kept, waiting, cost.forward_peak_bytes))
 
-        group = group_of.get(block)
-        passed = chain.pending_cotangent_bytes(block)
-        passed += sum(
-            c.size_bytes for c in chain.crossings if c.producer <= block and held(c, block)
+        inside = frozenset(around[block])
+        kept = sum(costs[b].kept_bytes for b in range(block) if inside.issuperset(around[b]))
+        passed = chain.pending_cotangent_bytes(block) + sum(
+            c.size_bytes for v, c in enumerate(chain.crossings) if held(v, block, inside)
         )
-        if group is not None:
-            kept += sum(costs[b].kept_bytes for b in range(group[0], block))
-            passed += sum(
-                c.size_bytes
-                for c in chain.crossings
-                if c.producer <= block and not held(c, block) and held_inside(c, block, group)
-            )
         backwards.append(Moment(block, True, kept, passed, cost.backward_peak_bytes))
     moments = (*forwards, *reversed(backwards))
     peak = max(moments, key=lambda m: m.live_bytes)
     return Prediction(
-        time_s=sum(c.time_s for c in costs)
-        + sum(chain.group_recompute_s(b, selection.options[b], g) for b, g in group_of.items()),
+        time_s=sum(c.time_s for c in costs) + sum(recompute_s(chain, selection)),
         peak_bytes=chain.fixed_bytes + peak.live_bytes,
         peak=peak,
         moments=moments,
     )
+
+
+def recompute_s(chain: Chain, selection: Selection) -> list[float]:
+    """For each block, the seconds of its forwards in the recomputes of the groups around it.
+
+    A group that another ends with is not run again in the recompute of that other: nothing reads
+    what it makes.
+    """
+    return [
+        sum(
+            chain.last_recompute_s[block][selection.options[block]]
+            if block == group[1]
+            else chain.recompute_s[block]
+            for depth, group in enumerate(groups)
+            if all(inner[1] != group[1] for inner in groups[depth + 1 :])
+        )
+        for block, groups in enumerate(_groups_around(chain, selection))
+    ]
+
+
+def _groups_around(chain: Chain, selection: Selection) -> list[list[Group]]:
+    """The groups that each block is in, from the outermost in."""
+    around: list[list[Group]] = [[] for _ in range(len(chain))]
+    for group in sorted(selection.groups, key=lambda g: (g[0], -g[1])):
+        for block in range(group[0], group[1] + 1):
+            around[block].append(group)
+    return around
+
+
+class _Holder(NamedTuple):
+    """Who holds a value for a backward: a block whose option reads it, or a group that reads it
+    from before itself; as of which block, and the groups around the holder."""
+
+    block: int
+    groups: frozenset[Group]
+
+
+def _holders(
+    selection: Selection, crossing: Crossing, around: Sequence[Sequence[Group]]
+) -> list[_Holder]:
+    blocks = [
+        _Holder(block, frozenset(around[block]))
+        for block, option in sorted(crossing.needed)
+        if selection.options[block] == option
+    ]
+    groups = [
+        _Holder(group[0], frozenset(around[reader][:depth]))
+        for reader in crossing.readers
+        for depth, group in enumerate(around[reader])
+        if crossing.producer < group[0]
+    ]
+    return blocks + groups
 
 
 class Ties(Enum):
@@ -298,21 +327,28 @@ def selection_region(
     def flat(mode: Region) -> tuple[Region, ...]:
         return (mode,) if mode.wrapped else mode.children
 
-    children: list[Region] = []
-    block = 0
-    groups = dict(selection.groups)
-    while block < len(modes):
-        last = groups.get(block, block)
-        inner = tuple(r for m in modes[block : last + 1] for r in flat(m))
-        if last > block:
-            start, group_stop = modes[block].start, modes[last].stop
-            group = make_block(graph, start, group_stop)
-            tied = has_deferrable_input(graph, group, start, group_stop)
-            children.append(Region(start, group_stop, wrapped=True, tied=tied, children=inner))
-        elif ties is Ties.LOSS_TOO and last == len(modes) - 1 and not modes[last].wrapped:
-            children.append(replace(modes[last], tied=True))
-        else:
-            children += inner
-        block = last + 1
-    root = Region(0, len(graph.operations), children=tuple(children))
+    def regions(first: int, last: int, groups: Sequence[Group]) -> tuple[Region, ...]:
+        """Of the blocks from first to last, with the groups in them."""
+        found: list[Region] = []
+        block = first
+        while block <= last:
+            group = next((g for g in groups if g[0] == block), None)
+            if group is None:
+                found += flat(modes[block])
+                block += 1
+                continue
+            own = [g for g in groups if group[0] <= g[0] <= group[1] and g != group]
+            start, stop = modes[group[0]].start, modes[group[1]].stop
+            tied = has_deferrable_input(graph, make_block(graph, start, stop), start, stop)
+            inner = regions(*group, own)
+            found.append(Region(start, stop, wrapped=True, tied=tied, children=inner))
+            block = group[1] + 1
+        return tuple(found)
+
+    last = len(modes) - 1
+    children = regions(0, last, selection.groups)
+    alone = all(group[1] != last for group in selection.groups)
+    if ties is Ties.LOSS_TOO and alone and not modes[last].wrapped:
+        children = (*regions(0, last - 1, selection.groups), replace(modes[last], tied=True))
+    root = Region(0, len(graph.operations), children=children)
     return root.untied() if ties is Ties.NONE else root

@@ -1,0 +1,307 @@
+"""Groups in groups: what they are predicted to take, and how the solver comes to them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import jax_hremat
+from jax_hremat._cost.mode_cost import ModeCost
+from jax_hremat._modes.option import Option
+from jax_hremat._program.graph import Graph
+from jax_hremat._program.region import Region
+from jax_hremat._schedule import stretches
+from jax_hremat._schedule.chain import Chain, Crossing, Group, Selection, predict, recompute_s
+from jax_hremat._schedule.schedule import fastest_within, least_peak
+from jax_hremat._schedule.stretches import Stretched, stretched
+from jax_hremat._solve.backend import SolverConfig
+
+MIB = 2**20
+EXACT = SolverConfig(relative_gap=0.0)
+QUICK = settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+@pytest.fixture(autouse=True)
+def few_layers_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stretches, "_MANY_LAYERS", 4)
+
+
+def option(forward_s: float, backward_s: float, *sizes_mib: int) -> Option:
+    kept, forward_peak, backward_peak = (s * MIB for s in sizes_mib)
+    cost = ModeCost(forward_s, backward_s, kept, (), (), forward_peak, backward_peak)
+    return Option(Region(0, 4), cost, "bare")
+
+
+@st.composite
+def stacks(draw: st.DrawFn) -> tuple[Chain, list[int]]:
+    """Equal layers of one or two blocks, others around them, a stream, and values that every
+    layer reads or that skip."""
+    size, time_s = st.integers(0, 12), st.integers(0, 9)
+    period = draw(st.integers(1, 2))
+    kinds = [9, *list(range(period)) * draw(st.integers(4, 7)), 7, 8]
+    layer = {
+        kind: [
+            option(*(draw(time_s) for _ in range(2)), *(draw(size) for _ in range(3)))
+            for _ in range(draw(st.integers(1, 2)))
+        ]
+        for kind in sorted(set(kinds))
+    }
+    again_s = {kind: draw(st.integers(0, 3)) for kind in layer}
+    last = len(kinds) - 1
+    ends = [(k, (k + 1,)) for k in range(last)] + [(0, tuple(range(1, last)))]
+    for _ in range(draw(st.integers(0, 3))):
+        producer = draw(st.integers(0, last - 1))
+        later = st.integers(producer + 1, last)
+        ends.append((producer, tuple(sorted(draw(st.sets(later, min_size=1, max_size=3))))))
+    crossings = []
+    for producer, readers in ends:
+        pairs = [(k, o) for k in (producer, *readers) for o in range(len(layer[kinds[k]]))]
+        needed = frozenset(draw(st.sets(st.sampled_from(pairs))))
+        crossings.append(Crossing(draw(size) * MIB, producer, readers, draw(st.booleans()), needed))
+    chain = Chain(
+        starts=tuple(range(0, 4 * len(kinds), 4)),
+        options=tuple(tuple(layer[k]) for k in kinds),
+        recompute_s=tuple(float(again_s[k]) for k in kinds),
+        last_recompute_s=tuple(tuple(again_s[k] / 2 for _ in layer[k]) for k in kinds),
+        crossings=tuple(crossings),
+        fixed_bytes=draw(size) * MIB,
+    )
+    return chain, kinds
+
+
+def equal_layers(count: int) -> Chain:
+    """Layers, bare or wrapped, of which the stream takes more than their insides."""
+    layers = [(option(2, 3, 9, 4, 10), option(2, 5, 0, 4, 10)) for _ in range(count)]
+    stream = [
+        Crossing(8 * MIB, k, (k + 1,), True, frozenset({(k + 1, 0), (k + 1, 1)}))
+        for k in range(count - 1)
+    ]
+    return Chain(
+        starts=tuple(range(0, 4 * count, 4)),
+        options=tuple(layers),
+        recompute_s=(2.0,) * count,
+        last_recompute_s=((2.0, 0.0),) * count,
+        crossings=tuple(stream),
+        fixed_bytes=0,
+    )
+
+
+def random_selection(data: st.DataObject, chain: Chain) -> Selection:
+    """Options and disjoint groups, some of them in larger ones."""
+    options = tuple(data.draw(st.integers(0, len(o) - 1)) for o in chain.options)
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(chain) - 2), min_size=2)))
+    groups = {(a, b - 1) for a, b in itertools.pairwise(cuts) if b - a > 1}
+    groups = {g for g in groups if data.draw(st.booleans())}
+    return Selection(options, tuple(sorted(groups)))
+
+
+def tree_of(groups: Sequence[Group], first: int, last: int) -> Iterator[int | tuple[Group, list]]:
+    """Blocks, and groups with what is in them."""
+    block = first
+    while block <= last:
+        own = [g for g in groups if g[0] == block and g[1] <= last]
+        if not own:
+            yield block
+            block += 1
+            continue
+        outer = max(own, key=lambda g: g[1])
+        rest = [g for g in groups if g != outer]
+        yield outer, list(tree_of(rest, *outer))
+        block = outer[1] + 1
+
+
+def replayed(chain: Chain, selection: Selection) -> tuple[int, float]:
+    """Peak and time, by walking the tree of groups as the emitted step does."""
+    peak, again_s = 0, 0.0
+    value_bytes = [c.size_bytes for c in chain.crossings]
+
+    def cost(block: int) -> ModeCost:
+        return chain.options[block][selection.options[block]].cost
+
+    def reads(first: int, last: int) -> set[int]:
+        return {
+            v
+            for v, c in enumerate(chain.crossings)
+            if c.producer < first and any(first <= r <= last for r in c.readers)
+        }
+
+    def forward(item: int | tuple[Group, list]) -> tuple[int, set[int]]:
+        """What it keeps for its backward."""
+        if not isinstance(item, int):
+            return 0, reads(*item[0])
+        pair = (item, selection.options[item])
+        return cost(item).kept_bytes, {v for v, c in enumerate(chain.crossings) if pair in c.needed}
+
+    def rerun_s(item: int | tuple[Group, list], is_last: bool) -> float:
+        if isinstance(item, int):
+            last_s = chain.last_recompute_s[item][selection.options[item]]
+            return last_s if is_last else chain.recompute_s[item]
+        return 0.0 if is_last else sum(rerun_s(i, False) for i in item[1])
+
+    def walk(items: list, kept_bytes: int, held: set[int], *, first_forward: bool) -> None:
+        nonlocal peak, again_s
+        stack = []
+        for item in items:
+            stack.append((item, kept_bytes, held))
+            if first_forward:
+                for block in (
+                    range(item, item + 1)
+                    if isinstance(item, int)
+                    else range(item[0][0], item[0][1] + 1)
+                ):
+                    # A group takes hold of what it reads when it begins.
+                    before = held | (
+                        set() if isinstance(item, int) or block == item[0][0] else reads(*item[0])
+                    )
+                    live = {
+                        v
+                        for v, c in enumerate(chain.crossings)
+                        if c.producer < block <= c.readers[-1]
+                    }
+                    waiting = sum(value_bytes[v] for v in live | before)
+                    peak = max(peak, kept_bytes + waiting + cost(block).forward_peak_bytes)
+            more, values = forward(item)
+            kept_bytes, held = kept_bytes + more, held | values
+        for item, kept_before, held_before in reversed(stack):
+            _, values = forward(item)
+            if isinstance(item, int):
+                passed = sum(value_bytes[v] for v in held_before | values)
+                own = cost(item).backward_peak_bytes + chain.pending_cotangent_bytes(item)
+                peak = max(peak, kept_before + passed + own)
+            else:
+                inner = item[1]
+                again_s += sum(rerun_s(i, i is inner[-1]) for i in inner)
+                walk(inner, kept_before, held_before | values, first_forward=False)
+
+    walk(list(tree_of(selection.groups, 0, len(chain) - 1)), 0, set(), first_forward=True)
+    time_s = sum(cost(b).time_s for b in range(len(chain))) + again_s
+    return chain.fixed_bytes + peak, time_s
+
+
+@given(stacks(), st.data())
+@QUICK
+def test_predict_is_what_a_walk_of_the_tree_finds(
+    stack: tuple[Chain, list[int]], data: st.DataObject
+) -> None:
+    chain, _ = stack
+    selection = random_selection(data, chain)
+    groups = set(selection.groups)
+    for a, b in selection.groups:
+        if b - a > 2 and data.draw(st.booleans()):
+            groups.add((a, b - 1) if data.draw(st.booleans()) else (a + 1, b))
+    nested = replace(selection, groups=tuple(sorted(groups, key=lambda g: (g[0], -g[1]))))
+    prediction = predict(chain, nested)
+    peak_bytes, time_s = replayed(chain, nested)
+    assert prediction.peak_bytes == peak_bytes
+    assert prediction.time_s == pytest.approx(time_s)
+
+
+@given(stacks(), st.data())
+@QUICK
+def test_a_shorter_chain_predicts_what_the_chain_does(
+    stack: tuple[Chain, list[int]], data: st.DataObject
+) -> None:
+    chain, kinds = stack
+    found = stretched(chain, kinds)
+    assert found is not None and len(found.chain) < len(chain)
+    selection = random_selection(data, found.chain)
+    expanded = found.expanded(selection)
+    shorter, whole = predict(found.chain, selection), predict(found.bottom, expanded)
+    assert found.bottom is chain
+    assert shorter.peak_bytes == whole.peak_bytes
+    assert shorter.time_s == pytest.approx(whole.time_s)
+
+
+def test_what_a_group_ends_with_is_not_run_again_for_it() -> None:
+    chain = equal_layers(6)
+    selection = Selection((1,) * 6, ((0, 4), (1, 2), (3, 4)))
+    # Blocks 1 and 2 run in both recomputes, 2 not in its own, where its backward does it; 3 and 4
+    # not in the outer one, for nothing reads what they make.
+    assert recompute_s(chain, selection) == [2.0, 4.0, 2.0, 2.0, 0.0, 0.0]
+    assert predict(chain, selection).time_s == 6 * 7 + 10
+
+
+def depth(groups: Sequence[Group]) -> int:
+    return max(sum(a <= g[0] and g[1] <= b for a, b in groups) for g in groups)
+
+
+def test_many_layers_hold_few_boundaries() -> None:
+    """r levels of groups over n layers hold r n^(1/r) boundaries; the growth is what is shown."""
+    peaks = {}
+    for count in (25, 65, 217):
+        chain = equal_layers(count)
+        nested = stretched(chain, ["layer"] * count)
+        assert isinstance(nested, Stretched)
+        selection = least_peak(nested.chain, EXACT).selection
+        found = predict(chain, nested.expanded(selection))
+        peaks[count] = found.peak_bytes / (8 * MIB)
+        one_level = predict(chain, least_peak(chain, EXACT).selection).peak_bytes
+        assert found.peak_bytes < one_level
+    # Nine times the layers for less than twice the boundaries, where √n would be three times.
+    assert peaks[217] < 2 * peaks[25]
+    assert depth(nested.expanded(selection).groups) >= 3
+
+
+def test_short_stacks_and_those_with_an_effect_have_no_stretches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chain = equal_layers(8)
+    assert stretched(chain, list(range(8))) is None
+    pinned = replace(chain, pinned=frozenset(range(8)))
+    assert stretched(pinned, ["layer"] * 8) is None
+    monkeypatch.setattr(stretches, "_MANY_LAYERS", 9)
+    assert stretched(chain, ["layer"] * 8) is None
+
+
+def test_a_budget_that_only_groups_in_groups_meet() -> None:
+    chain = equal_layers(65)
+    nested = stretched(chain, ["layer"] * 65)
+    floor = predict(chain, least_peak(chain, EXACT).selection).peak_bytes
+    limit = floor - 8 * MIB
+    assert fastest_within(chain, limit, EXACT).selection is None
+    found = fastest_within(nested.chain, limit, EXACT).selection
+    assert predict(chain, nested.expanded(found)).peak_bytes <= limit
+
+
+def test_a_deep_model_is_planned_in_groups_of_groups_and_computes_the_same() -> None:
+    def loss(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        for i in range(27):
+            x = x + jnp.tanh(x @ params[f"w{i}"])
+        return (x**2).mean()
+
+    width, batch = 8, 512
+    shapes = {f"w{i}": jax.ShapeDtypeStruct((width, width), jnp.float32) for i in range(27)}
+    args = (shapes, jax.ShapeDtypeStruct((batch, width), jnp.float32))
+
+    def at_products(graph: Graph) -> list[int]:
+        return [op.id for op in graph.operations if op.primitive == "dot_general"]
+
+    config = jax_hremat.PlannerConfig(cost="analytic", max_rounds=0, partitioner=at_products)
+    with pytest.raises(jax_hremat.InfeasibleBudgetError) as refusal:
+        jax_hremat.plan_remat(loss, budget="1KiB", target="cpu", config=config)(*args)
+    plan = jax_hremat.plan_remat(
+        loss, budget=refusal.value.min_budget_bytes, target="cpu", config=config
+    )(*args)
+    assert plan.root.depth >= 2
+    rng = np.random.default_rng(0)
+    real = jax.tree.map(lambda s: jnp.asarray(rng.normal(size=s.shape) / 3, s.dtype), args)
+    planned = jax_hremat.apply_plan(loss, plan)
+    expected = jax.jit(jax.value_and_grad(loss))(*real)
+    actual = jax.jit(
+        jax.value_and_grad(planned), compiler_options=jax_hremat.compiler_options("cpu")
+    )(*real)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
