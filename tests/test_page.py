@@ -78,7 +78,7 @@ def test_the_page_is_whole_and_loads_nothing(frontier: Frontier, tmp_path: Path)
     outline = Outline(html)
     assert {"script", "img", "link", "iframe"}.isdisjoint(tag for tag, _ in outline.tags)
     assert not re.search(r"https?:|url[(]|@import", html)
-    assert len([tag for tag, _ in outline.tags if tag == "svg"]) == 2
+    assert len([tag for tag, _ in outline.tags if tag == "svg"]) == 3
     # Names of the user's are text, whatever is in them.
     assert "layer<0>" in outline.text
     assert format_bytes(frontier[0].certificate.peak_bytes) in outline.text
@@ -91,7 +91,10 @@ def test_the_picture_of_memory_is_that_of_the_plan(frontier: Frontier) -> None:
     svg = next(attrs for tag, attrs in outline.tags if tag == "svg")
     height = float(str(svg["viewbox"]).split()[3])
     outlines = [attrs["points"] for tag, attrs in outline.tags if tag == "polygon"]
-    assert len(outlines) == 4
+    # With the plan and without: fixed, passed, at work, and a band for each layer that keeps.
+    assert len(outlines) == 2 * (3 + 4)
+    without, outlines = outlines[7:], outlines[:7]
+    assert all(f"kept by layer<{i}>" in outline.text for i in range(4))
     highest = min(float(y) for points in outlines for _, y in _points(points))
     baseline = next(attrs["points"] for tag, attrs in outline.tags if tag == "polyline")
     bare_highest = min(float(y) for _, y in _points(baseline))
@@ -99,6 +102,7 @@ def test_the_picture_of_memory_is_that_of_the_plan(frontier: Frontier) -> None:
     assert 0 < bare_highest < highest < bottom < height
     fixed = plan.predicted_peak_bytes - max(m.live_bytes for m in plan.moments)
     bare = fixed + max(m.live_bytes for m in plan.baseline_moments)
+    assert min(float(y) for points in without for _, y in _points(points)) == bare_highest
     ratio = (bottom - highest) / (bottom - bare_highest)
     assert ratio == pytest.approx(plan.predicted_peak_bytes / bare, rel=0.01)
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import accumulate
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
 from jax_hremat._plans.frontier import Frontier
-from jax_hremat._plans.plan import RematPlan
+from jax_hremat._plans.plan import BlockReport, RematPlan
 from jax_hremat._plans.show import runs_of_equal, signed_seconds
 from jax_hremat._schedule.chain import Moment
 from jax_hremat._shared.files import write_whole
@@ -19,7 +20,9 @@ from jax_hremat._shared.format import format_bytes, format_seconds
 
 # The pictures' size, in the units of their own coordinates.
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720.0, 240.0, 64.0, 24.0
-_LAYERS = ("arguments and results", "kept for the backward", "passed between blocks", "at work")
+_FIXED, _GROUPED, _PASSED, _WORKING = "var(--a0)", "var(--a1)", "var(--a2)", "var(--a3)"
+# What blocks keep, by scope from the first to the last: a band for each, or for some together.
+_BANDS = ("#0a3069", "#0550ae", "#1f6feb", "#2f81f7", "#54aeff", "#80ccff")
 # What can be done about a buffer that is there at the peak, by its kind.
 _ADVICE = {
     "parameter": "an argument: donate it, give it a narrower dtype, or spread it over devices",
@@ -30,9 +33,10 @@ _ADVICE = {
 def report(plan: RematPlan, path: str | os.PathLike[str], frontier: Frontier | None = None) -> None:
     """Write one HTML page that explains a plan: no other file, no script, nothing loaded.
 
-    It shows the certificate; the predicted memory over the step, with and without the plan; what
-    each block does, keeps and adds; the largest buffers at the peak, and what can be done about
-    those that no plan can change; and the frontier, if given, with this plan marked.
+    It shows the certificate; the predicted memory over the step, with and without the plan, what is
+    kept stacked by scope; what each block does, keeps and adds; the largest buffers at the peak,
+    and what can be done about those that no plan can change; and the frontier, if given, with this
+    plan marked.
 
     Args:
         plan: The plan.
@@ -53,7 +57,7 @@ def page(plan: RematPlan, frontier: Frontier | None = None) -> str:
     return environment.from_string(text).render(
         plan=plan,
         certificate=plan.certificate,
-        memory=_memory_chart(plan) if plan.moments else None,
+        memory=_memory_charts(plan) if plan.moments else None,
         trade=_trade_chart(plan, frontier) if frontier is not None else None,
         frame=dict(width=_WIDTH, height=_HEIGHT, left=_LEFT, bottom=_BOTTOM),
         runs=runs_of_equal(plan.blocks),
@@ -64,9 +68,10 @@ def page(plan: RematPlan, frontier: Frontier | None = None) -> str:
 
 @dataclass(frozen=True)
 class Area:
-    """One layer of a stacked picture: its name, its outline, and its most bytes."""
+    """One layer of a stacked picture: its name, its colour, its outline, and its most bytes."""
 
     name: str
+    fill: str
     points: str
     most_bytes: int
 
@@ -84,18 +89,40 @@ class MemoryChart:
     """Predicted memory over the step.
 
     Attributes:
-        areas: What the plan holds, stacked from below.
-        baseline: The line of the step without rematerialization.
+        name: Which step.
+        areas: What it holds, stacked from below.
+        outline: The line of the other step.
+    """
+
+    name: str
+    areas: Sequence[Area]
+    outline: str
+
+
+@dataclass(frozen=True)
+class MemoryCharts:
+    """The step with the plan and the one without, drawn alike.
+
+    Attributes:
+        charts: One for each.
         budget_y: Where the budget is.
         middle: Where the forward ends.
         ticks: Of the vertical axis.
     """
 
-    areas: Sequence[Area]
-    baseline: str
+    charts: Sequence[MemoryChart]
     budget_y: float
     middle: float
     ticks: Sequence[Tick]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Bytes of one sort at every moment."""
+
+    name: str
+    fill: str
+    sizes_bytes: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -117,10 +144,15 @@ class TradeChart:
     y_ticks: Sequence[Tick]
 
 
-def _memory_chart(plan: RematPlan) -> MemoryChart:
+def _memory_charts(plan: RematPlan) -> MemoryCharts:
     fixed_bytes = plan.predicted_peak_bytes - max(m.live_bytes for m in plan.moments)
-    bare = [fixed_bytes + m.live_bytes for m in plan.baseline_moments]
-    top = 1.05 * max(*bare, plan.certificate.budget_bytes, plan.predicted_peak_bytes)
+    kept = [[block.kept_bytes for block in plan.blocks], [b.bare_bytes for b in plan.blocks]]
+    stacks = [
+        _layers(moments, fixed_bytes, own, _bands(plan.blocks), plan.blocks)
+        for moments, own in zip((plan.moments, plan.baseline_moments), kept, strict=True)
+    ]
+    whole = [[sum(at) for at in zip(*(x.sizes_bytes for x in s), strict=True)] for s in stacks]
+    top = 1.05 * max(*whole[0], *whole[1], plan.certificate.budget_bytes)
     count = len(plan.moments)
 
     def x(index: float) -> float:
@@ -134,28 +166,66 @@ def _memory_chart(plan: RematPlan) -> MemoryChart:
             f"{x(i + side):.1f},{y(size):.1f}" for i, size in enumerate(sizes) for side in (0, 1)
         ]
 
-    areas = []
-    below = [0] * count
-    for name, sizes in zip(_LAYERS, _layers(plan.moments, fixed_bytes), strict=True):
-        above = [a + b for a, b in zip(below, sizes, strict=True)]
-        outline = [*stairs(above), *reversed(stairs(below))]
-        areas.append(Area(name, " ".join(outline), max(sizes)))
-        below = above
-    return MemoryChart(
-        areas=areas,
-        baseline=" ".join(stairs(bare)),
+    def areas(layers: Sequence[Layer]) -> Iterator[Area]:
+        below = [0] * count
+        for layer in layers:
+            above = [a + b for a, b in zip(below, layer.sizes_bytes, strict=True)]
+            outline = [*stairs(above), *reversed(stairs(below))]
+            yield Area(layer.name, layer.fill, " ".join(outline), max(layer.sizes_bytes))
+            below = above
+
+    return MemoryCharts(
+        charts=[
+            MemoryChart("with the plan", list(areas(stacks[0])), " ".join(stairs(whole[1]))),
+            MemoryChart("without the plan", list(areas(stacks[1])), " ".join(stairs(whole[0]))),
+        ],
         budget_y=y(plan.certificate.budget_bytes),
         middle=x(count / 2),
         ticks=[Tick(y(top * k / 4), format_bytes(int(top * k / 4))) for k in range(4)],
     )
 
 
-def _layers(moments: Sequence[Moment], fixed_bytes: int) -> list[list[int]]:
+def _bands(blocks: Sequence[BlockReport]) -> dict[str, int]:
+    """The band of each scope that may keep something: consecutive ones share one if there are
+    more scopes than bands."""
+    scopes = list(dict.fromkeys(_scope(block) for block in blocks if block.bare_bytes))
+    return {s: i * min(len(_BANDS), len(scopes)) // len(scopes) for i, s in enumerate(scopes)}
+
+
+def _scope(block: BlockReport) -> str:
+    return block.scope.split(":")[0]
+
+
+def _layers(
+    moments: Sequence[Moment],
+    fixed_bytes: int,
+    kept_bytes: Sequence[int],
+    bands: Mapping[str, int],
+    blocks: Sequence[BlockReport],
+) -> list[Layer]:
+    """What there is at every moment; of a block that keeps nothing outside its group, what is kept
+    is there between the group's recompute and the block's backward."""
+    layers = [Layer("arguments and results", _FIXED, [fixed_bytes] * len(moments))]
+    rest = [m.kept_bytes for m in moments]
+    for band, fill in enumerate(_BANDS):
+        scopes = [scope for scope, own in bands.items() if own == band]
+        if not scopes:
+            continue
+        own = [
+            size if _scope(block) in scopes else 0
+            for block, size in zip(blocks, kept_bytes, strict=True)
+        ]
+        before = list(accumulate(own, initial=0))
+        sizes = [before[m.block] for m in moments]
+        rest = [a - b for a, b in zip(rest, sizes, strict=True)]
+        name = scopes[0] if len(scopes) == 1 else f"{scopes[0]} … {scopes[-1]}"
+        layers.append(Layer(f"kept by {name}", fill, sizes))
+    if any(rest):
+        layers.append(Layer("kept inside a group", _GROUPED, rest))
     return [
-        [fixed_bytes] * len(moments),
-        [m.kept_bytes for m in moments],
-        [m.passed_bytes for m in moments],
-        [m.working_bytes for m in moments],
+        *layers,
+        Layer("passed between blocks", _PASSED, [m.passed_bytes for m in moments]),
+        Layer("at work", _WORKING, [m.working_bytes for m in moments]),
     ]
 
 
