@@ -12,7 +12,9 @@ writes one JSON file a model below `docs/data/frontier-<target>/`; `--page` make
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +44,7 @@ HAND_POLICIES = ("block", "dots_saveable", "dots_with_no_batch_dims_saveable")
 NUM_BUDGETS = 20
 SLOWDOWNS = (1.05, 1.10, 1.15)
 _GIB = 2.0**30
+_LEAST_RATIO = 0.05
 
 
 @dataclass(frozen=True)
@@ -135,9 +138,9 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         "",
         "## At the peak of each hand policy",
         "",
-        "The added time of the fastest frontier plan that fits the policy's compiled peak, as a "
-        "fraction of the policy's added time (below 1 the plan is better), and both over no "
-        "rematerialization.",
+        "The added time of the plan whose budget is the policy's compiled peak, as a fraction of "
+        "the policy's added time (below 1 the plan is better), and both over no "
+        "rematerialization. Where the policy adds nothing, only both are given.",
         "",
         "| model | " + " | ".join(HAND_POLICIES) + " |",
         "|---|" + "---|" * len(HAND_POLICIES),
@@ -145,18 +148,46 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     ratios: list[float] = []
     for data in found:
         cells = []
-        for hand in data["hand"]:
-            ratio, words = _beside(data, hand)
+        for hand, plan in zip(data["hand"], data["beside"], strict=True):
+            ratio, words = _beside(data, hand, plan)
             ratios += [ratio] if ratio is not None else []
             cells.append(words)
         lines.append(f"| {data['model']} | {' | '.join(cells)} |")
     if ratios:
-        mean = math.exp(sum(math.log(max(r, 1e-3)) for r in ratios) / len(ratios))
+        # A plan may add nothing; a mean of logarithms needs a least value.
+        mean = math.exp(sum(math.log(max(r, _LEAST_RATIO)) for r in ratios) / len(ratios))
         lines += [
             "",
-            f"Geometric mean of the {len(ratios)} ratios: {mean:.2f}; the largest is "
-            f"{max(ratios):.2f}.",
+            f"Geometric mean of the {len(ratios)} ratios, each counted as {_LEAST_RATIO} at least: "
+            f"{mean:.2f}; the largest is {max(ratios):.2f}.",
         ]
+    lines += [
+        "",
+        f"## {NUM_BUDGETS} budgets from the floor to no rematerialization",
+        "",
+        "For each budget the fastest plan that fits is certified. Plans are the different ones "
+        "that no other beats; steps is how many whole steps were compiled for them all. The error "
+        "is that of the peak as predicted before the step was compiled, of all plans of this page.",
+        "",
+        "| model | budgets met | times fall | plans | steps compiled, a budget | peak error: "
+        "median | worst |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    errors: list[float] = []
+    for data in found:
+        met = _at_budgets(data)
+        falling = all(b["step_s"] <= a["step_s"] for a, b in itertools.pairwise(met))
+        own = _peak_errors(data)
+        errors += own
+        lines.append(
+            f"| {data['model']} | {len(met)} of {NUM_BUDGETS} | {'yes' if falling else 'NO'} "
+            f"| {len(data['plans'])} | {data['num_steps'] / NUM_BUDGETS:.1f} "
+            f"| {statistics.median(own):.1%} | {max(own):.1%} |"
+        )
+    lines += [
+        "",
+        f"Over all models: median {statistics.median(errors):.1%}, worst {max(errors):.1%}.",
+    ]
     lines += [
         "",
         "## Memory taken off at a given slowdown",
@@ -178,17 +209,30 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _beside(data: Mapping[str, Any], hand: Mapping[str, Any]) -> tuple[float | None, str]:
+def _beside(
+    data: Mapping[str, Any], hand: Mapping[str, Any], plan: Mapping[str, Any] | None
+) -> tuple[float | None, str]:
     base_s = data["no_remat"]["step_s"]
-    fitting = [p for p in data["plans"] if p["peak_bytes"] <= hand["peak_bytes"]]
-    theirs = hand["step_s"] - base_s
-    if not fitting:
-        return None, "no frontier plan fits"
-    ours = min(p["step_s"] for p in fitting) - base_s
+    if plan is None:
+        return None, "no plan fits"
+    theirs, ours = hand["step_s"] - base_s, plan["step_s"] - base_s
     words = f"{ours / base_s:+.1%} for {theirs / base_s:+.1%}"
     if theirs <= 0:
         return None, words
     return max(ours, 0.0) / theirs, f"{max(ours, 0.0) / theirs:.2f} ({words})"
+
+
+def _at_budgets(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The fastest plan within each budget that one fits."""
+    low, high = data["plans"][0]["peak_bytes"], data["no_remat"]["peak_bytes"]
+    budgets = [low + (high - low) * i // (NUM_BUDGETS - 1) for i in range(NUM_BUDGETS)]
+    fitting = [[p for p in data["plans"] if p["peak_bytes"] <= budget] for budget in budgets]
+    return [min(plans, key=lambda p: p["step_s"]) for plans in fitting if plans]
+
+
+def _peak_errors(data: Mapping[str, Any]) -> list[float]:
+    plans = [*data["plans"], *(p for p in data["beside"] if p is not None)]
+    return [abs(p["predicted_peak_bytes"] / p["peak_bytes"] - 1) for p in plans]
 
 
 def _taken_off(data: Mapping[str, Any], slowdown: float) -> float:

@@ -21,7 +21,7 @@ from jax_hremat._program.region import Region
 from jax_hremat._schedule import stretches
 from jax_hremat._schedule.chain import Chain, Crossing, Group, Selection, predict, recompute_s
 from jax_hremat._schedule.schedule import fastest_within, least_peak
-from jax_hremat._schedule.stretches import Stretched, stretched
+from jax_hremat._schedule.stretches import stretched
 from jax_hremat._solve.backend import SolverConfig
 
 MIB = 2**20
@@ -215,8 +215,8 @@ def test_a_shorter_chain_predicts_what_the_chain_does(
     stack: tuple[Chain, list[int]], data: st.DataObject
 ) -> None:
     chain, kinds = stack
-    found = stretched(chain, kinds)
-    assert found is not None and len(found.chain) < len(chain)
+    found = data.draw(st.sampled_from(stretched(chain, kinds)))
+    assert len(found.chain) < len(chain)
     selection = random_selection(data, found.chain)
     expanded = found.expanded(selection)
     shorter, whole = predict(found.chain, selection), predict(found.bottom, expanded)
@@ -243,8 +243,7 @@ def test_many_layers_hold_few_boundaries() -> None:
     peaks = {}
     for count in (25, 65, 217):
         chain = equal_layers(count)
-        nested = stretched(chain, ["layer"] * count)
-        assert isinstance(nested, Stretched)
+        nested = stretched(chain, ["layer"] * count)[-1]
         selection = least_peak(nested.chain, EXACT).selection
         found = predict(chain, nested.expanded(selection))
         peaks[count] = found.peak_bytes / (8 * MIB)
@@ -259,16 +258,16 @@ def test_short_stacks_and_those_with_an_effect_have_no_stretches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     chain = equal_layers(8)
-    assert stretched(chain, list(range(8))) is None
+    assert not stretched(chain, list(range(8)))
     pinned = replace(chain, pinned=frozenset(range(8)))
-    assert stretched(pinned, ["layer"] * 8) is None
+    assert not stretched(pinned, ["layer"] * 8)
     monkeypatch.setattr(stretches, "_MANY_LAYERS", 9)
-    assert stretched(chain, ["layer"] * 8) is None
+    assert not stretched(chain, ["layer"] * 8)
 
 
 def test_a_budget_that_only_groups_in_groups_meet() -> None:
     chain = equal_layers(65)
-    nested = stretched(chain, ["layer"] * 65)
+    nested, *_ = stretched(chain, ["layer"] * 65)
     floor = predict(chain, least_peak(chain, EXACT).selection).peak_bytes
     limit = floor - 8 * MIB
     assert fastest_within(chain, limit, EXACT).selection is None
@@ -278,12 +277,12 @@ def test_a_budget_that_only_groups_in_groups_meet() -> None:
 
 def test_a_deep_model_is_planned_in_groups_of_groups_and_computes_the_same() -> None:
     def loss(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-        for i in range(27):
+        for i in range(12):
             x = x + jnp.tanh(x @ params[f"w{i}"])
         return (x**2).mean()
 
     width, batch = 8, 512
-    shapes = {f"w{i}": jax.ShapeDtypeStruct((width, width), jnp.float32) for i in range(27)}
+    shapes = {f"w{i}": jax.ShapeDtypeStruct((width, width), jnp.float32) for i in range(12)}
     args = (shapes, jax.ShapeDtypeStruct((batch, width), jnp.float32))
 
     def at_products(graph: Graph) -> list[int]:

@@ -151,11 +151,14 @@ class Workbench:
         return self.costs.chain(self.fixed_bytes + self.surplus_bytes, choose)
 
     def standard_plans(self) -> list[tuple[Chain, Selection]]:
-        """What a user could write by hand: nothing, every block under one policy, every layer
-        or every few blocks together under `jax.checkpoint`."""
+        """What a user could write by hand: nothing, every block under one policy, the steps of
+        every scan under one and nothing else, every layer or every few blocks together under
+        `jax.checkpoint`."""
         names = dict.fromkeys(name for o in self.costs.options.values() for name, _ in o.by_hand)
         bare = self.chain(lambda o: (o.bare,))
         chains = [bare] + [self.chain(lambda o, name=name: (o.written(name),)) for name in names]
+        if self.costs.loops:
+            chains += [self.chain(lambda o, name=name: (_steps(o, name),)) for name in names]
         grouped = dict.fromkeys(grouped_selections(bare, self.costs.partition.kinds))
         return [uniform(chain) for chain in chains] + [(bare, s) for s in grouped]
 
@@ -216,6 +219,12 @@ def prepare(
     predicted = predict(*uniform(bench.chain(lambda o: (o.bare,))))
     surplus_bytes = max(0, compiled.memory.peak_bytes - predicted.peak_bytes)
     return replace(bench, surplus_bytes=surplus_bytes)
+
+
+def _steps(options: BlockOptions, policy: str) -> Option:
+    """A scan's steps as a user would write them under a policy; any other block bare."""
+    written = options.written(policy)
+    return written if written.origin == "loop" else options.bare
 
 
 def uniform(chain: Chain) -> tuple[Chain, Selection]:

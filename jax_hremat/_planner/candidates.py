@@ -16,6 +16,9 @@ from jax_hremat._schedule.stretches import Stretched, stretched
 from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
 
+# A nest of more levels is compiled only if it promises a peak of at most this part of the others'.
+_WORTH = 0.99
+
 NO_SOLVE = Outcome(Status.NOT_SOLVED, 0.0, 0.0, 0.0)
 
 
@@ -134,8 +137,8 @@ class Candidates:
         return self.bench.standard_plans()
 
     @functools.cached_property
-    def nested(self) -> Stretched | None:
-        """The plain chain with stacks of many layers in stretches; None if it has none."""
+    def nested(self) -> tuple[Stretched, ...]:
+        """The plain chain with stacks of many layers in stretches, the more nested the later."""
         return stretched(self.plain, self.bench.costs.partition.kinds)
 
     @functools.cached_property
@@ -144,15 +147,14 @@ class Candidates:
         groups, with plain blocks, and with groups in groups if that promises less."""
         solver = replace(self.bench.config.solver, relative_gap=0.01)
         spaces = [(self.chain, True), (self.chain, False), (self.plain, True)]
-        spaces += [(self.nested, True)] if self.nested is not None else []
         candidates: list[Candidate] = []
-        for space, groups in spaces:
+        for space, groups in (*spaces, *((nested, True) for nested in self.nested)):
             schedule = self._solved(space, lambda c, g=groups: least_peak(c, solver, groups=g))
             assert schedule.selection is not None, "without a peak bound a selection exists"
             chain = space if isinstance(space, Chain) else space.bottom
             promise_bytes = predict(chain, schedule.selection).peak_bytes
-            if space is not self.nested or all(
-                promise_bytes < c.prediction.peak_bytes for c in candidates
+            if isinstance(space, Chain) or all(
+                promise_bytes < _WORTH * c.prediction.peak_bytes for c in candidates
             ):
                 candidates.append(self.add(chain, schedule.selection, schedule.outcome))
         return candidates

@@ -55,8 +55,9 @@ class Rounds:
         if self._missed:
             self._solve_rounds(self._candidates.plain)
         self._try_standard()
-        if self._best() is None and self._candidates.nested is not None:
-            self._solve_rounds(self._candidates.nested)
+        for nested in self._candidates.nested:
+            if self._best() is None:
+                self._solve_rounds(nested)
         if self._best() is None:
             # Plans near the least peak are predicted worst; the least itself may still fit.
             _ = self._candidates.lowest

@@ -57,19 +57,21 @@ class Stretched:
         return self.under.expanded(below) if isinstance(self.under, Stretched) else below
 
 
-def stretched(chain: Chain, kinds: Sequence[Hashable]) -> Stretched | None:
-    """The chain with its stacks of many equal layers in stretches, and those in stretches again
-    as long as there are many; None if there are not.
+def stretched(chain: Chain, kinds: Sequence[Hashable]) -> tuple[Stretched, ...]:
+    """The chain with its stacks of many equal layers in stretches; that with the stretches in
+    stretches, and so on as long as there are many.
 
     Args:
         chain: Blocks and their options.
         kinds: The kind of each block; equal kinds are equal blocks.
     """
-    found: Stretched | None = None
-    while spans := _spans(found.chain if found else chain, kinds):
-        found = _stretched_once(found or chain, spans)
-        kinds = [tuple(kinds[a : b + 1]) for a, b in found.spans]
-    return found
+    found: list[Stretched] = []
+    top = chain
+    while spans := _spans(top, kinds):
+        found.append(_stretched_once(found[-1] if found else chain, spans))
+        top = found[-1].chain
+        kinds = [tuple(kinds[a : b + 1]) for a, b in found[-1].spans]
+    return tuple(found)
 
 
 def _spans(chain: Chain, kinds: Sequence[Hashable]) -> dict[int, Group]:
