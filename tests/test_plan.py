@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import jax_hremat
 from jax_hremat._cost.certify import BufferReport
 from jax_hremat._plans.plan import BlockReport, Certificate, RematPlan
 from jax_hremat._program.fingerprint import Fingerprint, fingerprint
@@ -366,3 +369,53 @@ def test_a_file_that_is_not_text_is_refused(tmp_path):
     path.write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(PlanFormatError, match="not text"):
         RematPlan.load(path)
+
+
+LOSS = """
+import jax
+import jax.numpy as jnp
+
+def loss_fn(w, x):
+    return jnp.mean(jnp.tanh(jnp.tanh(x @ w) @ w) ** 2)
+
+args = jnp.full((8, 8), 0.1), jnp.ones((32, 8))
+"""
+NO_SOLVER = """
+import sys
+
+class NotInstalled:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("cvxpy", "highspy"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, NotInstalled())
+"""
+APPLY = """
+import jax_hremat
+
+plan = jax_hremat.RematPlan.load(sys.argv[1])
+planned = jax_hremat.apply_plan(loss_fn, plan)
+step = jax.jit(jax.value_and_grad(planned), compiler_options=jax_hremat.compiler_options("cpu"))
+same = jax.tree.map(jnp.allclose, step(*args), jax.value_and_grad(loss_fn)(*args))
+print(plan.root.num_wrapped, jax.tree.all(same))
+"""
+
+
+def test_a_plan_is_applied_where_there_is_no_solver(tmp_path: Path) -> None:
+    scope: dict[str, Any] = {}
+    exec(compile(LOSS, "loss.py", "exec"), scope)
+    config = jax_hremat.PlannerConfig(cost="analytic", max_rounds=0, partitioner=lambda graph: [2])
+    make = jax_hremat.plan_remat(scope["loss_fn"], max_slowdown=3.0, target="cpu", config=config)
+    make(*scope["args"]).save(tmp_path / "plan.json")
+    script = tmp_path / "elsewhere.py"
+    script.write_text(NO_SOLVER + LOSS + APPLY, encoding="utf-8")
+    run = subprocess.run(
+        [sys.executable, script, tmp_path / "plan.json"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    assert run.returncode == 0, run.stderr
+    num_wrapped, same = run.stdout.split()
+    assert int(num_wrapped) >= 1
+    assert same == "True"

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 
-import cvxpy as cp
 import jax
 import jax.numpy as jnp
 
@@ -18,6 +17,7 @@ from jax_hremat._compiler.target import Target, get_target
 from jax_hremat._shared.compat import remat3_enabled
 from jax_hremat._shared.errors import HRematError
 from jax_hremat._solve.backend import SolverConfig, solve
+from jax_hremat._solve.modelling import cp
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,9 @@ def _settings() -> Check:
 
 
 def _solver() -> Check:
-    x = cp.Variable(3, boolean=True)
-    problem = cp.Problem(cp.Maximize(cp.sum(x)), [x[0] + x[1] <= 1])
-
     def found() -> str:
+        x = cp.Variable(3, boolean=True)
+        problem = cp.Problem(cp.Maximize(cp.sum(x)), [x[0] + x[1] <= 1])
         outcome = solve(problem, SolverConfig())
         return f"HiGHS through cvxpy {version('cvxpy')}: {outcome.status.value}"
 
@@ -109,5 +108,5 @@ def _cache() -> Check:
 def _tried(name: str, found: Callable[[], str], *, needed: bool) -> Check:
     try:
         return Check(name, True, needed, found())
-    except (HRematError, OSError) as error:
+    except (HRematError, OSError, ImportError) as error:
         return Check(name, False, needed, type(error).__name__, str(error))

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import cvxpy as cp
 import numpy as np
 
 from jax_hremat._modes.runs import Run
 from jax_hremat._solve.backend import SolverConfig, Status, solve
+from jax_hremat._solve.modelling import cp
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import cvxpy as cp
 import numpy as np
 
 from jax_hremat._program.graph import Graph
 from jax_hremat._program.region import ValueRef
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status, solve
+from jax_hremat._solve.modelling import cp
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,13 +31,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import cvxpy as cp
 import numpy as np
 import scipy.sparse as sp
 
 from jax_hremat._schedule.chain import Chain, Selection, predict
 from jax_hremat._schedule.groups import Groups, Piece, Prices, single_pieces
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status, out_of_time, solve
+from jax_hremat._solve.modelling import cp
 
 _MIB = 2.0**20
 # Groups that enter the relaxation in one round of pricing, and rounds at most.

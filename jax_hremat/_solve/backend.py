@@ -8,10 +8,8 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-import cvxpy as cp
-from cvxpy.error import SolverError as CvxpySolverError
-
 from jax_hremat._shared.errors import SolverError
+from jax_hremat._solve.modelling import cp
 
 
 class Status(enum.Enum):
@@ -86,7 +84,7 @@ def solve(
                 random_seed=0,
                 threads=1,
             )
-        except CvxpySolverError as error:
+        except cp.SolverError as error:
             raise SolverError(
                 f"HiGHS failed on a program with {problem.size_metrics.num_scalar_variables} "
                 f"variables: {error}"
