@@ -92,6 +92,7 @@ def plan(**changes: Any) -> RematPlan:
         moments=(Moment(0, False, 0, MIB, 2 * MIB), Moment(0, True, 3 * MIB, MIB, 4 * MIB)),
         baseline_moments=(Moment(0, False, 0, MIB, MIB), Moment(0, True, 9 * MIB, MIB, MIB)),
         buffers=(BufferReport(500 * MIB, "f32[512,512]", "temp", "decoder/logits"),),
+        unpriced=MappingProxyType({"custom-call:sort_of_mine": 2}),
         num_compiles=MappingProxyType({"steps": 3, "blocks": 17}),
         timings_s=MappingProxyType({"trace": 0.1, "solve": 0.2}),
     )
@@ -107,7 +108,7 @@ def test_json_keeps_everything_but_the_timings() -> None:
         if field.name != "timings_s":
             assert getattr(loaded, field.name) == getattr(made, field.name), field.name
     assert loaded.root.children[0].tied
-    assert json.loads(made.to_json())["version"] == 2
+    assert json.loads(made.to_json())["version"] == 3
 
 
 def test_equal_plans_have_equal_bytes() -> None:
@@ -213,7 +214,7 @@ def edited(change: Callable[[dict[str, Any]], Any]) -> str:
         ("[1, 2]", "not a plan that `RematPlan.save` wrote"),
         ("{}", "not a plan that `RematPlan.save` wrote"),
         (edited(lambda d: d.update(format="pytorch")), "not a plan that `RematPlan.save` wrote"),
-        (edited(lambda d: d.update(version=99)), "version 99;.*reads version 2. Make the plan"),
+        (edited(lambda d: d.update(version=99)), "version 99;.*reads version 3. Make the plan"),
         (edited(lambda d: d.pop("version")), "version None"),
         (edited(lambda d: d.pop("root")), "damaged plan: KeyError: 'root'. Make it again"),
         (edited(lambda d: d["root"].update(stop=-1)), "damaged plan: ValueError: region"),
@@ -265,6 +266,7 @@ def test_the_text_of_a_plan() -> None:
         "1000.00 MiB",  # the peak without rematerialization,
         "h200",
         "+10.0 %",
+        "2 × custom-call:sort_of_mine",  # what the times leave out,
         "encoder/layer_0",  # the blocks,
         "decoder [x]",  # brackets and all,
         "wrapped, keeps 2 values",

@@ -116,6 +116,7 @@ def _plan(
         buffers=best.step.buffers,
         moments=best.prediction.moments,
         baseline_moments=candidates.bare.prediction.moments,
+        unpriced=MappingProxyType(dict(best.step.unknown)),
         num_compiles=MappingProxyType(
             {
                 "steps": candidates.num_compiled,

@@ -61,6 +61,7 @@ def certified_again(
         buffers=planned.buffers,
         moments=(),
         baseline_moments=(),
+        unpriced=MappingProxyType(dict(planned.unknown)),
         num_compiles=MappingProxyType({"steps": 2, "blocks": 0}),
         timings_s=MappingProxyType({}),
     )

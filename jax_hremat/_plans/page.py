@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 
 from jax_hremat._plans.frontier import Frontier
 from jax_hremat._plans.plan import BlockReport, RematPlan
-from jax_hremat._plans.show import runs_of_equal, signed_seconds
+from jax_hremat._plans.show import runs_of_equal, signed_seconds, unpriced_words
 from jax_hremat._schedule.chain import Moment
 from jax_hremat._shared.files import write_whole
 from jax_hremat._shared.format import format_bytes, format_seconds
@@ -62,6 +62,7 @@ def page(plan: RematPlan, frontier: Frontier | None = None) -> str:
         frame=dict(width=_WIDTH, height=_HEIGHT, left=_LEFT, bottom=_BOTTOM),
         runs=runs_of_equal(plan.blocks),
         advice=_ADVICE,
+        unpriced=unpriced_words(plan),
         fixed=[b for b in plan.buffers if b.kind != "temp"],
     )
 

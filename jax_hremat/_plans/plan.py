@@ -19,7 +19,7 @@ from jax_hremat._shared.errors import PlanFormatError
 from jax_hremat._shared.files import write_whole
 
 _FORMAT = "jax_hremat.RematPlan"
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,8 @@ class RematPlan:
         buffers: The largest buffers at the peak, largest first.
         moments: Predicted memory over the step; empty where costs were not known (`certify`).
         baseline_moments: The same without rematerialization.
+        unpriced: Operations of the compiled step that the estimates leave out, with their number:
+            custom calls of unknown cost, for instance, and the network's time of collectives.
         num_compiles: Programs compiled to make the plan: whole steps, and blocks in one mode.
         timings_s: Seconds of planning: trace, partition, cost, solve, certify.
     """
@@ -133,6 +135,7 @@ class RematPlan:
     buffers: tuple[BufferReport, ...]
     moments: tuple[Moment, ...]
     baseline_moments: tuple[Moment, ...]
+    unpriced: Mapping[str, int]
     num_compiles: Mapping[str, int]
     timings_s: Mapping[str, float] = field(
         default_factory=lambda: MappingProxyType({}), compare=False
@@ -277,6 +280,7 @@ def _decode_plan(data: Mapping[str, Any]) -> RematPlan:
         buffers=tuple(BufferReport(**b) for b in data["buffers"]),
         moments=tuple(Moment(**m) for m in data["moments"]),
         baseline_moments=tuple(Moment(**m) for m in data["baseline_moments"]),
+        unpriced=MappingProxyType(dict(data["unpriced"])),
         num_compiles=MappingProxyType(dict(data["num_compiles"])),
         **{key: data[key] for key in plain},
     )

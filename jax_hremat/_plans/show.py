@@ -43,6 +43,8 @@ def _summary(plan: RematPlan) -> Table:
         f"{format_seconds(plan.baseline_step_s)} without rematerialization "
         f"({100 * (plan.slowdown - 1):+.1f} %)",
     )
+    if plan.unpriced:
+        table.add_row("not priced", "", unpriced_words(plan))
     table.add_row(
         "decisions",
         str(plan.root.num_wrapped),
@@ -53,6 +55,11 @@ def _summary(plan: RematPlan) -> Table:
         spent = ", ".join(f"{k} {format_seconds(v)}" for k, v in plan.timings_s.items())
         table.add_row("planning", format_seconds(sum(plan.timings_s.values())), spent)
     return table
+
+
+def unpriced_words(plan: RematPlan) -> str:
+    """What the estimates leave out, such as `2 × custom-call:sort`."""
+    return ", ".join(f"{count} × {name}" for name, count in plan.unpriced.items())
 
 
 def _blocks(plan: RematPlan) -> Table:
