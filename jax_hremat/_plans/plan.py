@@ -65,7 +65,8 @@ class BlockReport:
     Attributes:
         start: First operation.
         stop: One past the last operation.
-        scope: `jax.named_scope` path of the block (Flax: the module path).
+        scope: `jax.named_scope` path of the block (Flax linen: the module path); where there is
+            none, `source`.
         mode: What is done, in words.
         kept_bytes: Held between the block's forward and its backward, inputs left out.
         bare_bytes: What it would hold without rematerialization.

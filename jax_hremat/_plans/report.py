@@ -16,6 +16,7 @@ from jax_hremat._schedule.chain import Chain, Selection, recompute_s
 from jax_hremat._shared.format import format_bytes
 
 _MAX_PARTS = 3
+_NOWHERE = "(no scope)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,14 @@ def block_reports(decision: Decision) -> tuple[BlockReport, ...]:
         option = decision.chain.options[index][decision.selection.options[index]]
         bare = decision.bare[index]
         mode = option.mode.shifted(block.start)
+        source = _source(decision.graph, block.start, block.stop)
         in_group = index in grouped
         reports.append(
             BlockReport(
                 start=block.start,
                 stop=block.stop,
-                scope=block_scope(decision.graph, block.start, block.stop),
+                # NNX names no scopes; the line says where the block stands too.
+                scope=block_scope(decision.graph, block.start, block.stop) or source or _NOWHERE,
                 mode=_mode_words(decision.graph, mode, in_group),
                 kept_bytes=0 if in_group else option.cost.kept_bytes,
                 bare_bytes=bare.cost.kept_bytes,
@@ -66,17 +69,17 @@ def block_reports(decision: Decision) -> tuple[BlockReport, ...]:
                     for _, region in mode.walk()
                     for op, k in region.saved
                 ),
-                source=_source(decision.graph, block.start, block.stop),
+                source=source,
             )
         )
     return tuple(reports)
 
 
 def block_scope(graph: Graph, start: int, stop: int) -> str:
-    """The scope the block stands in, and the parts of it that it spans."""
+    """The scope the block stands in, and the parts of it that it spans; empty if it has none."""
     paths = [op.scope.split("/") for op in graph.operations[start:stop] if op.scope and op.active]
     if not paths:
-        return "(no scope)"
+        return ""
     shared = 0
     while all(len(p) > shared and p[shared] == paths[0][shared] for p in paths):
         shared += 1
@@ -100,7 +103,7 @@ def _source(graph: Graph, start: int, stop: int) -> str:
 def bottleneck_words(graph: Graph, partition: Partition, block: int, step: CompiledStep) -> str:
     """What sets the smallest peak: the largest buffer there, and the block it is met in."""
     at = partition.blocks[block]
-    scope = block_scope(graph, at.start, at.stop)
+    scope = block_scope(graph, at.start, at.stop) or _NOWHERE
     if not step.buffers:
         return f"`{scope}`"
     largest = step.buffers[0]
