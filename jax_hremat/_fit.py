@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -199,7 +199,8 @@ def max_batch(
     """The batch size, with its plan, of the highest throughput within a budget.
 
     The largest size that fits is found by halving; then sizes around the best one are tried,
-    since the largest batch may recompute so much that a smaller one is faster.
+    since the largest batch may recompute so much that a smaller one is faster. Of a size that does
+    not fit, what it needs is only looked for roughly (`PlannerConfig.floor_rounds` is 0).
 
     Args:
         make_step, loss_fn: As in `fit_step`; the step takes a state and a batch.
@@ -224,7 +225,8 @@ def max_batch(
         raise ValueError(
             f"budget={budget!r}: a fraction would be another budget for each batch; give bytes"
         )
-    fit = fit_step(make_step, loss_fn, budget=budget, **options)
+    config = replace(options.pop("config", None) or PlannerConfig(), floor_rounds=0)
+    fit = fit_step(make_step, loss_fn, budget=budget, config=config, **options)
 
     def search(state: Any, batch_of: Callable[[int], Any]) -> BatchSearch:
         trials: dict[int, BatchTrial] = {}

@@ -337,3 +337,13 @@ def test_remat3_is_refused(remat3: None) -> None:
         refuse(mlp, *MLP)
     with pytest.raises(UnsupportedConfigError, match="jax_remat3"):
         jax_hremat.hremat(mlp, budget=0.5, target="cpu")(*jax.tree.map(jnp.zeros_like, MLP))
+
+
+def test_without_rounds_for_the_floor_a_refusal_names_what_was_found_first(
+    bench: Workbench, floor_bytes: int
+) -> None:
+    hasty = dataclasses.replace(bench, config=dataclasses.replace(bench.config, floor_rounds=0))
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        plan_of(hasty, 1)
+    assert caught.value.min_budget_bytes >= floor_bytes
+    assert plan_of(bench, caught.value.min_budget_bytes).certificate.holds

@@ -44,6 +44,8 @@ class PlannerConfig:
             own from a graph to positions of operations.
         max_rounds: Compilations of the whole step in a plan, after the first, to meet the
             budget or to use what is left of it.
+        floor_rounds: Searches, each a hundredth lower, for a plan below the least peak found,
+            before a budget is refused; what is refused names the least that was found.
         cost: Where the costs of blocks come from: "compiled", a roofline over what XLA makes of
             them; "analytic", from their shapes, nothing compiled but whole steps; "measured", run
             on the target's device, which must be attached.
@@ -56,6 +58,7 @@ class PlannerConfig:
     solver: SolverConfig = field(default_factory=SolverConfig)
     partitioner: Partitioner = partition_by_width
     max_rounds: int = 3
+    floor_rounds: int = 10
     cost: CostSource = "compiled"
     cache_dir: str | os.PathLike[str] | None = None
 

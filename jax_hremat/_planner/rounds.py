@@ -152,11 +152,13 @@ class Rounds:
         return candidate.peak_bytes > (1 + _WIDE_MISS) * self._limit
 
     def floor(self) -> Candidate:
-        """A plan of a peak that no plan is found for a hundredth below."""
+        """A plan of a peak that no plan is found for a hundredth below, or the least one found
+        when the rounds for that are over."""
         least = min(self._candidates.lowest, key=lambda c: (c.peak_bytes, c.step_s))
-        while True:
+        for _ in range(self._candidates.bench.config.floor_rounds):
             below = Rounds(self._candidates, int((1 - _SLACK) * least.peak_bytes))
             found = below.search()
             if found is None:
-                return least
+                break
             least = found
+        return least
