@@ -10,7 +10,7 @@ import pytest
 from jax_hremat._compiler import compile as compiling
 from jax_hremat._compiler.compile import Compiled, MemoryStats, compile_flat, compiler_versions
 from jax_hremat._compiler.target import Target, get_target, list_targets
-from jax_hremat._shared.errors import TargetUnavailableError, UnknownTargetError
+from jax_hremat._shared.errors import CompilationError, TargetUnavailableError, UnknownTargetError
 
 # Without a GPU the CUDA plugin starts only if none is asked for; with one, this keeps
 # autotuning, and so the device, out of what is compared.
@@ -170,6 +170,16 @@ def test_a_missing_toolkit_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(jax.stages.Lowered, "compile", unassembled)
     with pytest.raises(TargetUnavailableError, match=r"ptxas.*jax_hremat\[gpu-aot\]"):
         compile_flat(partial(jnp.add, 1.0), [Shape((4,), jnp.float32)], get_target("h200"))
+
+
+def test_what_xla_cannot_compile_is_said_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def beyond_xla(*_: object, **__: object) -> None:
+        raise jax.errors.JaxRuntimeError("INTERNAL: no tile sizes satisfy %dot.34\nand more")
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", beyond_xla)
+    message = r"for target 'cpu'.*fault is XLA's.*XLA said: INTERNAL: no tile sizes.*%dot.34$"
+    with pytest.raises(CompilationError, match=message):
+        compile_flat(partial(jnp.add, 2.0), [Shape((4,), jnp.float32)], get_target("cpu"))
 
 
 def test_versions_name_what_compiles() -> None:

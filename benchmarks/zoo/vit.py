@@ -118,4 +118,4 @@ def vit_problem(name: str, remat: Remat | None = None, *, batch: int, **config: 
 _SMALL = dict(image=64, patch=8, layers=6, width=128, heads=4, classes=100, batch=8)
 _TINY = dict(image=16, patch=4, layers=2, width=32, heads=4, classes=10, batch=4, dtype="float32")
 
-register("vit", vit_problem, {"full": dict(batch=128), "small": _SMALL, "tiny": _TINY})
+register("vit", vit_problem, {"full": dict(image=256, batch=128), "small": _SMALL, "tiny": _TINY})

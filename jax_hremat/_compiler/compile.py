@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 
 from jax_hremat._compiler.cache import CompileCache, key_of
 from jax_hremat._compiler.target import Target
-from jax_hremat._shared.errors import TargetUnavailableError, UnknownTargetError
+from jax_hremat._shared.errors import CompilationError, TargetUnavailableError, UnknownTargetError
 
 # What XLA says when the assembler or the device library of the CUDA toolkit is not there, or is
 # of a release that does not know the target. No error code tells these apart.
@@ -280,11 +280,17 @@ def _build(lowered: jax.stages.Lowered, target: Target) -> jax.stages.Compiled:
     try:
         return lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        if target.platform != "cuda" or not any(sign in str(error) for sign in _NO_TOOLKIT):
-            raise
-        raise TargetUnavailableError(
-            f"the CUDA toolkit's ptxas or libdevice is missing, or does not know target "
-            f"{target.name!r}. {_INSTALL} XLA said: {str(error).splitlines()[0]}"
+        said = str(error).splitlines()[0]
+        if target.platform == "cuda" and any(sign in str(error) for sign in _NO_TOOLKIT):
+            raise TargetUnavailableError(
+                f"the CUDA toolkit's ptxas or libdevice is missing, or does not know target "
+                f"{target.name!r}. {_INSTALL} XLA said: {said}"
+            ) from error
+        raise CompilationError(
+            f"XLA could not compile a part of the step, or the step, for target {target.name!r}. "
+            f"If it cannot compile the step as it is either, with no plan, the fault is XLA's: "
+            f"try shapes that are multiples of a larger power of two, or another version of jax. "
+            f"XLA said: {said}"
         ) from error
 
 

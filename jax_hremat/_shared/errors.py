@@ -200,6 +200,18 @@ class UnsupportedConfigError(HRematError, RuntimeError):
     """
 
 
+class CompilationError(HRematError, RuntimeError):
+    """XLA could not compile the step, or a part of it, for the target.
+
+    Some operations at some shapes are beyond some versions of XLA; the step as it is then fails to
+    compile as well.
+
+    Fix: compile the step without a plan first (``jax.jit(step).lower(*args).compile()``). If that
+    fails, change the shapes that the message names, or the version of jax. If it does not, plan
+    with ``PlannerConfig(cost="analytic")``, which compiles no parts, and please report it.
+    """
+
+
 class CertificationError(HRematError, RuntimeError):
     """A plan about to be returned does not hold: its compiled peak is above the budget.
 
