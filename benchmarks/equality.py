@@ -41,6 +41,8 @@ MODELS = (
     "llama-scan",
     "lstm",
     "densenet121",
+    "vit",
+    "moe",
 )
 DROPOUT = 0.1
 # Larger than the zoo's own tiny batches: there, parameters and gradients are most of the peak,

@@ -14,6 +14,8 @@ import pytest
 from benchmarks import zoo
 
 NAMES = zoo.names()
+# But those that differ from another in the number of layers alone.
+DISTINCT = [name for name in NAMES if name not in ("gpt2-48", "gpt2-96", "encdec-36")]
 CONFIGS = {"gpt2-6": {"dropout": 0.0, "layers": 2}}
 
 
@@ -82,7 +84,7 @@ def test_full_size_is_described_without_arrays(name):
     assert loss.shape == () and loss.dtype == jnp.float32
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_plain_step_is_finite_and_matches_the_described_arguments(name):
     step = plain(name)
     assert np.isfinite(step.loss)
@@ -91,7 +93,7 @@ def test_plain_step_is_finite_and_matches_the_described_arguments(name):
     assert jax.tree.map(lambda x: (x.shape, x.dtype), step.args) == described
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_every_parameter_has_a_gradient(name):
     for path, gradient in jax.tree_util.tree_leaves_with_path(plain(name).grads):
         where = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -103,7 +105,7 @@ def test_every_parameter_has_a_gradient(name):
 @pytest.mark.parametrize(
     ("name", "remat"),
     [
-        *((name, "block") for name in NAMES),
+        *((name, "block") for name in DISTINCT),
         ("gpt2-6", "dots_saveable"),
         ("gpt2-small", "dots_with_no_batch_dims_saveable"),
         ("encdec", "dots_with_no_batch_dims_saveable"),
@@ -122,7 +124,7 @@ def test_remat_gives_the_same_step(name, remat):
     assert_same(step.grads, expected.grads)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_dropout_draws_from_the_key(name):
     step = plain(name)
     params, batch, *rest = step.args
