@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -41,23 +41,10 @@ class GPTConfig:
     tied: bool = True
 
 
-class AttentionConfig(Protocol):
-    """What the attention needs of a model's config."""
-
-    @property
-    def width(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def dropout(self) -> float: ...
-    @property
-    def dtype(self) -> DTypeLike: ...
-
-
 class CausalSelfAttention(nn.Module):
     """Multi-head attention in which a token sees itself and those before it."""
 
-    config: AttentionConfig
+    config: GPTConfig
     train: bool = True
 
     @nn.compact

@@ -1,4 +1,4 @@
-"""A decoder-only language model whose feed-forward layers are mixtures of experts."""
+"""GPT-2 with mixtures of experts for feed-forward layers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from benchmarks.zoo.base import Problem, Remat, register, with_remat
-from benchmarks.zoo.gpt import CausalSelfAttention
+from benchmarks.zoo.gpt import GPT, CausalSelfAttention, GPTConfig
 from benchmarks.zoo.tasks import LOSSES, next_token_problem
 
 _init = nn.initializers.normal(0.02)
@@ -20,33 +19,20 @@ _PER_TOKEN = 2
 
 
 @dataclass(frozen=True)
-class MoEConfig:
-    """Dimensions of a mixture-of-experts language model.
+class MoEConfig(GPTConfig):
+    """Dimensions of a mixture-of-experts language model: those of GPT-2, and these.
 
     Attributes:
-        layers: Number of Transformer blocks.
-        width: Size of the residual stream.
-        heads: Number of attention heads.
         experts: Number of experts in each block; a token goes to two of them.
         capacity: Tokens an expert takes of a sequence, over what it would take were all equally
             liked; those beyond pass it by.
         balance: Weight of the loss that spreads the tokens over the experts.
-        context: Sequence length.
-        vocab: Vocabulary size.
-        dropout: Rate for the embedding, the attention probabilities and the residuals.
-        dtype: Type of the activations; parameters, gates and router are float32.
     """
 
-    layers: int = 12
-    width: int = 768
-    heads: int = 12
+    vocab: int = 32000
     experts: int = 8
     capacity: float = 1.25
     balance: float = 0.01
-    context: int = 1024
-    vocab: int = 32000
-    dropout: float = 0.0
-    dtype: DTypeLike = jnp.bfloat16
 
 
 class Experts(nn.Module):
@@ -109,26 +95,6 @@ class Block(nn.Module):
         return x + dropout(Experts(cfg, name="experts")(h))
 
 
-class MoE(nn.Module):
-    """The whole model, from tokens to float32 logits."""
-
-    config: MoEConfig
-    block: type[nn.Module] = Block
-    train: bool = True
-
-    @nn.compact
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        cfg = self.config
-        embed = nn.Embed(cfg.vocab, cfg.width, dtype=cfg.dtype, embedding_init=_init, name="tokens")
-        positions = self.param("positions", _init, (cfg.context, cfg.width))
-        x = embed(tokens) + positions[: tokens.shape[1]].astype(cfg.dtype)
-        x = nn.Dropout(cfg.dropout, deterministic=not self.train)(x)
-        for i in range(cfg.layers):
-            x = self.block(cfg, self.train, name=f"block_{i}")(x)
-        x = nn.LayerNorm(dtype=cfg.dtype, name="norm")(x)
-        return embed.attend(x).astype(jnp.float32)
-
-
 def moe_problem(name: str, remat: Remat | None = None, *, batch: int, **config: Any) -> Problem:
     """Builds next-token prediction with a mixture-of-experts model.
 
@@ -150,8 +116,8 @@ def moe_problem(name: str, remat: Remat | None = None, *, batch: int, **config: 
     )
     return next_token_problem(
         name,
-        MoE(cfg, with_remat(Block, remat)),
-        MoE(cfg, train=False),
+        GPT(cfg, with_remat(Block, remat)),
+        GPT(cfg, Block, train=False),
         batch=batch,
         context=cfg.context,
         vocab=cfg.vocab,
