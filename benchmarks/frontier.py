@@ -159,7 +159,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         lines += [
             "",
             f"Geometric mean of the {len(ratios)} ratios, each counted as {_LEAST_RATIO} at least: "
-            f"{mean:.2f}; the largest is {max(ratios):.2f}.",
+            f"{mean:.3f}; the largest is {max(ratios):.2f}.",
         ]
     lines += [
         "",
