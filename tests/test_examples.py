@@ -31,6 +31,9 @@ QUICKEST = jax_hremat.PlannerConfig(
     max_rounds=1,
 )
 
+# No block is compiled, only whole steps.
+BY_SHAPES = dataclasses.replace(QUICKEST, max_rounds=0, cost="analytic")
+
 
 def test_train_gpt_learns_within_its_budget(capsys: pytest.CaptureFixture[str]) -> None:
     result = train_gpt.main(size="tiny", steps=30, budget=0.7, config=QUICK)
@@ -56,12 +59,8 @@ def test_train_gpt_only_plans_for_a_named_target(capsys: pytest.CaptureFixture[s
     assert "h200" in capsys.readouterr().out
 
 
-# No block is compiled, only whole steps.
-BY_SHAPES = dataclasses.replace(QUICKEST, max_rounds=0, cost="analytic")
-
-
 def test_fit_llama_learns_within_its_budget() -> None:
-    plan, losses = fit_llama.main(budget=0.8, steps=10, config=QUICKEST)
+    plan, losses = fit_llama.main(budget=0.8, steps=10, config=BY_SHAPES)
     assert losses[-1] < losses[0] - 0.3
     certificate = plan.certificate
     assert certificate.peak_bytes <= certificate.budget_bytes < plan.baseline_peak_bytes

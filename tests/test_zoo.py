@@ -17,6 +17,14 @@ NAMES = zoo.names()
 # But those that differ from another in the number of layers alone.
 DISTINCT = [name for name in NAMES if name not in ("gpt2-48", "gpt2-96", "encdec-36")]
 CONFIGS = {"gpt2-6": {"dropout": 0.0, "layers": 2}}
+POLICIES = [
+    ("gpt2-6", "dots_saveable"),
+    ("gpt2-small", "dots_with_no_batch_dims_saveable"),
+    ("encdec", "dots_with_no_batch_dims_saveable"),
+    ("llama", "dots_saveable"),
+    ("llama", "dots_with_no_batch_dims_saveable"),
+    ("llama-scan", "dots_with_no_batch_dims_saveable"),
+]
 
 
 class Step(NamedTuple):
@@ -105,14 +113,10 @@ def test_every_parameter_has_a_gradient(name):
 @pytest.mark.parametrize(
     ("name", "remat"),
     [
-        *((name, "block") for name in DISTINCT),
-        ("gpt2-6", "dots_saveable"),
-        ("gpt2-small", "dots_with_no_batch_dims_saveable"),
-        ("encdec", "dots_with_no_batch_dims_saveable"),
-        ("llama", "dots_saveable"),
-        ("llama", "dots_with_no_batch_dims_saveable"),
+        ("gpt2-small", "block"),
         ("llama-scan", "dots_saveable"),
-        ("llama-scan", "dots_with_no_batch_dims_saveable"),
+        *(pytest.param(n, "block", marks=pytest.mark.slow) for n in DISTINCT if n != "gpt2-small"),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in POLICIES),
     ],
 )
 def test_remat_gives_the_same_step(name, remat):
