@@ -157,15 +157,10 @@ def replayed(chain: Chain, selection: Selection) -> tuple[int, float]:
         for item in items:
             stack.append((item, kept_bytes, held))
             if first_forward:
-                for block in (
-                    range(item, item + 1)
-                    if isinstance(item, int)
-                    else range(item[0][0], item[0][1] + 1)
-                ):
+                first, last = (item, item) if isinstance(item, int) else item[0]
+                for block in range(first, last + 1):
                     # A group takes hold of what it reads when it begins.
-                    before = held | (
-                        set() if isinstance(item, int) or block == item[0][0] else reads(*item[0])
-                    )
+                    before = held | reads(first, last) if block > first else held
                     live = {
                         v
                         for v, c in enumerate(chain.crossings)

@@ -31,8 +31,8 @@ def calibrate(progress: Progress | None = None) -> Target:
 
     Square matrix products and convolutions of each type (those of a layer and of its gradient), a
     sum of two long vectors, a polynomial of a vector, and many small kernels in a row; the median
-    of five runs each. The rates are those that were
-    reached, so both efficiencies are 1. Save the target, and plan for this device elsewhere::
+    of five runs each. The rates are those that were reached, so both efficiencies are 1. Save the
+    target, and plan for this device elsewhere::
 
         jax_hremat.calibrate().save("my_gpu.toml")
         jax_hremat.plan_remat(loss_fn, budget="70GiB", target="my_gpu.toml")

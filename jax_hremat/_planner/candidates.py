@@ -12,7 +12,7 @@ from jax_hremat._program.fingerprint import Fingerprint, fingerprint
 from jax_hremat._program.region import Region
 from jax_hremat._schedule.chain import Chain, Prediction, Selection, Ties, predict, selection_region
 from jax_hremat._schedule.schedule import Schedule, fastest_within, least_peak
-from jax_hremat._schedule.stretches import Stretched, stretched
+from jax_hremat._schedule.stretches import Space, Stretched, bottom, stretched
 from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
 
@@ -106,7 +106,7 @@ class Candidates:
 
     def solve(
         self,
-        space: Chain | Stretched,
+        space: Space,
         peak_bytes: int,
         solver: SolverConfig,
         *,
@@ -115,7 +115,7 @@ class Candidates:
         """`fastest_within`, its time counted."""
         return self._solved(space, lambda c: fastest_within(c, peak_bytes, solver, groups=groups))
 
-    def _solved(self, space: Chain | Stretched, solve: Callable[[Chain], Schedule]) -> Schedule:
+    def _solved(self, space: Space, solve: Callable[[Chain], Schedule]) -> Schedule:
         """The schedule of a chain, or of the chain under its stretches."""
         self._progress("solving", 0, 1)
         with timed(self._timings_s, "solve"):
@@ -151,7 +151,7 @@ class Candidates:
         for space, groups in (*spaces, *((nested, True) for nested in self.nested)):
             schedule = self._solved(space, lambda c, g=groups: least_peak(c, solver, groups=g))
             assert schedule.selection is not None, "without a peak bound a selection exists"
-            chain = space if isinstance(space, Chain) else space.bottom
+            chain = bottom(space)
             promise_bytes = predict(chain, schedule.selection).peak_bytes
             if isinstance(space, Chain) or all(
                 promise_bytes < _WORTH * c.prediction.peak_bytes for c in candidates

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from jax_hremat._planner.candidates import NO_SOLVE, Candidate, Candidates
 from jax_hremat._schedule.chain import Chain, Selection, Ties, predict
-from jax_hremat._schedule.stretches import Stretched
+from jax_hremat._schedule.stretches import Space, bottom
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status, out_of_time
 
 # Stop improving a certified plan when this little of the budget is left unused.
@@ -66,10 +66,10 @@ class Rounds:
     def _best(self) -> Candidate | None:
         return next(iter(self._candidates.within(self._limit)), None)
 
-    def _solve_rounds(self, space: Chain | Stretched) -> None:
+    def _solve_rounds(self, space: Space) -> None:
         """Solve, compile, compare, and solve again at a predicted peak that makes up for what
         was seen."""
-        chain = space if isinstance(space, Chain) else space.bottom
+        chain = bottom(space)
         # Most of the prediction's error is the same in every plan of a program, so what it is
         # where nothing is wrapped is made up for at once.
         bare = self._candidates.bare
@@ -112,7 +112,7 @@ class Rounds:
                     break
                 limit = min(promise.peak_bytes - excess, missed_at - 1)
 
-    def _next_solver(self, space: Chain | Stretched) -> SolverConfig | None:
+    def _next_solver(self, space: Space) -> SolverConfig | None:
         """The solver's limits for the next round, half of what is left of the time; None if too
         little is left. Plain blocks are solved in what the others leave them."""
         spent_s = self._candidates.timings_s["solve"] - self._solved_before_s

@@ -147,10 +147,12 @@ class TradeChart:
 
 def _memory_charts(plan: RematPlan) -> MemoryCharts:
     fixed_bytes = plan.predicted_peak_bytes - max(m.live_bytes for m in plan.moments)
-    kept = [[block.kept_bytes for block in plan.blocks], [b.bare_bytes for b in plan.blocks]]
+    bands = _bands(plan.blocks)
+    kept = [(_scope(block), block.kept_bytes) for block in plan.blocks]
+    bare = [(_scope(block), block.bare_bytes) for block in plan.blocks]
     stacks = [
-        _layers(moments, fixed_bytes, own, _bands(plan.blocks), plan.blocks)
-        for moments, own in zip((plan.moments, plan.baseline_moments), kept, strict=True)
+        _layers(plan.moments, fixed_bytes, bands, kept),
+        _layers(plan.baseline_moments, fixed_bytes, bands, bare),
     ]
     whole = [[sum(at) for at in zip(*(x.sizes_bytes for x in s), strict=True)] for s in stacks]
     top = 1.05 * max(*whole[0], *whole[1], plan.certificate.budget_bytes)
@@ -194,15 +196,15 @@ def _bands(blocks: Sequence[BlockReport]) -> dict[str, int]:
 
 
 def _scope(block: BlockReport) -> str:
-    return block.scope.split(":")[0]
+    # Without the parts of it that the block spans; a line of code has a colon and no space.
+    return block.scope.split(": ")[0]
 
 
 def _layers(
     moments: Sequence[Moment],
     fixed_bytes: int,
-    kept_bytes: Sequence[int],
     bands: Mapping[str, int],
-    blocks: Sequence[BlockReport],
+    kept: Sequence[tuple[str, int]],
 ) -> list[Layer]:
     """What there is at every moment; of a block that keeps nothing outside its group, what is kept
     is there between the group's recompute and the block's backward."""
@@ -212,10 +214,7 @@ def _layers(
         scopes = [scope for scope, own in bands.items() if own == band]
         if not scopes:
             continue
-        own = [
-            size if _scope(block) in scopes else 0
-            for block, size in zip(blocks, kept_bytes, strict=True)
-        ]
+        own = [size if scope in scopes else 0 for scope, size in kept]
         before = list(accumulate(own, initial=0))
         sizes = [before[m.block] for m in moments]
         rest = [a - b for a, b in zip(rest, sizes, strict=True)]

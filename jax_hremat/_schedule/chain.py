@@ -271,7 +271,7 @@ def recompute_s(chain: Chain, selection: Selection) -> list[float]:
 def _groups_around(chain: Chain, selection: Selection) -> list[list[Group]]:
     """The groups that each block is in, from the outermost in."""
     around: list[list[Group]] = [[] for _ in range(len(chain))]
-    for group in sorted(selection.groups, key=lambda g: (g[0], -g[1])):
+    for group in selection.groups:
         for block in range(group[0], group[1] + 1):
             around[block].append(group)
     return around
@@ -290,7 +290,7 @@ def _holders(
 ) -> list[_Holder]:
     blocks = [
         _Holder(block, frozenset(around[block]))
-        for block, option in sorted(crossing.needed)
+        for block, option in crossing.needed
         if selection.options[block] == option
     ]
     groups = [

@@ -30,20 +30,17 @@ class Stretched:
 
     Attributes:
         chain: The shorter chain.
-        under: The chain under it; itself with stretches in it, or not.
-        spans: First and last block in it of each block of `chain`.
+        bottom: The chain without any stretches.
+        under: The chain under it, if that too has stretches; else that is `bottom`.
+        spans: First and last block, in the chain under it, of each block of `chain`.
         ways: For each block and option of `chain`, the options of its blocks.
     """
 
     chain: Chain
-    under: Chain | Stretched
+    bottom: Chain
+    under: Stretched | None
     spans: tuple[Group, ...]
     ways: tuple[tuple[tuple[int, ...], ...], ...]
-
-    @property
-    def bottom(self) -> Chain:
-        """The chain without any stretches."""
-        return self.under.bottom if isinstance(self.under, Stretched) else self.under
 
     def expanded(self, selection: Selection) -> Selection:
         """The same on the chain at the bottom, its groups in groups."""
@@ -54,7 +51,16 @@ class Stretched:
             options=tuple(o for ways, picked in chosen for o in ways[picked]),
             groups=tuple(sorted(groups, key=lambda g: (g[0], -g[1]))),
         )
-        return self.under.expanded(below) if isinstance(self.under, Stretched) else below
+        return below if self.under is None else self.under.expanded(below)
+
+
+# What the solver chooses from: a chain, or one with stretches in it.
+Space = Chain | Stretched
+
+
+def bottom(space: Space) -> Chain:
+    """The chain that selections from a space are of."""
+    return space if isinstance(space, Chain) else space.bottom
 
 
 def stretched(chain: Chain, kinds: Sequence[Hashable]) -> tuple[Stretched, ...]:
@@ -66,11 +72,12 @@ def stretched(chain: Chain, kinds: Sequence[Hashable]) -> tuple[Stretched, ...]:
         kinds: The kind of each block; equal kinds are equal blocks.
     """
     found: list[Stretched] = []
-    top = chain
+    top, under = chain, None
     while spans := _spans(top, kinds):
-        found.append(_stretched_once(found[-1] if found else chain, spans))
-        top = found[-1].chain
-        kinds = [tuple(kinds[a : b + 1]) for a, b in found[-1].spans]
+        under = _stretched_once(top, spans, chain, under)
+        found.append(under)
+        top = under.chain
+        kinds = [tuple(kinds[a : b + 1]) for a, b in under.spans]
     return tuple(found)
 
 
@@ -92,8 +99,9 @@ def _spans(chain: Chain, kinds: Sequence[Hashable]) -> dict[int, Group]:
     }
 
 
-def _stretched_once(under: Chain | Stretched, stretches: Mapping[int, Group]) -> Stretched:
-    chain = under.chain if isinstance(under, Stretched) else under
+def _stretched_once(
+    chain: Chain, stretches: Mapping[int, Group], bottom: Chain, under: Stretched | None
+) -> Stretched:
     spans, block = [], 0
     while block < len(chain):
         spans.append(stretches.get(block, (block, block)))
@@ -131,7 +139,7 @@ def _stretched_once(under: Chain | Stretched, stretches: Mapping[int, Group]) ->
         else chain.options[span[0]]
         for top, span in enumerate(spans)
     )
-    return Stretched(replace(bare, options=options), under, tuple(spans), ways)
+    return Stretched(replace(bare, options=options), bottom, under, tuple(spans), ways)
 
 
 def _tops(crossing: Crossing, top_of: Mapping[int, int]) -> list[int]:
