@@ -1,8 +1,24 @@
-"""How many modes of each kind of block are compiled."""
+"""How many modes of each kind of block are compiled, and those that cannot be."""
 
+import logging
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
 import pytest
 
-from jax_hremat import SearchConfig
+from jax_hremat import CompilationError, SearchConfig, partition_by_width
+from jax_hremat._compiler.target import get_target
+from jax_hremat._cost.mode_cost import ModeCost
+from jax_hremat._cost.roofline import rates
+from jax_hremat._cost.source import block_prices
+from jax_hremat._modes.search import search_options
+from jax_hremat._partition.blocks import Block, partition_graph
+from jax_hremat._program.graph import build_graph
+from jax_hremat._program.loop import loop_bodies
+from jax_hremat._program.region import Region
+from jax_hremat._program.trace import trace_loss
+from jax_hremat._solve.backend import SolverConfig
 
 
 def total(limits: dict[int, SearchConfig]) -> int:
@@ -23,3 +39,69 @@ def test_many_kinds_share_a_limit_on_them_all(kinds: int):
     # Each of three numbers is rounded for each kind.
     assert total(limits) <= 120 + 1.5 * kinds
     assert total(SearchConfig(max_modes=10**6).for_shares({0: 1.0})) == 19
+
+
+def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+    def step(carry: jax.Array, _: None) -> tuple[jax.Array, None]:
+        return jnp.sin(jnp.tanh(carry @ w) * carry), None
+
+    y = jax.lax.scan(step, x, length=4)[0]
+    for _ in range(3):
+        y = jnp.sin(jnp.tanh(y @ w) @ w) + y
+    return jnp.sum(y**2)
+
+
+def search(fails: Callable[[Region], bool]) -> tuple[set[Region], set[Region]]:
+    """Modes priced, and modes of the options found, if the compiler failed on some."""
+    args = (jax.ShapeDtypeStruct((8, 8), jnp.float32), jax.ShapeDtypeStruct((64, 8), jnp.float32))
+    program = trace_loss(loss, args, {})
+    graph = build_graph(program)
+    partition = partition_graph(graph, partition_by_width)
+    target = get_target("cpu")
+    priced = set()
+    with block_prices("analytic", program, graph, target, None) as price:
+
+        def some(block: Block, mode: Region) -> ModeCost:
+            if fails(mode):
+                raise CompilationError("too much for it")
+            priced.add(mode)
+            return price(block, mode)
+
+        options = search_options(
+            graph,
+            partition,
+            loop_bodies(program, graph),
+            some,
+            rates(target),
+            SearchConfig(max_workers=2),
+            SolverConfig(),
+            lambda stage, done, total: None,
+        )
+    starts = {kind: partition.blocks[kind].start for kind in options}
+    found = {o.mode.shifted(starts[k]) for k, kind in options.items() for o in kind.options}
+    return priced, found
+
+
+def as_it_is(mode: Region) -> bool:
+    return mode == Region(mode.start, mode.stop)
+
+
+def test_a_mode_that_cannot_be_compiled_is_left_out(caplog: pytest.LogCaptureFixture):
+    priced, found = search(lambda mode: False)
+    assert not caplog.records and found <= priced
+    # First the modes that were options, one by one; then everything but the blocks themselves.
+    once_options = [mode for mode in found if not as_it_is(mode)]
+    assert len(once_options) > 2
+    for lost in once_options:
+        caplog.clear()
+        _, others = search(lambda mode, lost=lost: mode == lost)
+        assert others and lost not in others
+        assert [r.levelno for r in caplog.records] == [logging.WARNING]
+        assert "left out: too much for it" in caplog.text
+    _, bare = search(lambda mode: not as_it_is(mode))
+    assert bare and all(map(as_it_is, bare))
+
+
+def test_a_block_that_cannot_be_compiled_as_it_is_ends_the_search():
+    with pytest.raises(CompilationError, match="too much for it"):
+        search(as_it_is)

@@ -143,7 +143,8 @@ class BlockSearch:
         """Sets of runs, by what each of them alone was measured to do; not those that a mode
         already measured would beat."""
         bare = measured[self.bare]
-        alone = {run: measured[self._with_runs((run,))] for run in self._runs}
+        modes_alone = {run: self._with_runs((run,)) for run in self._runs}
+        alone = {run: measured[mode] for run, mode in modes_alone.items() if mode in measured}
         by_measure = {
             replace(
                 run,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
@@ -11,13 +12,16 @@ from jax_hremat._cost.roofline import Rates
 from jax_hremat._cost.source import Price
 from jax_hremat._modes.block_modes import BlockOptions, BlockSearch, SearchConfig
 from jax_hremat._modes.loop_modes import LoopSearch
-from jax_hremat._partition.blocks import Partition
+from jax_hremat._partition.blocks import Block, Partition
 from jax_hremat._program.graph import Graph
 from jax_hremat._program.loop import LoopBody
 from jax_hremat._program.region import Region
 from jax_hremat._shared import compat
+from jax_hremat._shared.errors import CompilationError
 from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.backend import SolverConfig
+
+_logger = logging.getLogger("jax_hremat")
 
 
 def search_options(
@@ -34,7 +38,8 @@ def search_options(
 
     In waves, compiled in parallel: first the whole block, bare, wrapped and under the standard
     policies; then single runs, which are searched for meanwhile, and sets of values to keep; then,
-    from what was measured, the best sets of runs, alone and inside the wrapped block.
+    from what was measured, the best sets of runs, alone and inside the wrapped block. A mode that
+    the compiler cannot compile is left out, with a warning.
 
     Args:
         graph: The program's graph.
@@ -48,6 +53,9 @@ def search_options(
 
     Returns:
         For each of `partition.unique`, its options.
+
+    Raises:
+        CompilationError: A block cannot be compiled as it is.
     """
     times_s = operation_times_s(graph, rates)
     byte_s = 1 / rates.bytes_per_s
@@ -92,17 +100,28 @@ class _Prices:
     ) -> None:
         self._pool = pool
         self._partition = partition
-        self._price = compat.in_settings_of_this_thread(price)
+        self._price = price
         self._progress = progress
-        self._futures: dict[int, dict[Region, Future[ModeCost]]] = {}
+        self._futures: dict[int, dict[Region, Future[ModeCost | None]]] = {}
 
     def start(self, kind: int, modes: Iterable[Region]) -> None:
         """Price modes of a kind, in the background."""
+        price = compat.in_settings_of_this_thread(self._price_or_none)
         futures = self._futures.setdefault(kind, {})
         for mode in modes:
             if mode not in futures:
-                block = self._partition.blocks[kind]
-                futures[mode] = self._pool.submit(self._price, block, mode)
+                futures[mode] = self._pool.submit(price, self._partition.blocks[kind], mode)
+
+    def _price_or_none(self, block: Block, mode: Region) -> ModeCost | None:
+        """None for a mode that the compiler fails on, if it is not the block as it is."""
+        try:
+            return self._price(block, mode)
+        except CompilationError as error:
+            if mode == Region(block.start, block.stop):
+                raise
+            where = (block.start, block.stop - 1)
+            _logger.warning("a mode of operations %d to %d is left out: %s", *where, error)
+            return None
 
     def of(self, kind: int) -> dict[Region, ModeCost]:
         """The costs of all modes of a kind that were started, once they are there."""
@@ -110,5 +129,7 @@ class _Prices:
         for mode, future in self._futures[kind].items():
             asked_for = [f for futures in self._futures.values() for f in futures.values()]
             self._progress("pricing blocks", sum(f.done() for f in asked_for), len(asked_for))
-            costs[mode] = future.result()
+            cost = future.result()
+            if cost is not None:
+                costs[mode] = cost
         return costs

@@ -201,10 +201,11 @@ class UnsupportedConfigError(HRematError, RuntimeError):
 
 
 class CompilationError(HRematError, RuntimeError):
-    """XLA could not compile the step, or a part of it, for the target.
+    """XLA could not compile the step, or a part of it as it is, for the target.
 
     Some operations at some shapes are beyond some versions of XLA; the step as it is then fails to
-    compile as well.
+    compile as well. Of a part that only fails with something rematerialized, a warning says that
+    this is left out.
 
     Fix: compile the step without a plan first (``jax.jit(step).lower(*args).compile()``). If that
     fails, change the shapes that the message names, or the version of jax. If it does not, plan
