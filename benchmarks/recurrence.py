@@ -20,6 +20,7 @@ import jax_hremat
 from benchmarks import command, zoo
 from benchmarks.measured import Facts, Row, candidates_of, mib, ms, plan_row, prepared
 from jax_hremat._planner.bench import Workbench
+from jax_hremat._program.bodies import Scan
 from jax_hremat._program.region import Loop, Region
 
 STEPS = (512, 2048, 8192)
@@ -76,8 +77,9 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Recurrence:
 def _by_hand(bench: Workbench, label: str, *segments: int) -> Row:
     """Every step of every scan wrapped, in segments."""
     loops = []
-    for at, body in sorted(bench.costs.loops.items()):
-        step = Region(0, len(body.graph.operations), wrapped=True)
+    for at, scan in sorted(bench.costs.bodies.items()):
+        assert isinstance(scan, Scan), "a recurrence has no cond"
+        step = Region(0, len(scan.body.graph.operations), wrapped=True)
         loops.append(Region(at, at + 1, loop=Loop(step, segments)))
     root = Region(0, len(bench.costs.graph.operations), children=tuple(loops))
     compiled = bench.compile_step(root)

@@ -31,7 +31,7 @@ from benchmarks.measured import (
     prepared,
 )
 from jax_hremat._planner.bench import Workbench
-from jax_hremat._program.loop import LoopBody
+from jax_hremat._program.bodies import Scan
 from jax_hremat._program.region import Loop, Region
 from jax_hremat._schedule.layers import layer_runs
 
@@ -84,9 +84,9 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Scale:
 def _nested_row(bench: Workbench) -> Row | None:
     """`flax.linen.remat_scan` with two levels, over scanned layers or unrolled ones."""
     scans = [
-        Region(block.start, block.stop, loop=_remat_scan(bench.costs.loops[block.start]))
-        for block in bench.costs.partition.blocks
-        if block.start in bench.costs.loops
+        Region(at, at + 1, loop=_remat_scan(inside))
+        for at, inside in bench.costs.bodies.items()
+        if isinstance(inside, Scan)
     ]
     stretches = [
         _stretch(bench, stretch)
@@ -100,10 +100,9 @@ def _nested_row(bench: Workbench) -> Row | None:
     return Row("√n layers", step.memory.peak_bytes, step.step_s)
 
 
-def _remat_scan(loop: LoopBody) -> Loop:
-    return Loop(
-        Region(0, len(loop.graph.operations), wrapped=True), (max(2, round(loop.trips**0.5)),)
-    )
+def _remat_scan(scan: Scan) -> Loop:
+    step = Region(0, len(scan.body.graph.operations), wrapped=True)
+    return Loop(step, (max(2, round(scan.trips**0.5)),))
 
 
 def _in_stretches(layers: Sequence[tuple[int, int]]) -> list[Sequence[tuple[int, int]]]:

@@ -11,12 +11,15 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from jax_hremat._program.loop import scan_body
+from jax_hremat._program.bodies import branch_bodies, scan_body
 from jax_hremat._program.region import Loop, Region
 from jax_hremat._program.trace import Program
 from jax_hremat._shared import compat
 
 WIDTH = 4
+
+# Operations that can be run in other modes.
+BODIES = ("scan", "cond")
 
 _UNARY = {
     "sin": jnp.sin,
@@ -79,7 +82,7 @@ def loop_losses(draw: st.DrawFn) -> Any:
                 x, sums = jax.lax.scan(body, x, scales, reverse=reverse)
                 total = total + (sums * scales).sum()
             elif kind == "cond":
-                x = jax.lax.cond(x.sum() > 0, lambda v: jnp.cos(v) @ w, lambda v: v * v, x)
+                x = jax.lax.cond(x.sum() > 0, lambda v: jnp.cos(v @ w) @ w, lambda v: v * v, x)
             elif kind == "tanh":
                 x = jnp.tanh(x) + skip
             else:
@@ -103,7 +106,7 @@ def region_trees(
     draw: st.DrawFn, program: Program, max_depth: int = 3, *, in_loops: bool = True
 ) -> Region:
     """Any nest of bare and wrapped regions, each wrapped one saving any values made in it; any
-    scan in another mode, if `in_loops`."""
+    scan or cond in another mode, if `in_loops`."""
     equations = compat.open_jaxpr(program.jaxpr).eqns
 
     def region(start: int, stop: int, depth: int) -> Region:
@@ -111,13 +114,18 @@ def region_trees(
         made = [(op, k) for op in range(start, stop) for k in range(len(equations[op].outvars))]
         saved = draw(st.sets(st.sampled_from(made), max_size=3)) if wrapped and made else ()
         children: list[Region] = []
-        scan = stop - start == 1 and equations[start].primitive.name == "scan"
-        if in_loops and scan and not wrapped and draw(st.booleans()):
-            return Region(start, stop, loop=draw(loops(equations[start], max_depth - 1)))
+        alone = equations[start].primitive.name if stop - start == 1 else ""
+        if in_loops and alone in BODIES and not wrapped and draw(st.booleans()):
+            if alone == "scan":
+                return Region(start, stop, loop=draw(loops(equations[start], max_depth - 1)))
+            trees = [
+                draw(region_trees(body, max_depth - 1)) for body in branch_bodies(equations[start])
+            ]
+            return Region(start, stop, branches=tuple(trees))
         if depth < max_depth and stop > start:
             edges = draw(st.sets(st.integers(start, stop), max_size=5))
             for i in range(start, stop):
-                if equations[i].primitive.name == "scan" and draw(st.booleans()):
+                if equations[i].primitive.name in BODIES and draw(st.booleans()):
                     edges |= {i, i + 1}
             edges = sorted(edges)
             children = [

@@ -14,8 +14,8 @@ from jax.ad_checkpoint import checkpoint_name
 from random_plans import QUICK, loop_losses, region_trees, struct
 from random_plans import WIDTH as WIDE
 
+from jax_hremat._program.bodies import scan_body
 from jax_hremat._program.emit import emit_flat
-from jax_hremat._program.loop import scan_body
 from jax_hremat._program.region import Loop, Region
 from jax_hremat._program.trace import Program, trace_loss
 

@@ -12,14 +12,15 @@ import pytest
 import jax_hremat
 from jax_hremat import InfeasibleBudgetError, PlannerConfig, RematPlan, SearchConfig, SolverConfig
 from jax_hremat._compiler.target import get_target
-from jax_hremat._modes.loop_modes import _near_divisor, _segments
+from jax_hremat._modes.inner import near_divisor
+from jax_hremat._modes.loop_modes import _segments
 from jax_hremat._partition.blocks import partition_graph
 from jax_hremat._partition.valleys import partition_by_width
 from jax_hremat._planner.bench import Workbench, prepare
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.goals import Terms, plan_for
+from jax_hremat._program.bodies import bodies_of
 from jax_hremat._program.graph import build_graph
-from jax_hremat._program.loop import loop_bodies
 from jax_hremat._program.step import own_step
 from jax_hremat._program.trace import Program, trace_loss
 from jax_hremat._schedule.chain import Selection, Ties, predict, selection_region
@@ -121,7 +122,7 @@ def test_a_scan_is_a_block_of_its_own() -> None:
 
 def bodies(fun: Any, *args: Any) -> tuple[Program, Any]:
     program = trace_loss(fun, args, {})
-    return program, loop_bodies(program, build_graph(program))
+    return program, bodies_of(program, build_graph(program))
 
 
 def test_activity_goes_round_the_carry() -> None:
@@ -136,7 +137,7 @@ def test_activity_goes_round_the_carry() -> None:
 
     _, found = bodies(swapped, jnp.ones(()), jnp.ones(()))
     (loop,) = found.values()
-    names = [loop.graph.values[v].active for v in loop.graph.arguments]
+    names = [loop.body.graph.values[v].active for v in loop.body.graph.arguments]
     # The constant w, then the carry (a, b, c).
     assert (loop.trips, names) == (5, [True, True, True, False])
 
@@ -144,8 +145,8 @@ def test_activity_goes_round_the_carry() -> None:
 def test_scans_inside_scans_are_found_and_scans_without_a_backward_left_out() -> None:
     _, found = bodies(two_deep, struct(4, 8, 8), struct(2, 8))
     (outer,) = found.values()
-    (inner,) = outer.inner.values()
-    assert (outer.trips, inner.trips, dict(inner.inner)) == (4, 8, {})
+    (inner,) = outer.body.inner.values()
+    assert (outer.trips, inner.trips, dict(inner.body.inner)) == (4, 8, {})
 
     def still(w: jax.Array, x: jax.Array) -> jax.Array:
         noise, _ = jax.lax.scan(lambda c, _: (c * 1.5, None), x, None, length=3)
@@ -222,8 +223,8 @@ def test_a_scan_of_scans_is_planned_inside() -> None:
 
 def test_segment_lengths() -> None:
     assert _segments(32, 5) == [(2,), (4,), (8,), (16,), (8, 4)]
-    assert _near_divisor(45, 2048) in (32, 64)
-    assert _near_divisor(6, 13) == 6
+    assert near_divisor(45, 2048) in (32, 64)
+    assert near_divisor(6, 13) == 6
     for trips in (2, 3, 13, 27, 100, 2048):
         for segments in _segments(trips, 5):
             lengths = (trips, *segments)

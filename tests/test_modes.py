@@ -14,8 +14,8 @@ from jax_hremat._cost.roofline import rates
 from jax_hremat._cost.source import block_prices
 from jax_hremat._modes.search import search_options
 from jax_hremat._partition.blocks import Block, partition_graph
+from jax_hremat._program.bodies import bodies_of
 from jax_hremat._program.graph import build_graph
-from jax_hremat._program.loop import loop_bodies
 from jax_hremat._program.region import Region
 from jax_hremat._program.trace import trace_loss
 from jax_hremat._solve.backend import SolverConfig
@@ -70,7 +70,7 @@ def search(fails: Callable[[Region], bool]) -> tuple[set[Region], set[Region]]:
         options = search_options(
             graph,
             partition,
-            loop_bodies(program, graph),
+            bodies_of(program, graph),
             some,
             rates(target),
             SearchConfig(max_workers=2),

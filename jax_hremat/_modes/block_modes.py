@@ -53,9 +53,10 @@ class SearchConfig:
         parts = {k: min(1.0, math.sqrt(s / self.fair_share)) for k, s in shares.items()}
         most = self.max_runs + self.max_packings + self.max_saved_sets
         fewer = min(1.0, self.max_modes / max(most * sum(parts.values()), 1.0))
-        return {kind: self._scaled(part * fewer) for kind, part in parts.items()}
+        return {kind: self.scaled(part * fewer) for kind, part in parts.items()}
 
-    def _scaled(self, part: float) -> SearchConfig:
+    def scaled(self, part: float) -> SearchConfig:
+        """That part of the modes."""
         return replace(
             self,
             max_runs=round(part * self.max_runs),
@@ -274,6 +275,8 @@ def _in_all(positions: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 def _origin(mode: Region) -> Origin:
     if any(r.loop is not None for _, r in mode.walk()):
         return "loop"
+    if any(r.branches for _, r in mode.walk()):
+        return "branches"
     if mode.saved:
         return "names"
     if mode.children:

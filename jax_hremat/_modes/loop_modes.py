@@ -6,21 +6,19 @@ residuals of all steps costs is in the figures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
-from jax_hremat._cost.analytic import operation_times_s
 from jax_hremat._cost.mode_cost import ModeCost
 from jax_hremat._cost.roofline import Rates
-from jax_hremat._modes.block_modes import BlockOptions, BlockSearch, SearchConfig, block_options
-from jax_hremat._partition.blocks import Block, make_block
+from jax_hremat._modes.block_modes import BlockOptions, SearchConfig, block_options
+from jax_hremat._modes.inner import BodySearch, near_divisor
+from jax_hremat._partition.blocks import Block
+from jax_hremat._program.bodies import Scan
 from jax_hremat._program.graph import Graph
-from jax_hremat._program.loop import LoopBody
 from jax_hremat._program.region import Loop, Region
 from jax_hremat._solve.backend import SolverConfig
 
-# A segment length this close to a divisor of the scan's length becomes it: no steps left over.
-_NEAR = 1.5
 # From so many steps on, stretches of stretches are tried.
 _TWO_LEVELS = 27
 
@@ -32,28 +30,19 @@ class LoopSearch:
         self,
         graph: Graph,
         block: Block,
-        loop: LoopBody,
+        scan: Scan,
         rates: Rates,
         config: SearchConfig,
         solver: SolverConfig,
     ) -> None:
         self._block = block
-        self._trips = loop.trips
+        self._trips = scan.trips
         self._config = config
-        self._inner = loop.inner
         self.bare = Region(block.start, block.stop)
         # An effect must not run twice.
         self._may_repeat = not graph.operations[block.start].pinned
         self.wrapped = replace(self.bare, wrapped=self._may_repeat)
-        body = loop.graph
-        self._body = BlockSearch(
-            body,
-            make_block(body, 0, len(body.operations)),
-            operation_times_s(body, rates),
-            1 / rates.bytes_per_s,
-            config,
-            solver,
-        )
+        self._body = BodySearch(scan.body, rates, config, solver)
 
     def plain_modes(self) -> list[Region]:
         modes = [self.bare]
@@ -62,11 +51,11 @@ class LoopSearch:
         return modes + [self._scan(b) for b in self._body.plain_modes() if b != self._body.bare]
 
     def first_wave(self) -> list[Region]:
-        return [self._scan(body) for body in (*self._body.first_wave(), *self._nested())]
+        return [self._scan(body) for body in (*self._body.first_wave(), *self._body.nested_modes())]
 
     def second_wave(self, measured: Mapping[Region, ModeCost]) -> list[Region]:
         # Bodies with scans inside in other modes are no ground for sets of runs.
-        nested = self._nested()
+        nested = self._body.nested_modes()
         of_body = {self._body.bare: measured[self.bare]}
         of_body |= {
             child.loop.body: cost
@@ -94,43 +83,6 @@ class LoopSearch:
         start = self._block.start
         return replace(self.bare, children=(Region(start, start + 1, loop=Loop(body, segments)),))
 
-    def _nested(self) -> list[Region]:
-        """The body, bare and wrapped, with the scans inside it in modes that keep little."""
-        if not self._inner:
-            return []
-        styles: list[Callable[[LoopBody], Loop]] = [_wrapped_inside]
-        if any(loop.trips >= 4 for loop in self._inner.values()):
-            styles.append(_in_segments)
-        return [
-            replace(body, children=_scans(self._inner, style))
-            for style in styles
-            for body in dict.fromkeys([self._body.bare, self._body.wrapped])
-        ]
-
-
-def _scans(loops: Mapping[int, LoopBody], style: Callable[[LoopBody], Loop]) -> tuple[Region, ...]:
-    return tuple(
-        Region(at, at + 1, loop=style(loop))
-        for at, loop in sorted(loops.items())
-        if not _pinned(loop)
-    )
-
-
-def _wrapped_inside(loop: LoopBody) -> Loop:
-    children = _scans(loop.inner, _wrapped_inside)
-    return Loop(Region(0, len(loop.graph.operations), wrapped=True, children=children))
-
-
-def _in_segments(loop: LoopBody) -> Loop:
-    length = _near_divisor(round(loop.trips**0.5), loop.trips)
-    children = _scans(loop.inner, _in_segments)
-    body = Region(0, len(loop.graph.operations), wrapped=bool(children), children=children)
-    return Loop(body, (length,) if 1 < length < loop.trips else ())
-
-
-def _pinned(loop: LoopBody) -> bool:
-    return any(op.pinned for op in loop.graph.operations)
-
 
 def _segments(trips: int, count: int) -> list[tuple[int, ...]]:
     """Segment lengths to try, in equal ratios from one step to all; then two levels of them.
@@ -138,18 +90,11 @@ def _segments(trips: int, count: int) -> list[tuple[int, ...]]:
     With n steps, one level of √n keeps 2 √n carries at once and two levels of ∛n keep 3 ∛n
     (Chen et al. 2016, section 4.3).
     """
-    lengths = [_near_divisor(round(trips ** (i / (count + 1))), trips) for i in range(1, count + 1)]
+    lengths = [near_divisor(round(trips ** (i / (count + 1))), trips) for i in range(1, count + 1)]
     tried: list[tuple[int, ...]] = [(s,) for s in dict.fromkeys(lengths) if 1 < s < trips]
     if tried and trips >= _TWO_LEVELS:
-        outer = _near_divisor(round(trips ** (2 / 3)), trips)
-        inner = _near_divisor(round(outer**0.5), outer)
+        outer = near_divisor(round(trips ** (2 / 3)), trips)
+        inner = near_divisor(round(outer**0.5), outer)
         if trips > outer > inner > 1:
             tried.append((outer, inner))
     return tried
-
-
-def _near_divisor(length: int, trips: int) -> int:
-    """The divisor of `trips` nearest to a length in ratio, if it is near; else the length."""
-    divisors = [d for d in range(1, trips + 1) if trips % d == 0]
-    nearest = min(divisors, key=lambda d: (max(d / length, length / d), d))
-    return nearest if max(nearest / length, length / nearest) <= _NEAR else length

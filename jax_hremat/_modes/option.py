@@ -9,7 +9,7 @@ from typing import Literal
 from jax_hremat._cost.mode_cost import ModeCost
 from jax_hremat._program.region import Region
 
-Origin = Literal["bare", "wrapped", "runs", "names", "loop"]
+Origin = Literal["bare", "wrapped", "runs", "names", "loop", "branches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Option:
         mode: The block's region, its operations counted from 0.
         cost: What it costs.
         origin: What it is: the block bare, wrapped, with wrapped runs, wrapped with values kept
-            by name, or a scan in another mode.
+            by name, or a scan or the branches of a cond in other modes.
     """
 
     mode: Region

@@ -11,10 +11,11 @@ from jax_hremat._cost.mode_cost import ModeCost
 from jax_hremat._cost.roofline import Rates
 from jax_hremat._cost.source import Price
 from jax_hremat._modes.block_modes import BlockOptions, BlockSearch, SearchConfig
+from jax_hremat._modes.branch_modes import BranchSearch
 from jax_hremat._modes.loop_modes import LoopSearch
 from jax_hremat._partition.blocks import Block, Partition
+from jax_hremat._program.bodies import Cond, Scan
 from jax_hremat._program.graph import Graph
-from jax_hremat._program.loop import LoopBody
 from jax_hremat._program.region import Region
 from jax_hremat._shared import compat
 from jax_hremat._shared.errors import CompilationError
@@ -27,7 +28,7 @@ _logger = logging.getLogger("jax_hremat")
 def search_options(
     graph: Graph,
     partition: Partition,
-    loops: Mapping[int, LoopBody],
+    bodies: Mapping[int, Scan | Cond],
     price: Price,
     rates: Rates,
     config: SearchConfig,
@@ -44,7 +45,7 @@ def search_options(
     Args:
         graph: The program's graph.
         partition: Its blocks.
-        loops: The bodies of its scans, by operation.
+        bodies: Its scans and conds, by operation.
         price: Prices a block in a mode.
         rates: The target's.
         config: How many modes.
@@ -61,10 +62,13 @@ def search_options(
     byte_s = 1 / rates.bytes_per_s
     limits = config.for_shares(_residual_shares(graph, partition))
 
-    def search(kind: int) -> BlockSearch | LoopSearch:
+    def search(kind: int) -> BlockSearch | LoopSearch | BranchSearch:
         block, scaled = partition.blocks[kind], limits[kind]
-        if len(block) == 1 and block.start in loops:
-            return LoopSearch(graph, block, loops[block.start], rates, scaled, solver)
+        inside = bodies.get(block.start) if len(block) == 1 else None
+        if isinstance(inside, Scan):
+            return LoopSearch(graph, block, inside, rates, scaled, solver)
+        if isinstance(inside, Cond):
+            return BranchSearch(graph, block, inside, rates, scaled, solver)
         return BlockSearch(graph, block, times_s, byte_s, scaled, solver)
 
     searches = {kind: search(kind) for kind in partition.unique}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jax_hremat._partition.width import widths
-from jax_hremat._program.graph import Graph, is_loop
+from jax_hremat._program.graph import Graph, is_cond, is_loop
 
 # Where a program is cut: positions of operations that begin a block, in any order. The beginning
 # and the end of the program need not be among them.
@@ -68,8 +68,8 @@ class Partition:
 def partition_graph(graph: Graph, partitioner: Partitioner) -> Partition:
     """Cut the program where the partitioner says.
 
-    A scan with a backward is a block of its own, for it has a body to be planned, and blocks of
-    very many operations are halved where little is handed on.
+    A scan or a cond with a backward is a block of its own, for it has bodies to be planned, and
+    blocks of very many operations are halved where little is handed on.
 
     Raises:
         ValueError: The partitioner names a position outside the program.
@@ -79,8 +79,9 @@ def partition_graph(graph: Graph, partitioner: Partitioner) -> Partition:
     odd = [c for c in cuts if not 0 <= c <= count]
     if odd:
         raise ValueError(f"the partitioner cuts at {odd[0]}, in a program of {count} operations")
-    loops = [i for op in graph.operations if is_loop(op) for i in (op.id, op.id + 1)]
-    cuts = _split_long(widths(graph), sorted({0, *cuts, *loops, count}))
+    alone = [op.id for op in graph.operations if is_loop(op) or is_cond(op)]
+    around = [edge for op in alone for edge in (op, op + 1)]
+    cuts = _split_long(widths(graph), sorted({0, *cuts, *around, count}))
     blocks = [make_block(graph, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
     first: dict[str, int] = {}
     kinds = tuple(first.setdefault(b.fingerprint, i) for i, b in enumerate(blocks))

@@ -21,8 +21,8 @@ from jax_hremat._modes.search import search_options
 from jax_hremat._partition.blocks import Partition, Partitioner, partition_graph
 from jax_hremat._partition.valleys import partition_by_width
 from jax_hremat._planner.standard import grouped_selections
+from jax_hremat._program.bodies import Cond, Scan, bodies_of
 from jax_hremat._program.graph import Graph, build_graph
-from jax_hremat._program.loop import LoopBody, loop_bodies
 from jax_hremat._program.region import Region
 from jax_hremat._program.step import Step
 from jax_hremat._program.trace import Program
@@ -76,7 +76,7 @@ class Costs:
         program: The program.
         graph: Its operations and values.
         partition: Its blocks.
-        loops: The bodies of its scans, by operation.
+        bodies: Its scans and conds, by operation.
         options: Options of each kind of block.
         timings_s: Seconds spent, by stage.
     """
@@ -84,7 +84,7 @@ class Costs:
     program: Program
     graph: Graph
     partition: Partition
-    loops: Mapping[int, LoopBody]
+    bodies: Mapping[int, Scan | Cond]
     options: dict[int, BlockOptions]
     timings_s: Mapping[str, float]
 
@@ -160,7 +160,7 @@ class Workbench:
         names = dict.fromkeys(name for o in self.costs.options.values() for name, _ in o.by_hand)
         bare = self.chain(lambda o: (o.bare,))
         chains = [bare] + [self.chain(lambda o, name=name: (o.written(name),)) for name in names]
-        if self.costs.loops:
+        if any(isinstance(body, Scan) for body in self.costs.bodies.values()):
             chains += [self.chain(lambda o, name=name: (_steps(o, name),)) for name in names]
         grouped = dict.fromkeys(grouped_selections(bare, self.costs.partition.kinds))
         return [uniform(chain) for chain in chains] + [(bare, s) for s in grouped]
@@ -180,15 +180,15 @@ def priced(
         graph = build_graph(program)
     with timed(timings, "partition"):
         partition = partition_graph(graph, config.partitioner)
-        loops = loop_bodies(program, graph)
+        bodies = bodies_of(program, graph)
     with (
         timed(timings, "cost"),
         block_prices(config.cost, program, graph, target, cache) as price,
     ):
         options = search_options(
-            graph, partition, loops, price, rates(target), config.search, config.solver, progress
+            graph, partition, bodies, price, rates(target), config.search, config.solver, progress
         )
-    return Costs(program, graph, partition, loops, options, timings)
+    return Costs(program, graph, partition, bodies, options, timings)
 
 
 def prepare(

@@ -19,7 +19,7 @@ from jax_hremat._shared.errors import PlanFormatError
 from jax_hremat._shared.files import write_whole
 
 _FORMAT = "jax_hremat.RematPlan"
-_VERSION = 3
+_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +242,8 @@ def _encode_region(region: Region) -> dict[str, Any]:
             "body": _encode_region(region.loop.body),
             "segments": list(region.loop.segments),
         }
+    if region.branches:
+        data["branches"] = [_encode_region(b) for b in region.branches]
     if region.children:
         data["children"] = [_encode_region(c) for c in region.children]
     return data
@@ -255,6 +257,7 @@ def _decode_region(data: Mapping[str, Any]) -> Region:
         saved=tuple((op, k) for op, k in data.get("saved", ())),
         tied=data.get("tied", False),
         loop=_decode_loop(data["loop"]) if "loop" in data else None,
+        branches=tuple(_decode_region(b) for b in data.get("branches", ())),
         children=tuple(_decode_region(c) for c in data.get("children", ())),
     )
 

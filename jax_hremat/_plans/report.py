@@ -116,11 +116,13 @@ def bottleneck_words(graph: Graph, partition: Partition, block: int, step: Compi
 
 def _mode_words(graph: Graph, mode: Region, grouped: bool) -> str:
     loops = [c.loop for c in mode.children if c.loop is not None]
+    branches = [b for c in mode.children for b in c.branches]
+    inner = [_run_words(graph, c) for c in mode.children]
     if loops:
         words = _loop_words(loops[0], graph.operations[mode.start].trips)
-        return f"in a group; {words}" if grouped else words
-    inner = [_run_words(graph, c) for c in mode.children]
-    if mode.wrapped:
+    elif branches:
+        words = "branches: " + " | ".join(_body_words(b) for b in branches)
+    elif mode.wrapped:
         words = "wrapped"
         if mode.saved:
             words += f", keeps {len(mode.saved)} values"
@@ -135,21 +137,22 @@ def _mode_words(graph: Graph, mode: Region, grouped: bool) -> str:
 
 def _loop_words(loop: Loop, trips: int) -> str:
     """Such as `each of 32 steps wrapped, keeps 3 values; in segments of 8`."""
-    body = loop.body
-    words = f"each of {trips} steps "
+    words = f"each of {trips} steps {_body_words(loop.body)}"
+    if loop.segments:
+        words += "; in segments of " + " of ".join(map(str, reversed(loop.segments)))
+    return words
+
+
+def _body_words(body: Region) -> str:
+    """Such as `wrapped, keeps 3 values`."""
     if body.wrapped:
-        words += "wrapped"
+        words = "wrapped"
         if body.saved:
             words += f", keeps {len(body.saved)} values"
         if body.children:
             words += f", {len(body.children)} runs wrapped inside it"
-    elif body.children:
-        words += f"wraps {len(body.children)} runs"
-    else:
-        words += "bare"
-    if loop.segments:
-        words += "; in segments of " + " of ".join(map(str, reversed(loop.segments)))
-    return words
+        return words
+    return f"wraps {len(body.children)} runs" if body.children else "bare"
 
 
 def _run_words(graph: Graph, run: Region) -> str:

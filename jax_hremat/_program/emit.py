@@ -9,7 +9,8 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from jax_hremat._program.loop import run_scan, scan_body
+from jax_hremat._program.bodies import branch_bodies, scan_body
+from jax_hremat._program.loop import run_scan
 from jax_hremat._program.region import Loop, Region
 from jax_hremat._program.trace import Program, is_inexact
 from jax_hremat._shared import compat
@@ -17,13 +18,17 @@ from jax_hremat._shared import compat
 FlatFunction = Callable[..., list[Any]]
 
 
-def emit_flat(program: Program, root: Region, *, loop: str = "") -> FlatFunction:
+def emit_flat(
+    program: Program, root: Region, *, name: str = "", in_loop: bool = False
+) -> FlatFunction:
     """The program as a function of its flat inputs, with the regions of `root` in it.
 
     Args:
         program: The program.
         root: Its regions.
-        loop: If the program is the body of a scan, a name for it, different for each scan.
+        name: If the program is the body of a scan or a branch of a cond, a name for it,
+            different for each.
+        in_loop: Whether it runs inside a scan.
     """
     jaxpr = compat.open_jaxpr(program.jaxpr)
     consts = compat.jaxpr_consts(program.jaxpr)
@@ -31,7 +36,7 @@ def emit_flat(program: Program, root: Region, *, loop: str = "") -> FlatFunction
         # A region is wrapped by the one around it.
         root = Region(root.start, root.stop, children=(root,))
     inputs = (*jaxpr.constvars, *jaxpr.invars)
-    body = _Emitter(program, loop).function(root, inputs, tuple(jaxpr.outvars))
+    body = _Emitter(program, name, in_loop).function(root, inputs, tuple(jaxpr.outvars))
 
     def flat_function(*inputs: Any) -> list[Any]:
         return body(*consts, *inputs)
@@ -69,8 +74,9 @@ def emit(program: Program, root: Region) -> Callable[..., Any]:
 class _Emitter:
     """Turns regions into functions; each region's is built once and holds no state."""
 
-    def __init__(self, program: Program, loop: str = "") -> None:
-        self._loop = loop
+    def __init__(self, program: Program, name: str = "", in_loop: bool = False) -> None:
+        self._program_name = name
+        self._in_loop = in_loop
         self._jaxpr = compat.open_jaxpr(program.jaxpr)
         last_use: dict[Any, int] = {}
         for index, eqn in enumerate(self._jaxpr.eqns):
@@ -92,7 +98,7 @@ class _Emitter:
         saved: frozenset[tuple[int, int]] = frozenset(),
     ) -> FlatFunction:
         saved = saved | frozenset(region.saved)
-        steps = self._steps(region, saved, _Inside(loop=bool(self._loop), wrapped=region.wrapped))
+        steps = self._steps(region, saved, _Inside(loop=self._in_loop, wrapped=region.wrapped))
 
         def run(*values: Any) -> list[Any]:
             env = dict(zip(inputs, values, strict=True))
@@ -113,6 +119,8 @@ class _Emitter:
                 steps.append(self._checkpoint(child, saved, inside))
             elif child.loop is not None:
                 steps.append(self._scan(child.start, child.loop, saved, inside))
+            elif child.branches:
+                steps.append(self._cond(child.start, child.branches, saved))
             elif child.tied:
                 steps.append(self._tied(child, saved))
             else:
@@ -131,14 +139,29 @@ class _Emitter:
         self, index: int, loop: Loop, saved: frozenset[tuple[int, int]], inside: _Inside
     ) -> Callable[[dict[Any, Any]], None]:
         eqn = self._jaxpr.eqns[index]
-        name = f"{self._loop}{index}/"
-        body = emit_flat(scan_body(eqn), loop.body, loop=name)
+        name = f"{self._program_name}{index}/"
+        body = emit_flat(scan_body(eqn), loop.body, name=name, in_loop=True)
         prevent_cse = inside.prevents_cse
         return self._assign(
             index,
             saved,
             lambda inputs: run_scan(eqn, body, loop.segments, inputs, prevent_cse=prevent_cse),
         )
+
+    def _cond(
+        self, index: int, branches: Sequence[Region], saved: frozenset[tuple[int, int]]
+    ) -> Callable[[dict[Any, Any]], None]:
+        eqn = self._jaxpr.eqns[index]
+        bodies = [
+            emit_flat(body, branch, name=f"{self._program_name}{index}.{k}/", in_loop=self._in_loop)
+            for k, (body, branch) in enumerate(zip(branch_bodies(eqn), branches, strict=True))
+        ]
+
+        def run(inputs: list[Any]) -> list[Any]:
+            with compat.context_of(eqn):
+                return jax.lax.switch(inputs[0], bodies, *inputs[1:])
+
+        return self._assign(index, saved, run)
 
     def _assign(
         self,
@@ -157,7 +180,7 @@ class _Emitter:
         return step
 
     def _name(self, index: int, position: int) -> str:
-        return value_name(index, position, self._loop)
+        return value_name(index, position, self._program_name)
 
     def _checkpoint(
         self, region: Region, saved: frozenset[tuple[int, int]], inside: _Inside
@@ -250,6 +273,6 @@ def _tie_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
     return _tie(*primals), tuple(jax.lax.optimization_barrier(tangents))
 
 
-def value_name(operation: int, position: int, loop: str = "") -> str:
-    """The `checkpoint_name` of an operation's output; unique in the program."""
-    return f"hremat/{loop}{operation}.{position}"
+def value_name(operation: int, position: int, program: str = "") -> str:
+    """The `checkpoint_name` of an operation's output; unique in all programs emitted as one."""
+    return f"hremat/{program}{operation}.{position}"

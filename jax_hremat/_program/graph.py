@@ -131,6 +131,12 @@ def is_loop(operation: Operation) -> bool:
     return operation.trips > 1 and operation.active
 
 
+def is_cond(operation: Operation) -> bool:
+    """Whether it is a cond or switch whose branches keep something of their own for the
+    backward."""
+    return operation.primitive == "cond" and operation.active and operation.opaque_bytes > 0
+
+
 def build_graph(program: Program) -> Graph:
     """Read operations, values, activity and needs off the program.
 

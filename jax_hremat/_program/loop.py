@@ -1,85 +1,14 @@
-"""Scans: their bodies as programs, and one scan as nested, checkpointed scans."""
+"""One scan as nested, checkpointed scans."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jax_hremat._program.graph import Graph, build_graph, is_loop
-from jax_hremat._program.trace import Program, inline, is_inexact
 from jax_hremat._shared import compat
-
-
-def scan_body(eqn: Any, active: Sequence[bool] = ()) -> Program:
-    """The body of a scan as a flat program of (constants, carry, one step's inputs).
-
-    Args:
-        eqn: The scan's equation.
-        active: Which inputs of the body are differentiated; none if left out.
-    """
-    jaxpr = inline(eqn.params["jaxpr"])
-    avals = [v.aval for v in compat.open_jaxpr(jaxpr).invars]
-    num_outputs = len(compat.open_jaxpr(jaxpr).outvars)
-    flags = [*active, *[False] * (len(avals) - len(active))]
-    return Program(
-        jaxpr=jaxpr,
-        in_tree=jax.tree.structure((tuple(avals), {})),
-        out_tree=jax.tree.structure([0] * num_outputs),
-        input_names=tuple(f"in[{i}]" for i in range(len(avals))),
-        differentiated=tuple(
-            i
-            for i, (on, a) in enumerate(zip(flags, avals, strict=True))
-            if on and is_inexact(a.dtype)
-        ),
-        is_loss=False,
-        has_aux=False,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class LoopBody:
-    """The body of a differentiated scan.
-
-    Attributes:
-        graph: Its operations and values.
-        trips: Steps of the scan.
-        inner: The bodies of the scans inside, by operation.
-    """
-
-    graph: Graph
-    trips: int
-    inner: Mapping[int, LoopBody]
-
-
-def loop_bodies(program: Program, graph: Graph) -> dict[int, LoopBody]:
-    """The bodies of the scans of a program that have a backward, by operation."""
-    eqns = compat.open_jaxpr(program.jaxpr).eqns
-    bodies = {}
-    for op in graph.operations:
-        if is_loop(op):
-            active = [v is not None and graph.values[v].active for v in op.inputs]
-            bodies[op.id] = _loop_body(eqns[op.id], active)
-    return bodies
-
-
-def _loop_body(eqn: Any, active: Sequence[bool]) -> LoopBody:
-    """The body with the activity of its carry: a carried value is active if it is so at the
-    start or after any step."""
-    num_consts, num_carry = compat.scan_counts(eqn)
-    flags = list(active)
-    while True:
-        program = scan_body(eqn, flags)
-        graph = build_graph(program)
-        after = [v is not None and graph.values[v].active for v in graph.outputs[:num_carry]]
-        carried = slice(num_consts, num_consts + num_carry)
-        grown = [a or b for a, b in zip(flags[carried], after, strict=True)]
-        if grown == flags[carried]:
-            return LoopBody(graph, eqn.params["length"], loop_bodies(program, graph))
-        flags[carried] = grown
 
 
 def run_scan(

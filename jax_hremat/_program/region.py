@@ -49,6 +49,8 @@ class Region:
             region's backward is put off (`emit.py`); of a bare region those of the function's
             arguments too, of a wrapped one not.
         loop: How the region's only operation, a scan, is run; None for as it is.
+        branches: How each branch of the region's only operation, a cond, is run, the branch's
+            operations counted from 0; empty for as they are.
     """
 
     start: int
@@ -58,14 +60,16 @@ class Region:
     children: tuple[Region, ...] = ()
     tied: bool = False
     loop: Loop | None = None
+    branches: tuple[Region, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.stop:
             raise ValueError(f"region [{self.start}, {self.stop}) is not a range")
         if self.saved and not self.wrapped:
             raise ValueError(f"bare region [{self.start}, {self.stop}) saves {self.saved}")
-        if self.loop is not None and (self.wrapped or self.children or self.stop - self.start != 1):
-            raise ValueError(f"region [{self.start}, {self.stop}) is not one bare scan")
+        alone = self.stop - self.start == 1 and not (self.wrapped or self.children)
+        if self.bodies and not (alone and (self.loop is None or not self.branches)):
+            raise ValueError(f"region [{self.start}, {self.stop}) is not one bare scan or cond")
         edges = [self.start, *(e for c in self.children for e in (c.start, c.stop)), self.stop]
         if edges != sorted(edges):
             raise ValueError(
@@ -86,6 +90,7 @@ class Region:
             saved=tuple((op + offset, k) for op, k in self.saved),
             tied=self.tied,
             loop=self.loop,
+            branches=self.branches,
             children=tuple(c.shifted(offset) for c in self.children),
         )
 
@@ -93,9 +98,14 @@ class Region:
         """The same region with nothing tied."""
         return replace(self, tied=False, children=tuple(c.untied() for c in self.children))
 
+    @property
+    def bodies(self) -> tuple[Region, ...]:
+        """How the step of its scan, or the branches of its cond, are run; empty if as they are."""
+        return self.branches if self.loop is None else (self.loop.body,)
+
     def walk(self, depth: int = 0) -> Iterator[tuple[int, Region]]:
-        """This region and all inside it, outermost first, with their depth; the bodies of
-        loops, which have operations of their own, left out."""
+        """This region and all inside it, outermost first, with their depth; the bodies of scans
+        and conds, which have operations of their own, left out."""
         yield depth, self
         for child in self.children:
             yield from child.walk(depth + 1)
@@ -103,17 +113,14 @@ class Region:
     @property
     def num_wrapped(self) -> int:
         """How many `jax.checkpoint` calls the region emits, leftover steps of scans apart."""
-        inside = sum(
-            len(r.loop.segments) + r.loop.body.num_wrapped
-            for _, r in self.walk()
-            if r.loop is not None
-        )
-        return inside + sum(r.wrapped for _, r in self.walk())
+        regions = [region for _, region in self.walk()]
+        segments = sum(len(r.loop.segments) for r in regions if r.loop is not None)
+        bodies = sum(body.num_wrapped for r in regions for body in r.bodies)
+        return sum(r.wrapped for r in regions) + segments + bodies
 
     @property
     def depth(self) -> int:
         """The deepest nesting of `jax.checkpoint` calls."""
-        inside = max((c.depth for c in self.children), default=0)
-        if self.loop is not None:
-            inside = len(self.loop.segments) + self.loop.body.depth
-        return self.wrapped + inside
+        segments = 0 if self.loop is None else len(self.loop.segments)
+        inside = max((r.depth for r in (*self.children, *self.bodies)), default=0)
+        return self.wrapped + segments + inside

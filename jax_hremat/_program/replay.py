@@ -80,8 +80,8 @@ def replay(program: Program, root: Region) -> Replay:
     count once.
 
     What `recomputed` cannot tell: an operation whose derivative rule computes its value by
-    other equations (`scatter`, `cummax`) shows 0, though `flops` counts them. So do the steps
-    that a scan in another mode (`Region.loop`) runs again inside its loops, and a rerun
+    other equations (`scatter`, `cummax`) shows 0, though `flops` counts them. So does what
+    a scan or cond in another mode (`Region.loop`, `Region.branches`) runs again inside, and a rerun
     that the operation's own derivative makes under every plan (a flash-attention `custom_vjp`,
     a user's `jax.checkpoint`). A rerun's cost may differ from the forward's: more for `sort`,
     which carries positions along; less for a branch or loop, of which only what is needed

@@ -1,0 +1,93 @@
+"""The bodies of scans and conds: their own modes, and those of what stands inside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jax_hremat._cost.analytic import operation_times_s
+from jax_hremat._cost.roofline import Rates
+from jax_hremat._modes.block_modes import BlockSearch, SearchConfig
+from jax_hremat._partition.blocks import make_block
+from jax_hremat._program.bodies import Body, Cond, Scan
+from jax_hremat._program.region import Loop, Region
+from jax_hremat._solve.backend import SolverConfig
+
+# A segment length this close to a divisor of the scan's length becomes it: no steps left over.
+_NEAR = 1.5
+# From so many steps on, what a scan inside keeps is less in segments.
+_LEAST_TRIPS = 4
+
+
+class BodySearch(BlockSearch):
+    """The candidate modes of a body as one block; holds no results."""
+
+    def __init__(
+        self, body: Body, rates: Rates, config: SearchConfig, solver: SolverConfig
+    ) -> None:
+        graph = body.graph
+        super().__init__(
+            graph,
+            make_block(graph, 0, len(graph.operations)),
+            operation_times_s(graph, rates),
+            1 / rates.bytes_per_s,
+            config,
+            solver,
+        )
+        self._body = body
+
+    def nested_modes(self) -> list[Region]:
+        """The body, bare and wrapped, with the scans and conds inside it in modes that keep
+        little."""
+        inner = self._body.inner.values()
+        styles = [_wrapped_inside] if inner else []
+        if any(isinstance(i, Scan) and i.trips >= _LEAST_TRIPS for i in inner):
+            styles.append(_in_segments)
+        bodies = dict.fromkeys([self.bare, self.wrapped])
+        return [
+            Region(own.start, own.stop, own.wrapped, children=_keeping_little(self._body, style))
+            for style in styles
+            for own in bodies
+        ]
+
+
+def near_divisor(length: int, trips: int) -> int:
+    """The divisor of `trips` nearest to a length in ratio, if it is near; else the length."""
+    divisors = [d for d in range(1, trips + 1) if trips % d == 0]
+    nearest = min(divisors, key=lambda d: (max(d / length, length / d), d))
+    return nearest if max(nearest / length, length / nearest) <= _NEAR else length
+
+
+_Style = Callable[[Scan], Loop]
+
+
+def _keeping_little(body: Body, style: _Style) -> tuple[Region, ...]:
+    """The scans inside, in a style, and the conds, each branch wrapped; what has an effect is
+    left as it is."""
+    found = []
+    for at, inner in sorted(body.inner.items()):
+        if isinstance(inner, Cond):
+            branches = tuple(_branch(b, style) for b in inner.branches)
+            found.append(Region(at, at + 1, branches=branches))
+        elif not inner.body.pinned:
+            found.append(Region(at, at + 1, loop=style(inner)))
+    return tuple(found)
+
+
+def _branch(body: Body, style: _Style) -> Region:
+    whole = Region(0, len(body.graph.operations))
+    if body.pinned:
+        return whole
+    return Region(0, whole.stop, wrapped=True, children=_keeping_little(body, style))
+
+
+def _wrapped_inside(scan: Scan) -> Loop:
+    children = _keeping_little(scan.body, _wrapped_inside)
+    return Loop(Region(0, len(scan.body.graph.operations), wrapped=True, children=children))
+
+
+def _in_segments(scan: Scan) -> Loop:
+    length = near_divisor(round(scan.trips**0.5), scan.trips)
+    children = _keeping_little(scan.body, _in_segments)
+    count = len(scan.body.graph.operations)
+    body = Region(0, count, wrapped=bool(children), children=children)
+    return Loop(body, (length,) if 1 < length < scan.trips else ())

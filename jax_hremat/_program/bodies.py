@@ -1,0 +1,131 @@
+"""What scans and conds run, as programs of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jax_hremat._program.graph import Graph, build_graph, is_cond, is_loop
+from jax_hremat._program.trace import Program, inline, is_inexact
+from jax_hremat._shared import compat
+
+
+def scan_body(eqn: Any, active: Sequence[bool] = ()) -> Program:
+    """The body of a scan as a flat program of (constants, carry, one step's inputs).
+
+    Args:
+        eqn: The scan's equation.
+        active: Which inputs of the body are differentiated; none if left out.
+    """
+    return _body_program(eqn.params["jaxpr"], active)
+
+
+def branch_bodies(eqn: Any, active: Sequence[bool] = ()) -> list[Program]:
+    """The branches of a cond as flat programs of its operands.
+
+    Args:
+        eqn: The cond's equation.
+        active: Which operands are differentiated; none if left out.
+    """
+    return [_body_program(branch, active) for branch in eqn.params["branches"]]
+
+
+def _body_program(closed: Any, active: Sequence[bool]) -> Program:
+    jaxpr = inline(closed)
+    avals = [v.aval for v in compat.open_jaxpr(jaxpr).invars]
+    num_outputs = len(compat.open_jaxpr(jaxpr).outvars)
+    flags = [*active, *[False] * (len(avals) - len(active))]
+    return Program(
+        jaxpr=jaxpr,
+        in_tree=jax.tree.structure((tuple(avals), {})),
+        out_tree=jax.tree.structure([0] * num_outputs),
+        input_names=tuple(f"in[{i}]" for i in range(len(avals))),
+        differentiated=tuple(
+            i
+            for i, (on, a) in enumerate(zip(flags, avals, strict=True))
+            if on and is_inexact(a.dtype)
+        ),
+        is_loss=False,
+        has_aux=False,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """One step of a differentiated scan, or one branch of a differentiated cond.
+
+    Attributes:
+        graph: Its operations and values.
+        inner: The scans and conds inside it, by operation.
+    """
+
+    graph: Graph
+    inner: Mapping[int, Scan | Cond]
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it has an effect, so that it must run exactly once."""
+        return any(op.pinned for op in self.graph.operations)
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """A scan that has a backward.
+
+    Attributes:
+        body: One step.
+        trips: How many.
+    """
+
+    body: Body
+    trips: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cond:
+    """A cond that has a backward.
+
+    Attributes:
+        branches: In the order of its index.
+    """
+
+    branches: tuple[Body, ...]
+
+
+def bodies_of(program: Program, graph: Graph) -> dict[int, Scan | Cond]:
+    """The scans and conds of a program that have a backward, by operation."""
+    eqns = compat.open_jaxpr(program.jaxpr).eqns
+    found: dict[int, Scan | Cond] = {}
+    for op in graph.operations:
+        eqn = eqns[op.id]
+        active = [v is not None and graph.values[v].active for v in op.inputs]
+        if is_loop(op):
+            found[op.id] = Scan(_scan_body(eqn, active), eqn.params["length"])
+        elif is_cond(op):
+            # The first input is the index.
+            found[op.id] = Cond(tuple(_body(b) for b in branch_bodies(eqn, active[1:])))
+    return found
+
+
+def _body(program: Program) -> Body:
+    graph = build_graph(program)
+    return Body(graph, bodies_of(program, graph))
+
+
+def _scan_body(eqn: Any, active: Sequence[bool]) -> Body:
+    """The body with the activity of its carry: a carried value is active if it is so at the
+    start or after any step."""
+    num_consts, num_carry = compat.scan_counts(eqn)
+    flags = list(active)
+    while True:
+        program = scan_body(eqn, flags)
+        graph = build_graph(program)
+        after = [v is not None and graph.values[v].active for v in graph.outputs[:num_carry]]
+        carried = slice(num_consts, num_consts + num_carry)
+        grown = [a or b for a, b in zip(flags[carried], after, strict=True)]
+        if grown == flags[carried]:
+            return Body(graph, bodies_of(program, graph))
+        flags[carried] = grown
