@@ -7,6 +7,8 @@ import nox
 
 OLDEST_PYTHON, NEWEST_PYTHON = "3.11", "3.12"
 OLDEST_JAX = ("jax==0.10.2", "jaxlib==0.10.2")
+# Two files of tests at a time; in one file, tests share what is dear to make.
+PYTEST = ("python", "-m", "pytest", "-n", "2", "--dist", "loadfile")
 # What a wheel could lack: the target files and the marker of a typed package.
 USE_WHEEL = """
 import importlib.resources, jax_hremat
@@ -38,21 +40,21 @@ def typecheck(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """The test suite on the oldest supported JAX."""
     session.install(".[test,gpu-aot]", *OLDEST_JAX)
-    session.run("python", "-m", "pytest", *session.posargs)
+    session.run(*PYTEST, *session.posargs)
 
 
 @nox.session(python=NEWEST_PYTHON)
 def tests_newest(session: nox.Session) -> None:
     """The test suite on the newest JAX, with the newest of everything else."""
     session.install("--upgrade", "--upgrade-strategy", "eager", ".[test,gpu-aot]")
-    session.run("python", "-m", "pytest", *session.posargs)
+    session.run(*PYTEST, *session.posargs)
 
 
 @nox.session(python=OLDEST_PYTHON)
 def slow(session: nox.Session) -> None:
     """The tests that take minutes."""
     session.install(".[test,gpu-aot]")
-    session.run("python", "-m", "pytest", "-m", "slow", *session.posargs)
+    session.run(*PYTEST, "-m", "slow", *session.posargs)
 
 
 @nox.session(python=NEWEST_PYTHON)
@@ -97,7 +99,8 @@ def build(session: nox.Session) -> None:
 @nox.session(python=OLDEST_PYTHON)
 @nox.parametrize(
     "of",
-    ["table", "scale", "recurrence", "frontier", "optimum", "partitioners", "equality", "times"],
+    "table scale planning recurrence frontier optimum partitioners equality times training "
+    "batches".split(),
 )
 def benchmarks(session: nox.Session, of: str) -> None:
     """One of the benchmarks (many minutes): `nox -s "benchmarks(of='scale')" -- --models lstm`."""
