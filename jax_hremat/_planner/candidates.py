@@ -19,6 +19,10 @@ from jax_hremat._solve.backend import Outcome, SolverConfig, Status
 # A nest of more levels is compiled only if it promises a peak of at most this part of the others'.
 _WORTH = 0.99
 
+# A compiled peak this much above the predicted one is no error of the prediction: XLA's scheduler
+# has put something off.
+_PUT_OFF = 0.1
+
 NO_SOLVE = Outcome(Status.NOT_SOLVED, 0.0, 0.0, 0.0)
 
 
@@ -80,6 +84,17 @@ class Candidates:
         """The worst ratio of a predicted to a compiled peak so far, at least 1."""
         ratios = (c.prediction.peak_bytes / c.peak_bytes for c in self._found.values())
         return max(1.0, *ratios)
+
+    def excess_near(self, peak_bytes: int) -> int:
+        """How much too high the peak was predicted of the plan whose compiled one is nearest; plans
+        of which the compiler put something off are left out."""
+        close = [
+            c
+            for c in self._found.values()
+            if c.peak_bytes <= (1 + _PUT_OFF) * c.prediction.peak_bytes
+        ]
+        nearest = min(close, key=lambda c: (abs(c.peak_bytes - peak_bytes), c.step_s))
+        return nearest.prediction.peak_bytes - nearest.peak_bytes
 
     def step_s(self, prediction: Prediction) -> float:
         """A predicted time as a time of the whole step: the baseline's and the difference."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jax_hremat._planner.candidates import NO_SOLVE, Candidate, Candidates
-from jax_hremat._schedule.chain import Chain, Selection, Ties, predict
+from jax_hremat._schedule.chain import Ties, predict
 from jax_hremat._schedule.stretches import Space, bottom
-from jax_hremat._solve.backend import Outcome, SolverConfig, Status, out_of_time
+from jax_hremat._solve.backend import SolverConfig, Status, out_of_time
 
 # Stop improving a certified plan when this little of the budget is left unused.
 _SLACK = 0.01
@@ -70,11 +70,9 @@ class Rounds:
         """Solve, compile, compare, and solve again at a predicted peak that makes up for what
         was seen."""
         chain = bottom(space)
-        # Most of the prediction's error is the same in every plan of a program, so what it is
-        # where nothing is wrapped is made up for at once.
-        bare = self._candidates.bare
-        limit = self._limit + max(0, bare.prediction.peak_bytes - bare.peak_bytes)
-        missed_at = limit + 1
+        # Plans of about the same peak are predicted about as wrong, so that is made up for at once.
+        limit = self._limit + self._candidates.excess_near(self._limit)
+        missed_at = self._candidates.bare.prediction.peak_bytes + 1
         groups, wide_misses = True, 0
         margin = _MARGIN * self._limit
         for _ in range(self._max_rounds + 1):
@@ -89,9 +87,9 @@ class Rounds:
             best = self._best()
             if best is not None and self._candidates.step_s(promise) > (1 - _WORTH) * best.step_s:
                 break
-            candidate = self._close_candidate(
-                chain, schedule.selection, schedule.outcome, Ties.WRAPPED, Ties.LOSS_TOO
-            )
+            candidate = self._candidates.add(chain, schedule.selection, schedule.outcome)
+            if self._misses_widely(candidate):
+                candidate = self._tied(candidate, Ties.LOSS_TOO)
             excess = candidate.peak_bytes - self._limit
             if excess > 0:
                 self._missed = True
@@ -134,19 +132,14 @@ class Rounds:
             if prediction.peak_bytes <= hope_bytes and (
                 best is None or step_s < _TIME_HOPE * best.step_s
             ):
-                self._close_candidate(chain, selection, NO_SOLVE, Ties.NONE, Ties.WRAPPED)
+                candidate = self._candidates.add(chain, selection, NO_SOLVE, Ties.NONE)
+                if self._misses_widely(candidate) and prediction.peak_bytes <= self._limit:
+                    self._tied(candidate, Ties.WRAPPED)
 
-    def _close_candidate(
-        self, chain: Chain, selection: Selection, outcome: Outcome, ties: Ties, then: Ties
-    ) -> Candidate:
-        """The candidate; if it misses widely what was predicted to fit, the one that leaves the
-        compiler less to put off, if that is lower."""
-        candidate = self._candidates.add(chain, selection, outcome, ties)
-        if self._misses_widely(candidate) and candidate.prediction.peak_bytes <= self._limit:
-            tied = self._candidates.add(chain, selection, outcome, then)
-            if tied.peak_bytes < candidate.peak_bytes:
-                return tied
-        return candidate
+    def _tied(self, candidate: Candidate, ties: Ties) -> Candidate:
+        """The same plan with less left to the compiler to put off, if that is lower."""
+        tied = self._candidates.add(candidate.chain, candidate.selection, candidate.outcome, ties)
+        return min(candidate, tied, key=lambda c: c.peak_bytes)
 
     def _misses_widely(self, candidate: Candidate) -> bool:
         return candidate.peak_bytes > (1 + _WIDE_MISS) * self._limit

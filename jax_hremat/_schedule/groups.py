@@ -12,7 +12,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from jax_hremat._schedule.chain import Chain
 
@@ -146,14 +145,32 @@ def _needs(chain: Chain) -> list[list[list[int]]]:
     return needs
 
 
-class _Label(NamedTuple):
-    """The beginning of a group: what all its ways to go on have in common."""
+# The beginning of a group, what all its ways to go on have in common: ms added, bytes held, the
+# peak of its backward, that of its forward, options.
+_Label = tuple[float, int, int, int, tuple[int, ...]]
 
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A block of a group in one option, as far as what comes before it in the group is no matter.
+
+    Attributes:
+        option: Position of the option.
+        added_ms: Time over the fastest option, the group's second forward included.
+        spared_ms: What of it is not run where the group ends with the block.
+        forward_bytes: Peak of its forward, with all that waits meanwhile.
+        backward_bytes: Peak of its backward, pending cotangents included.
+        kept_bytes: Kept until its backward, without the values that cross a boundary.
+        needs: Values made in the group that its backward reads.
+    """
+
+    option: int
     added_ms: float
-    held_bytes: int
-    backward_bytes: int
+    spared_ms: float
     forward_bytes: int
-    options: tuple[int, ...]
+    backward_bytes: int
+    kept_bytes: int
+    needs: frozenset[int]
 
 
 class _Stretch:
@@ -161,17 +178,9 @@ class _Stretch:
 
     def __init__(self, chain: Chain, needs: list[list[list[int]]], first: int, last: int) -> None:
         self.chain = chain
-        self.needs = needs
         self.first = first
         end = min((k for k in chain.pinned if first <= k <= last), default=last + 1)
         self.blocks = range(first, end)
-        self.fastest_s = [min(o.cost.time_s for o in chain.options[k]) for k in self.blocks]
-        # What the recompute of the last block is shorter by than that of one in the middle.
-        self.spared_ms = [
-            [(chain.recompute_s[k] - last_s) * 1e3 for last_s in chain.last_recompute_s[k]]
-            for k in self.blocks
-        ]
-        self.pending = [chain.pending_cotangent_bytes(k) for k in self.blocks]
         near = [
             (v, c)
             for v, c in enumerate(chain.crossings)
@@ -194,6 +203,24 @@ class _Stretch:
         ]
         self.read_bytes = [sum(chain.crossings[v].size_bytes for v in r) for r in self.read]
         self.holds = [self._holds(i) for i in range(len(self.blocks))]
+        self.ways = [self._ways(i, needs[k]) for i, k in enumerate(self.blocks)]
+
+    def _ways(self, i: int, needs: list[list[int]]) -> list[_Way]:
+        chain, k = self.chain, self.blocks[i]
+        fastest_s = min(option.cost.time_s for option in chain.options[k])
+        pending = chain.pending_cotangent_bytes(k)
+        return [
+            _Way(
+                option=o,
+                added_ms=(option.cost.time_s - fastest_s + chain.recompute_s[k]) * 1e3,
+                spared_ms=(chain.recompute_s[k] - chain.last_recompute_s[k][o]) * 1e3,
+                forward_bytes=self.waiting[i] + option.cost.forward_peak_bytes,
+                backward_bytes=option.cost.backward_peak_bytes + pending,
+                kept_bytes=option.cost.kept_bytes,
+                needs=frozenset(v for v in needs[o] if chain.crossings[v].producer >= self.first),
+            )
+            for o, option in enumerate(chain.options[k])
+        ]
 
     def _holds(self, i: int) -> tuple[tuple[int, int], ...]:
         """(Crossing, as of which block) for what a group of i + 1 blocks holds."""
@@ -210,7 +237,7 @@ class _Stretch:
 
     def most_spared_ms(self, i: int) -> float:
         """The most that ending with the block at position i can take off that."""
-        return max(self.spared_ms[i])
+        return max(way.spared_ms for way in self.ways[i])
 
 
 class _Start:
@@ -220,10 +247,8 @@ class _Start:
         self, stretch: _Stretch, limit_bytes: float, prices: Prices | None, worth_ms: float
     ) -> None:
         self._at = stretch
-        self._chain = stretch.chain
-        self._needs = stretch.needs
-        self._first = stretch.first
         self._blocks = stretch.blocks
+        self._crossings = stretch.chain.crossings
         self._limit = limit_bytes
         self._worth = worth_ms
         self._charge = None if prices is None else _Charge(stretch, prices)
@@ -231,28 +256,22 @@ class _Start:
     def pieces(self, by_time: bool) -> Iterator[Piece]:
         """The groups, by their end."""
         # Labels by the set of values made in the group that are held and may be read again.
-        labels: dict[frozenset[int], list[_Label]] = {frozenset(): [_Label(0.0, 0, 0, 0, ())]}
+        labels: dict[frozenset[int], list[_Label]] = {frozenset(): [(0.0, 0, 0, 0, ())]}
         for i, k in enumerate(self._blocks):
+            ways = [way for way in self._at.ways[i] if way.forward_bytes <= self._limit]
             longer: dict[frozenset[int], list[_Label]] = {}
             ends: list[_Label] = []
             for held, beginnings in labels.items():
-                for o in range(len(self._chain.options[k])):
-                    now_held = held.union(
-                        v
-                        for v in self._needs[k][o]
-                        if self._chain.crossings[v].producer >= self._first
-                    )
-                    still = frozenset(
-                        v for v in now_held if self._chain.crossings[v].readers[-1] > k
-                    )
-                    taken = sum(self._chain.crossings[v].size_bytes for v in now_held - held)
-                    extended = list(self._extend(beginnings, i, o, taken))
+                for way in ways:
+                    taken = way.needs - held
+                    taken_bytes = sum(self._crossings[v].size_bytes for v in taken)
+                    extended = self._extended(beginnings, i, way, taken_bytes)
+                    if not extended:
+                        continue
+                    still = frozenset(v for v in held | taken if self._crossings[v].readers[-1] > k)
                     longer.setdefault(still, []).extend(extended)
-                    spared = self._at.spared_ms[i][o]
-                    ends += [
-                        _Label(x.added_ms - spared, 0, x.backward_bytes, x.forward_bytes, x.options)
-                        for x in extended
-                    ]
+                    spared_ms = way.spared_ms
+                    ends += [(ms - spared_ms, 0, b, f, o) for ms, _, b, f, o in extended]
             read = self._at.read_bytes[i]
             labels = {held: _undominated(group, by_time, read) for held, group in longer.items()}
             if i > 0:
@@ -260,45 +279,37 @@ class _Start:
                     if self._charge is None or self._charge.exact(i, label) <= self._worth:
                         yield self._piece(i, label)
 
-    def _extend(
-        self, beginnings: list[_Label], i: int, o: int, taken_bytes: int
-    ) -> Iterator[_Label]:
-        k = self._blocks[i]
-        cost = self._chain.options[k][o].cost
-        added_ms = (cost.time_s - self._at.fastest_s[i] + self._chain.recompute_s[k]) * 1e3
-        here = self._at.waiting[i] + cost.forward_peak_bytes
-        if here > self._limit:
-            return
-        own = taken_bytes + cost.backward_peak_bytes + self._at.pending[i]
-        taken = taken_bytes + cost.kept_bytes
+    def _extended(
+        self, beginnings: list[_Label], i: int, way: _Way, taken_bytes: int
+    ) -> list[_Label]:
+        """The beginnings, a block longer, within the limit and perhaps worth their price."""
+        own = taken_bytes + way.backward_bytes
+        kept = taken_bytes + way.kept_bytes
         read = self._at.read_bytes[i]
         room = self._limit - read
-        onward = None if self._charge is None else self._charge.onward[i]
-        for before_ms, held, backward, forward_before, options in beginnings:
+        longer: list[_Label] = []
+        for before_ms, held, backward, forward, options in beginnings:
             backward = max(backward, held + own)
             if backward > room:
                 continue
             # A forward peak up to that of the backward with the group's inputs sets nothing: what
             # else lives outside the group lives in its backward too.
-            forward = max(forward_before, here, backward + read)
-            total_ms = before_ms + added_ms
-            if onward is not None:
-                # The least reduced cost of the groups that begin so.
-                spare = self._worth - total_ms
-                if all(c + f * forward + b * backward > spare for c, f, b in onward):
-                    continue
-            yield _Label(total_ms, held + taken, backward, forward, (*options, o))
+            forward = max(forward, way.forward_bytes, backward + read)
+            ms = before_ms + way.added_ms
+            if self._charge is None or self._charge.allows(i, forward, backward, self._worth - ms):
+                longer.append((ms, held + kept, backward, forward, (*options, way.option)))
+        return longer
 
     def _piece(self, i: int, label: _Label) -> Piece:
-        inside = self._blocks[: i + 1]
+        added_ms, _, backward, forward, options = label
         return Piece(
-            first=self._first,
-            last=inside[-1],
-            options=label.options,
-            added_ms=label.added_ms,
+            first=self._at.first,
+            last=self._blocks[i],
+            options=options,
+            added_ms=added_ms,
             kept_bytes=0,
-            forward_bytes=tuple(label.forward_bytes - w for w in self._at.waiting[: i + 1]),
-            backward_bytes=label.backward_bytes,
+            forward_bytes=tuple(forward - w for w in self._at.waiting[: i + 1]),
+            backward_bytes=backward,
             holds=self._at.holds[i],
         )
 
@@ -318,19 +329,27 @@ class _Charge:
             self._terms.append((constant + held, forward, backward))
         # For each position, the same for all ends from there on, the least time of the blocks
         # in between added.
-        self.onward: list[list[tuple[float, float, float]]] = []
+        self._onward: list[list[tuple[float, float, float]]] = []
         for i in range(len(self._terms)):
             extra, onward = 0.0, []
             for j in range(i, len(self._terms)):
                 extra += start.least_added_ms(j) if j > i else 0.0
                 c, f, b = self._terms[j]
                 onward.append((c + extra - start.most_spared_ms(j), f, b))
-            self.onward.append(onward)
+            self._onward.append(onward)
+
+    def allows(self, i: int, forward: int, backward: int, most_ms: float) -> bool:
+        """Whether a group whose first blocks have these peaks may be charged no more than that."""
+        for c, f, b in self._onward[i]:
+            if c + f * forward + b * backward <= most_ms:
+                return True
+        return False
 
     def exact(self, i: int, label: _Label) -> float:
         """The reduced cost of the group that ends here."""
         c, f, b = self._terms[i]
-        return label.added_ms + c + f * label.forward_bytes + b * label.backward_bytes
+        added_ms, _, backward, forward, _ = label
+        return added_ms + c + f * forward + b * backward
 
 
 def _undominated(labels: list[_Label], by_time: bool, read_bytes: int) -> list[_Label]:
@@ -339,7 +358,7 @@ def _undominated(labels: list[_Label], by_time: bool, read_bytes: int) -> list[_
     if by_time:
         ordered = sorted(labels)
     else:
-        ordered = sorted(labels, key=lambda x: (*x[1:], x.added_ms))
+        ordered = sorted(labels, key=lambda x: (*x[1:], x[0]))
     kept: list[_Label] = []
     # Of the labels kept, those whose forward peak is no matter, so that two figures say all:
     # held bytes ascending, backward peaks descending. The others are few.

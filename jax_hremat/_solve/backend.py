@@ -34,7 +34,7 @@ class SolverConfig:
         relative_gap: Relative distance between the solution and the bound at which to stop.
     """
 
-    time_limit_s: float = 10.0
+    time_limit_s: float = 30.0
     relative_gap: float = 1e-3
 
 
