@@ -28,7 +28,7 @@ from jax_hremat._program.step import training_step
 BUDGETS = ("40GB", "80GB")
 # Examples in a whole batch.
 SIZES = tuple(range(32, 1025, 32))
-MAX_TRIALS = 7
+MAX_TRIALS = 8
 CONFIG = jax_hremat.PlannerConfig(max_rounds=1)
 
 
@@ -152,8 +152,19 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     for data in found:
         for within in data["budgets"]:
             lines += _lines(data["model"], within)
+    lines += ["", "Tried, with examples a second:", ""]
+    for data in found:
+        for within in data["budgets"]:
+            tried = ", ".join(map(_tried, within["trials"]))
+            lines.append(f"- {data['model']}, {within['budget']}: {tried}.")
     lines += command.models(found)
     return "\n".join(lines) + "\n"
+
+
+def _tried(row: Mapping[str, Any]) -> str:
+    """Such as `96 (333)`."""
+    rate = f"{row['size'] / row['step_s']:.0f}" if row["step_s"] else "does not fit"
+    return f"{row['size']} ({rate})"
 
 
 def _lines(model: str, within: Mapping[str, Any]) -> list[str]:
@@ -165,7 +176,7 @@ def _lines(model: str, within: Mapping[str, Any]) -> list[str]:
     rows = [
         ("no remat", base),
         ("every layer by hand", within["every_layer"]),
-        ("plan, largest", max(fitting, key=lambda row: row["size"])),
+        ("plan, largest tried", max(fitting, key=lambda row: row["size"])),
         ("plan, fastest", max(fitting, key=rate)),
     ]
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -11,7 +12,13 @@ import optax
 import pytest
 
 import jax_hremat
-from jax_hremat import InfeasibleBudgetError, PlannerConfig, SearchConfig, UnsupportedProgramError
+from jax_hremat import (
+    InfeasibleBudgetError,
+    PlannerConfig,
+    SearchConfig,
+    UnsupportedProgramError,
+    _batch,
+)
 from jax_hremat._program.step import training_step
 
 CONFIG = PlannerConfig(
@@ -171,6 +178,40 @@ def test_the_largest_batch() -> None:
     assert "best" in str(found) and "needs" in str(found)
     state, _ = found.best.fitted.step(new_state(), batch_of(found.best.size))
     assert jax.tree.structure(state) == jax.tree.structure(new_state())
+
+
+@pytest.mark.parametrize("bare_fits", [0.5, 3, 11.5, 40])
+@pytest.mark.parametrize("recompute", [0.05, 0.3, 2.0])
+def test_the_batch_of_the_highest_throughput_is_found(
+    monkeypatch: pytest.MonkeyPatch, bare_fits: float, recompute: float
+) -> None:
+    """Peaks that grow evenly, steps that recompute more the less of them fits."""
+    budget, arguments, sizes = 1000, 100, range(1, 33)
+
+    def planned(size: int) -> Any:
+        peak = arguments + int(size * (budget - arguments) / bare_fits)
+        if size > 4 * bare_fits + 1:
+            raise jax_hremat.InfeasibleBudgetError(
+                min_budget_bytes=peak, budget_bytes=budget, bottleneck="the batch"
+            )
+        over = max(0.0, size / bare_fits - 1)
+        certificate = SimpleNamespace(
+            budget_bytes=budget, headroom_bytes=0, argument_bytes=arguments
+        )
+        step_s = (1 + size) * (1 + recompute * over)
+        plan = SimpleNamespace(
+            certificate=certificate, baseline_peak_bytes=peak, estimated_step_s=step_s
+        )
+        return SimpleNamespace(plan=plan)
+
+    monkeypatch.setattr(_batch, "fit_step", lambda *_, **__: lambda state, batch: planned(batch))
+    search = jax_hremat.max_batch(make_step, loss_fn, budget=budget, sizes=sizes)
+    found = search(None, lambda size: size)
+    fitting = [size for size in sizes if size <= 4 * bare_fits + 1]
+    fastest = max(size / planned(size).plan.estimated_step_s for size in fitting)
+    assert found.best.per_s >= 0.99 * fastest
+    assert len(found.trials) <= 8
+    assert found.largest.size >= 0.8 * max(fitting)
 
 
 @pytest.mark.parametrize(
