@@ -22,6 +22,8 @@ _WIDE_MISS = 0.1
 _HOPE = 1.05
 # … and its predicted time at most this many times the best one's.
 _TIME_HOPE = 1.005
+# Part of the solver's time that a search for a lower floor gets, of which there may be many.
+_FLOOR_TIME = 0.3
 # Part of the solver's time that a round is not worth starting without.
 _LEAST_LEFT = 0.3
 
@@ -29,10 +31,12 @@ _LEAST_LEFT = 0.3
 class Rounds:
     """The rounds of one budget."""
 
-    def __init__(self, candidates: Candidates, limit: int) -> None:
+    def __init__(
+        self, candidates: Candidates, limit: int, solver: SolverConfig | None = None
+    ) -> None:
         self._candidates = candidates
         self._limit = limit
-        self._solver = candidates.bench.config.solver
+        self._solver = solver or candidates.bench.config.solver
         self._max_rounds = candidates.bench.config.max_rounds
         self._solved_before_s = candidates.timings_s["solve"]
         self._missed = False
@@ -148,8 +152,9 @@ class Rounds:
         """A plan of a peak that no plan is found for a hundredth below, or the least one found
         when the rounds for that are over."""
         least = min(self._candidates.lowest, key=lambda c: (c.peak_bytes, c.step_s))
+        quick = replace(self._solver, time_limit_s=_FLOOR_TIME * self._solver.time_limit_s)
         for _ in range(self._candidates.bench.config.floor_rounds):
-            below = Rounds(self._candidates, int((1 - _SLACK) * least.peak_bytes))
+            below = Rounds(self._candidates, int((1 - _SLACK) * least.peak_bytes), quick)
             found = below.search()
             if found is None:
                 break
