@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -82,6 +83,20 @@ def test_a_loop_takes_its_body_each_time() -> None:
         return cost_of(program, whole(program), PLAIN).time_s
 
     assert time_s(12) == pytest.approx(4 * time_s(3), rel=0.02)
+
+
+def test_a_print_has_no_result_and_costs_a_launch() -> None:
+    def loss(w: jax.Array, x: jax.Array, tell: bool) -> jax.Array:
+        y = jnp.tanh(x @ w).sum()
+        if tell:
+            jax.debug.print("{}", y)
+        return y
+
+    def time_s(tell: bool) -> float:
+        program = trace_loss(lambda w, x: loss(w, x, tell), (struct(8, 8), struct(4, 8)), {})
+        return cost_of(program, whole(program), replace(PLAIN, launch_s=7.0)).forward_s
+
+    assert 7.0 <= time_s(True) - time_s(False) < 7.1
 
 
 def mlp(params: list[jax.Array], x: jax.Array) -> jax.Array:

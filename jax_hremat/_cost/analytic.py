@@ -98,8 +98,8 @@ def _equation_s(eqn: Any, rates: Rates) -> float:
     moved_bytes = written_bytes + sum(size_bytes_of(v.aval) for v in eqn.invars)
     bodies = [flatten(compat.open_jaxpr(body)) for body in compat.inner_jaxprs(eqn)]
     if not bodies:
-        dtype = eqn.outvars[0].aval.str_short(short_dtypes=True).split("[")[0]
-        return _roofline_s(name, dtype, equation_flops(eqn), moved_bytes, rates)
+        results = [v.aval.str_short(short_dtypes=True) for v in eqn.outvars]
+        return _roofline_s(name, results, equation_flops(eqn), moved_bytes, rates)
     times_s = [sum(_equation_s(e.eqn, rates) for e in body.equations) for body in bodies]
     if name == "scan":
         return eqn.params["length"] * sum(times_s) + moved_bytes / rates.bytes_per_s
@@ -110,14 +110,16 @@ def _time_s(graph: Graph, op: Operation, rates: Rates) -> float:
     if op.fusible:
         written = sum(graph.values[v].size_bytes for v in op.outputs)
         return _FUSED_TRAFFIC * written / rates.bytes_per_s
-    dtype = graph.values[op.outputs[0]].text.split("[")[0] if op.outputs else "f32"
-    return _roofline_s(op.primitive, dtype, op.flops, op.moved_bytes, rates)
+    results = [graph.values[v].text for v in op.outputs]
+    return _roofline_s(op.primitive, results, op.flops, op.moved_bytes, rates)
 
 
 def _roofline_s(
-    primitive: str, dtype: str, flops: float, moved_bytes: float, rates: Rates
+    primitive: str, results: Sequence[str], flops: float, moved_bytes: float, rates: Rates
 ) -> float:
+    """`results` are types, such as `bf16[8,32]`."""
     rate = rates.vector_flops_per_s
     if primitive in ("dot_general", "conv_general_dilated"):
+        dtype = results[0].split("[")[0]
         rate = rates.of(MatrixUnit(dtype, primitive == "conv_general_dilated"))
     return max(flops / rate, moved_bytes / rates.bytes_per_s) + rates.launch_s
