@@ -161,28 +161,28 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _rate(row: Mapping[str, Any]) -> float:
+    return row["size"] / row["step_s"]
+
+
 def _tried(row: Mapping[str, Any]) -> str:
     """Such as `96 (333)`."""
-    rate = f"{row['size'] / row['step_s']:.0f}" if row["step_s"] else "does not fit"
-    return f"{row['size']} ({rate})"
+    return f"{row['size']} ({f'{_rate(row):.0f}' if row['step_s'] else 'does not fit'})"
 
 
 def _lines(model: str, within: Mapping[str, Any]) -> list[str]:
-    def rate(row: Mapping[str, Any]) -> float:
-        return row["size"] / row["step_s"]
-
     base = within["no_remat"]
     fitting = [row for row in within["trials"] if row["step_s"]]
     rows = [
         ("no remat", base),
         ("every layer by hand", within["every_layer"]),
         ("plan, largest tried", max(fitting, key=lambda row: row["size"])),
-        ("plan, fastest", max(fitting, key=rate)),
+        ("plan, fastest", max(fitting, key=_rate)),
     ]
     return [
         f"| {model} | {within['budget']} | {label} | {row['size']} | {mib(row['peak_bytes'])} "
-        f"| {ms(row['step_s'])} | {rate(row):.0f} "
-        f"| {'' if base is None else f'{rate(row) / rate(base) - 1:+.1%}'} |"
+        f"| {ms(row['step_s'])} | {_rate(row):.0f} "
+        f"| {'' if base is None else f'{_rate(row) / _rate(base) - 1:+.1%}'} |"
         for label, row in rows
         if row is not None
     ]

@@ -157,9 +157,9 @@ def _untried(
     trials: Mapping[int, BatchTrial], sizes: Sequence[int], for_speed: bool
 ) -> Iterator[int]:
     """Positions of sizes worth a trial, best first: for throughput, or to fit more."""
-    guesses = (_largest_as_it_is(trials, sizes), *_around_best(trials, len(sizes)))
-    halfway = _larger(trials, len(sizes))
-    for index in (*guesses, *halfway) if for_speed else (*halfway, *guesses):
+    guesses = [_largest_as_it_is(trials, sizes), *_around_best(trials, len(sizes))]
+    larger = _larger(trials, len(sizes))
+    for index in [*guesses, larger] if for_speed else [larger, *guesses]:
         if index not in trials:
             yield index
 
@@ -187,8 +187,8 @@ def _around_best(trials: Mapping[int, BatchTrial], count: int) -> list[int]:
     return [(at + above) // 2, (at + below) // 2]
 
 
-def _larger(trials: Mapping[int, BatchTrial], count: int) -> list[int]:
+def _larger(trials: Mapping[int, BatchTrial], count: int) -> int:
     """Halfway between the largest trial that fits and the smallest that does not, or the end."""
     fits = max(i for i, trial in trials.items() if trial.fitted is not None)
     too_large = min((i for i, trial in trials.items() if trial.fitted is None), default=count)
-    return [(fits + too_large) // 2]
+    return (fits + too_large) // 2

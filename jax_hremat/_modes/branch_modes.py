@@ -37,14 +37,12 @@ class BranchSearch:
         self._config = config
         self.bare = Region(block.start, block.stop)
         # An effect must not run twice.
-        self._may_repeat = not graph.operations[block.start].pinned
-        self.wrapped = replace(self.bare, wrapped=self._may_repeat)
+        self.wrapped = replace(self.bare, wrapped=not graph.operations[block.start].pinned)
         share = config.scaled(1 / len(cond.branches))
         self._branches = [BodySearch(body, rates, share, solver) for body in cond.branches]
 
     def plain_modes(self) -> list[Region]:
-        modes = [self.bare, *([self.wrapped] if self._may_repeat else [])]
-        return list(dict.fromkeys([*modes, *self._by_hand().values()]))
+        return [self.bare, self.wrapped, *self._by_hand().values()]
 
     def first_wave(self) -> list[Region]:
         """Each branch in another mode, the others bare."""
@@ -72,7 +70,7 @@ class BranchSearch:
     def _by_hand(self) -> dict[str, Region]:
         """Under one policy, which JAX carries into the branches."""
         of_branches = [branch.hand_modes() for branch in self._branches]
-        if not (self._may_repeat and all(of_branches)):
+        if not (self.wrapped.wrapped and all(of_branches)):
             return {}
         inside = {name: self._cond([m[name] for m in of_branches]) for name in of_branches[0]}
         return inside | {"block": self.wrapped}
@@ -81,10 +79,12 @@ class BranchSearch:
         self, i: int, measured: Mapping[Region, ModeCost]
     ) -> dict[Region, ModeCost]:
         """What was measured with only one branch in another mode, by its mode."""
-        branch = self._branches[i]
-        tried = [branch.wrapped, *branch.first_wave(), *branch.nested_modes()]
-        found = {mode: measured[m] for mode in tried if (m := self._alone(i, mode)) in measured}
-        return {branch.bare: measured[self.bare]} | found
+        found = {self._branches[i].bare: measured[self.bare]}
+        for mode, cost in measured.items():
+            for child in mode.children:
+                if child.branches and mode == self._alone(i, child.branches[i]):
+                    found[child.branches[i]] = cost
+        return found
 
     def _alone(self, i: int, mode: Region) -> Region:
         return self._cond([mode if j == i else b.bare for j, b in enumerate(self._branches)])

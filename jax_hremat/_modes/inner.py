@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from jax_hremat._cost.analytic import operation_times_s
 from jax_hremat._cost.roofline import Rates
@@ -44,7 +45,7 @@ class BodySearch(BlockSearch):
             styles.append(_in_segments)
         bodies = dict.fromkeys([self.bare, self.wrapped])
         return [
-            Region(own.start, own.stop, own.wrapped, children=_keeping_little(self._body, style))
+            replace(own, children=_keeping_little(self._body, style))
             for style in styles
             for own in bodies
         ]
@@ -66,28 +67,28 @@ def _keeping_little(body: Body, style: _Style) -> tuple[Region, ...]:
     found = []
     for at, inner in sorted(body.inner.items()):
         if isinstance(inner, Cond):
-            branches = tuple(_branch(b, style) for b in inner.branches)
+            branches = tuple(_bare(b) if b.pinned else _wrapped(b, style) for b in inner.branches)
             found.append(Region(at, at + 1, branches=branches))
         elif not inner.body.pinned:
             found.append(Region(at, at + 1, loop=style(inner)))
     return tuple(found)
 
 
-def _branch(body: Body, style: _Style) -> Region:
-    whole = Region(0, len(body.graph.operations))
-    if body.pinned:
-        return whole
-    return Region(0, whole.stop, wrapped=True, children=_keeping_little(body, style))
+def _bare(body: Body) -> Region:
+    return Region(0, len(body.graph.operations))
+
+
+def _wrapped(body: Body, style: _Style) -> Region:
+    return replace(_bare(body), wrapped=True, children=_keeping_little(body, style))
 
 
 def _wrapped_inside(scan: Scan) -> Loop:
-    children = _keeping_little(scan.body, _wrapped_inside)
-    return Loop(Region(0, len(scan.body.graph.operations), wrapped=True, children=children))
+    return Loop(_wrapped(scan.body, _wrapped_inside))
 
 
 def _in_segments(scan: Scan) -> Loop:
     length = near_divisor(round(scan.trips**0.5), scan.trips)
-    children = _keeping_little(scan.body, _in_segments)
-    count = len(scan.body.graph.operations)
-    body = Region(0, count, wrapped=bool(children), children=children)
-    return Loop(body, (length,) if 1 < length < scan.trips else ())
+    step = _wrapped(scan.body, _in_segments)
+    # A step with nothing to wrap inside is spared by its segment already.
+    step = step if step.children else _bare(scan.body)
+    return Loop(step, (length,) if 1 < length < scan.trips else ())

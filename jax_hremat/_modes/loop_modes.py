@@ -40,14 +40,11 @@ class LoopSearch:
         self._config = config
         self.bare = Region(block.start, block.stop)
         # An effect must not run twice.
-        self._may_repeat = not graph.operations[block.start].pinned
-        self.wrapped = replace(self.bare, wrapped=self._may_repeat)
+        self.wrapped = replace(self.bare, wrapped=not graph.operations[block.start].pinned)
         self._body = BodySearch(scan.body, rates, config, solver)
 
     def plain_modes(self) -> list[Region]:
-        modes = [self.bare]
-        if self._may_repeat:
-            modes.append(self.wrapped)
+        modes = [self.bare, self.wrapped]
         return modes + [self._scan(b) for b in self._body.plain_modes() if b != self._body.bare]
 
     def first_wave(self) -> list[Region]:
@@ -65,7 +62,7 @@ class LoopSearch:
         }
         packed = [b for b in self._body.second_wave(of_body) if b != self._body.bare]
         modes = [self._scan(body) for body in packed]
-        if self._may_repeat:
+        if self.wrapped.wrapped:
             least = min(of_body, key=lambda body: (of_body[body].kept_bytes, of_body[body].time_s))
             bodies = dict.fromkeys([self._body.bare, self._body.wrapped, least, *nested])
             modes += [
