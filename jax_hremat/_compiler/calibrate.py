@@ -46,7 +46,8 @@ def calibrate(progress: Progress | None = None) -> Target:
     Raises:
         UnknownTargetError: The default backend is neither a CPU nor a GPU.
 
-    Unchecked: that nothing else uses the device meanwhile. Large products reach more than those
+    Unchecked: what is sent to other devices and to the host, whose published rates are kept; that
+    nothing else uses the device meanwhile. Large products reach more than those
     of a model do; the rates compare plans and predict no clock.
     """
     base = attached_target()

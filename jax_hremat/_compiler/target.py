@@ -21,6 +21,9 @@ from jax_hremat._shared.files import write_whole
 
 Platform = Literal["cuda", "cpu"]
 
+# GPUs that share a fast interconnect; others are reached over the network.
+DEVICES_PER_HOST = 8
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
@@ -38,8 +41,13 @@ class Target:
             is missing runs at the rate of matrix products.
         vector_flops_per_s: Published f32 peak outside both, in operations per second.
         bandwidth_bytes_per_s: Published peak memory bandwidth, in bytes per second.
+        link_bytes_per_s: Published peak of what a device sends to others of its host, in one
+            direction; None where it is not known, and collectives are not priced.
+        network_bytes_per_s: The same, to other hosts. Eight devices make a host.
+        host_bytes_per_s: The same, to its host's memory.
         flops_efficiency: Share of the flops peaks that is sustained, in (0, 1].
         bandwidth_efficiency: Share of the bandwidth that is sustained, in (0, 1].
+        link_efficiency: Share of the rates to other devices and to the host, in (0, 1].
         launch_s: Time between two kernels, in seconds: 2e-6 on GPUs, which is what a kernel in
             a stream costs once the host runs ahead; 0 for "cpu", where kernels are calls.
         compiler_options: What a step must be compiled with for its plan to hold on this target,
@@ -58,8 +66,12 @@ class Target:
     )
     vector_flops_per_s: float
     bandwidth_bytes_per_s: float
+    link_bytes_per_s: float | None = None
+    network_bytes_per_s: float | None = None
+    host_bytes_per_s: float | None = None
     flops_efficiency: float = 0.6
     bandwidth_efficiency: float = 0.8
+    link_efficiency: float = 0.8
     launch_s: float
     compiler_options: Mapping[str, str] = dataclasses.field(hash=False)
     source: str
@@ -264,7 +276,7 @@ def _checked(where: str, key: str, value: object) -> Any:
         case "compiler_options":
             options = _of_type(where, key, value, dict, "a table of texts")
             return {k: _of_type(where, f"{key}.{k}", v, str, "a text") for k, v in options.items()}
-        case "flops_efficiency" | "bandwidth_efficiency":
+        case "flops_efficiency" | "bandwidth_efficiency" | "link_efficiency":
             share = _number(where, key, value)
             if share > 1:
                 raise _bad_key(where, key, f"is {value!r}, not a share in (0, 1]")

@@ -12,7 +12,8 @@ from math import ceil, log2, prod
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
-from jax_hremat._compiler.target import Target
+from jax_hremat._compiler.target import DEVICES_PER_HOST, Target
+from jax_hremat._cost.collectives import COLLECTIVES, exchange_of
 from jax_hremat._cost.hlo import Computation, HloModule, Instruction, Shape, in_place_operands
 
 _T = TypeVar("_T")
@@ -30,6 +31,9 @@ class Rates:
       launch_s: Time one kernel costs even when it does nothing.
       convolution_flops_per_s: Likewise of a convolution's. A type that is missing runs at the
         rate of a matmul.
+      link_bytes_per_s: What a device sends to others of its host; None if it is not known.
+      network_bytes_per_s: What it sends to other hosts, likewise.
+      host_bytes_per_s: What it sends to its host's memory, or receives from it, likewise.
     """
 
     flops_per_s: Mapping[str, float]
@@ -37,6 +41,9 @@ class Rates:
     bytes_per_s: float
     launch_s: float
     convolution_flops_per_s: Mapping[str, float] = field(default_factory=dict)
+    link_bytes_per_s: float | None = None
+    network_bytes_per_s: float | None = None
+    host_bytes_per_s: float | None = None
 
     def of(self, unit: "MatrixUnit") -> float:
         """The rate of what multiplies matrices, or convolves."""
@@ -58,12 +65,18 @@ def rates(target: Target) -> Rates:
     def sustained(peaks: Mapping[str, float]) -> Mapping[str, float]:
         return MappingProxyType({dtype: peak * share for dtype, peak in peaks.items()})
 
+    def reached(peak: float | None) -> float | None:
+        return None if peak is None else peak * target.link_efficiency
+
     return Rates(
         flops_per_s=sustained(target.matrix_flops_per_s),
         vector_flops_per_s=target.vector_flops_per_s * share,
         bytes_per_s=target.bandwidth_bytes_per_s * target.bandwidth_efficiency,
         launch_s=target.launch_s,
         convolution_flops_per_s=sustained(target.convolution_flops_per_s),
+        link_bytes_per_s=reached(target.link_bytes_per_s),
+        network_bytes_per_s=reached(target.network_bytes_per_s),
+        host_bytes_per_s=reached(target.host_bytes_per_s),
     )
 
 
@@ -103,8 +116,8 @@ class Roofline:
       bytes: Bytes read and written.
       kernels: In schedule order, loop bodies in place of their loop.
       unknown: What the estimate leaves out, by opcode, and how often it occurs in the
-        text: flops of unknown operations, network time of collectives, transfers to the
-        host, and loops of unknown length (counted as one pass).
+        text: flops of unknown operations, collectives and transfers to the host where the
+        target has no rate for them, and loops of unknown length (counted as one pass).
     """
 
     time_s: float
@@ -128,9 +141,13 @@ def estimate_step(module: HloModule, rates: Rates) -> Roofline:
     Raises:
       KeyError: The text names an instruction or a computation that it does not contain.
 
-    Unchecked: kernels that run at the same time, cache hits between kernels, recompute
-    inside a fusion, ``algorithm=`` and ``operand_precision=`` of a matmul, complex
-    arithmetic (counted as real), and a loop's condition.
+    A collective or a transfer to the host that the schedule starts and later waits for runs
+    beside the kernels in between, one at a time; a device sends round a ring.
+
+    Unchecked: other kernels that run at the same time, what a collective takes of the memory's
+    bandwidth from those beside it, its latency (one launch is counted), cache hits between
+    kernels, recompute inside a fusion, ``algorithm=`` and ``operand_precision=`` of a matmul,
+    complex arithmetic (counted as real), and a loop's condition.
     """
     unknown: Counter[str] = Counter()
     kernels = tuple(_kernels(module, module.entry, rates, 1, unknown))
@@ -151,10 +168,6 @@ _FREE = frozenset(
     " domain partition-id replica-id get-dimension-size".split()
 )
 _FREE_CUSTOM_CALLS = frozenset({"AllocateBuffer", "Sharding", "MoveToHost", "MoveToDevice"})
-_COLLECTIVES = frozenset(
-    "all-gather all-reduce all-to-all ragged-all-to-all collective-broadcast"
-    " collective-permute reduce-scatter send recv infeed outfeed".split()
-)
 
 
 def _kernels(
@@ -164,25 +177,86 @@ def _kernels(
     executions: int,
     unknown: Counter[str],
 ) -> Iterator[KernelCost]:
+    transfers = _Transfers()
     for instruction in computation.instructions:
-        opcode = instruction.opcode
-        if opcode in _FREE or opcode.endswith(("-done", "-update")):
-            continue
-        if opcode == "while":
-            trips = trip_count(module, computation, instruction)
-            if trips is None:
-                unknown["while"] += 1
-                trips = 1
-            body = module.computations[_called_as(instruction, "body")]
-            yield from _kernels(module, body, rates, executions * trips, unknown)
-        elif opcode == "conditional":
-            yield from _dearest_branch(module, instruction, rates, executions, unknown)
-        elif opcode in ("call", "async-start", "call-start"):
-            for name in instruction.called:
-                called = module.computations[name]
-                yield from _kernels(module, called, rates, executions, unknown)
-        elif _target(instruction) not in _FREE_CUSTOM_CALLS:
-            yield _kernel(module, computation, instruction, rates, executions, unknown)
+        for kernel in _kernels_of(module, computation, instruction, rates, executions, unknown):
+            if _is_started_transfer(computation, instruction):
+                transfers.start(instruction.name, kernel.time_s / executions)
+                kernel = replace(kernel, time_s=rates.launch_s * executions)
+            transfers.elapsed_s += kernel.time_s / executions
+            yield kernel
+        if instruction.opcode.endswith("-done"):
+            wait_s = transfers.wait_s(instruction.operands[0])
+            if wait_s > 0.0:
+                transfers.elapsed_s += wait_s
+                yield _waiting(instruction, wait_s, executions)
+
+
+def _kernels_of(
+    module: HloModule,
+    computation: Computation,
+    instruction: Instruction,
+    rates: Rates,
+    executions: int,
+    unknown: Counter[str],
+) -> Iterator[KernelCost]:
+    opcode = instruction.opcode
+    if opcode in _FREE or opcode.endswith(("-done", "-update")):
+        return
+    if opcode == "while":
+        trips = trip_count(module, computation, instruction)
+        if trips is None:
+            unknown["while"] += 1
+            trips = 1
+        body = module.computations[_called_as(instruction, "body")]
+        yield from _kernels(module, body, rates, executions * trips, unknown)
+    elif opcode == "conditional":
+        yield from _dearest_branch(module, instruction, rates, executions, unknown)
+    elif opcode in ("call", "async-start", "call-start"):
+        for name in instruction.called:
+            called = module.computations[name]
+            yield from _kernels(module, called, rates, executions, unknown)
+    elif _target(instruction) not in _FREE_CUSTOM_CALLS:
+        yield _kernel(module, computation, instruction, rates, executions, unknown)
+
+
+class _Transfers:
+    """The clock of one pass over a computation: transfers that were started run beside the
+    kernels that follow, one after another, until something waits for them."""
+
+    def __init__(self) -> None:
+        self.elapsed_s = 0.0
+        self._free_s = 0.0
+        self._ends_s: dict[str, float] = {}
+
+    def start(self, name: str, time_s: float) -> None:
+        """A transfer starts as soon as those before it are through."""
+        self._free_s = max(self._free_s, self.elapsed_s) + time_s
+        self._ends_s[name] = self._free_s
+
+    def wait_s(self, name: str) -> float:
+        """How long nothing runs but the transfer, which must be complete now."""
+        return max(0.0, self._ends_s.get(name, 0.0) - self.elapsed_s)
+
+
+def _is_started_transfer(computation: Computation, instruction: Instruction) -> bool:
+    opcode = instruction.opcode
+    if opcode == "copy-start":
+        return _crosses_memories(computation, instruction)
+    return opcode.endswith("-start") and opcode.removesuffix("-start") in COLLECTIVES
+
+
+def _waiting(done: Instruction, wait_s: float, executions: int) -> KernelCost:
+    return KernelCost(
+        name=done.name,
+        opcode=done.opcode,
+        op_name=done.op_name,
+        flops=0.0,
+        vector_flops=0.0,
+        bytes=0.0,
+        time_s=wait_s * executions,
+        executions=executions,
+    )
 
 
 def _dearest_branch(
@@ -215,10 +289,13 @@ def _kernel(
     opcode = instruction.opcode + (f":{target}" if target else "")
     work = _work(module, computation, _without_start(instruction))
     unknown.update(work.unknown)
+    sent_s = _sent_s(computation, instruction, rates)
+    if sent_s is None:
+        unknown[_transfer_name(instruction)] += 1
     arithmetic_s = work.vector_flops / rates.vector_flops_per_s + sum(
         flops / rates.of(unit) for unit, flops in work.flops.items()
     )
-    time_s = max(arithmetic_s, work.bytes / rates.bytes_per_s) + rates.launch_s
+    time_s = max(arithmetic_s, work.bytes / rates.bytes_per_s, sent_s or 0.0) + rates.launch_s
     return KernelCost(
         name=instruction.name,
         opcode=opcode,
@@ -229,6 +306,38 @@ def _kernel(
         time_s=time_s * executions,
         executions=executions,
     )
+
+
+def _sent_s(computation: Computation, instruction: Instruction, rates: Rates) -> float | None:
+    """Seconds on the way to other devices or the host; None where nothing is known of them."""
+    opcode = instruction.opcode.removesuffix("-start")
+    given_bytes = sum(computation[name].shape.nbytes for name in instruction.operands)
+    if opcode in COLLECTIVES:
+        exchange = exchange_of(instruction, given_bytes, DEVICES_PER_HOST)
+        if exchange is None:
+            return None
+        rate = rates.network_bytes_per_s if exchange.across_hosts else rates.link_bytes_per_s
+        return _at(rate, exchange.sent_bytes)
+    if opcode == "copy" and _crosses_memories(computation, instruction):
+        return _at(rates.host_bytes_per_s, given_bytes)
+    return 0.0
+
+
+def _at(rate: float | None, sent_bytes: float) -> float | None:
+    if sent_bytes == 0.0:
+        return 0.0
+    return None if rate is None else sent_bytes / rate
+
+
+def _transfer_name(instruction: Instruction) -> str:
+    opcode = instruction.opcode.removesuffix("-start")
+    return "copy between memory spaces" if opcode == "copy" else opcode
+
+
+def _crosses_memories(computation: Computation, copy: Instruction) -> bool:
+    """Whether a `copy`, or a `copy-start`, whose first result is the copy, leaves the memory."""
+    made = copy.shape.elements[0] if copy.opcode == "copy-start" else copy.shape
+    return computation[copy.operands[0]].shape.memory_space != made.memory_space
 
 
 def _without_start(instruction: Instruction) -> Instruction:
@@ -436,11 +545,11 @@ def _part(
         convolves = opcode == "convolution" or _target(instruction).startswith("__cudnn$conv")
         return _Part(everything, flops={MatrixUnit(_matrix_dtype(operands), convolves): flops})
     shares = _shares(instruction, operands, share)
+    if opcode in COLLECTIVES:
+        return _Part(shares)
     vector_flops = _vector_flops(module, instruction, operands)
     if vector_flops is None:
         return _Part(shares, unknown={opcode: 1})
-    if opcode == "copy" and operands[0].memory_space != instruction.shape.memory_space:
-        return _Part(shares, unknown={"copy between memory spaces": 1})
     return _Part(shares, vector_flops * share)
 
 
