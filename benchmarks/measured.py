@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,9 @@ from jax_hremat._program.region import Region
 from jax_hremat._program.step import own_step
 from jax_hremat._program.trace import Program, trace_loss
 from jax_hremat._shared.units import Budget
+
+# What may be done to a problem before it is traced.
+Place = Callable[[zoo.Problem], zoo.Problem]
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ def prepared(
     target: jax_hremat.Target,
     size: zoo.Size,
     config: jax_hremat.PlannerConfig | None = None,
+    place: Place = lambda problem: problem,
     **overrides: Any,
 ) -> tuple[Workbench, dict[str, Any]]:
     """A model up to the costs, and the fields of its `Facts`.
@@ -99,9 +103,10 @@ def prepared(
         target: What it is compiled for.
         size: Its size in the zoo.
         config: How hard the planner tries.
+        place: Puts its arguments on a mesh.
         **overrides: Fields of the model's config, as for `zoo.make`.
     """
-    problem = zoo.make(name, size, **overrides)
+    problem = place(zoo.make(name, size, **overrides))
     start_s = time.perf_counter()
     program = traced(problem)
     trace_s = time.perf_counter() - start_s
@@ -112,9 +117,16 @@ def prepared(
     )
 
 
-def hand_row(name: str, size: zoo.Size, policy: Any, target: jax_hremat.Target) -> Row:
+def hand_row(
+    name: str,
+    size: zoo.Size,
+    policy: Any,
+    target: jax_hremat.Target,
+    place: Place = lambda problem: problem,
+    **overrides: Any,
+) -> Row:
     """A model with a hand-written policy, compiled."""
-    program = traced(zoo.make(name, size, remat=policy))
+    program = traced(place(zoo.make(name, size, remat=policy, **overrides)))
     step = compile_step(own_step(program), Region(0, program.num_operations), target)
     return Row(policy, step.memory.peak_bytes, step.step_s)
 
