@@ -73,11 +73,15 @@ def plan_remat(
         BudgetFormatError: The budget has none of the forms above, or not exactly one of a
             budget and a slowdown was given.
         UnknownTargetError, TargetUnavailableError: The target, or its compiler.
-        UnsupportedProgramError: Ordered effects, no scalar loss, nothing to differentiate.
-        UnsupportedConfigError: `jax_remat3` is on.
+        UnsupportedProgramError: Ordered effects, no scalar loss, nothing to differentiate,
+            arguments on several meshes or on one with explicit axes.
+        UnsupportedConfigError: `jax_remat3` is on; costs that are not compiled, on a mesh.
 
-    Unchecked: that the step is jitted with `compiler_options(target)`, alone in memory, and with
-    the arguments' shardings on one device.
+    Where an argument lies on a mesh of several devices (an array, or a struct with a
+    `jax.sharding.NamedSharding`), all bytes are of one device, and each gradient lies as its
+    argument does. Shardings of arguments that are being traced, inside a `jit`, are not known.
+
+    Unchecked: that the step is jitted with `compiler_options(target)` and alone in memory.
 
     >>> import jax, jax.numpy as jnp, jax_hremat
     >>> loss = lambda w, x: jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ w) ** 2)
@@ -281,7 +285,7 @@ class _Emitting:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, in_tree = jax.tree.flatten((args, kwargs))
         shapes = tuple(abstract_leaf(leaf) for leaf in leaves)
-        key = (in_tree, tuple((s.shape, s.dtype, s.weak_type) for s in shapes))
+        key = (in_tree, tuple((s.shape, s.dtype, s.weak_type, s.sharding) for s in shapes))
         if key not in self._emitted:
             start_s = time.perf_counter()
             abstract_args, abstract_kwargs = jax.tree.unflatten(in_tree, shapes)

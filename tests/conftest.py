@@ -13,6 +13,9 @@ import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+# For the tests of steps on a mesh; all others use the first.
+jax.config.update("jax_num_cpu_devices", 8)
+
 # No deadline: the first example of a test compiles, and takes many times what the others do.
 hypothesis.settings.register_profile("jax_hremat", deadline=None)
 hypothesis.settings.load_profile("jax_hremat")

@@ -8,15 +8,25 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import topologies
-from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import (
+    AbstractMesh,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
 
 from jax_hremat._compiler.cache import CompileCache, key_of
-from jax_hremat._compiler.target import Target
+from jax_hremat._compiler.target import DEVICES_PER_HOST, Target
+from jax_hremat._shared import compat
 from jax_hremat._shared.errors import CompilationError, TargetUnavailableError, UnknownTargetError
 
 # What XLA says when the assembler or the device library of the CUDA toolkit is not there, or is
@@ -97,7 +107,7 @@ def compile_flat(
     keep_unused: bool = False,
     cache: CompileCache | None = None,
 ) -> Compiled:
-    """Compiles ``jax.jit(fun)`` for one device of a target, without running it.
+    """Compiles ``jax.jit(fun)`` for one device of a target, or for several, without running it.
 
     Safe to call from several threads, and while another function is being traced. JAX's
     settings are read as they are in the calling thread.
@@ -106,7 +116,9 @@ def compile_flat(
         fun: A function of as many positional arrays as there are ``avals``; any pytree of arrays
             comes out.
         avals: What stands for each argument: anything with ``shape`` and ``dtype``, typed PRNG
-            keys included. A ``weak_type`` is kept, a sharding is replaced by the target's.
+            keys included. A ``weak_type`` is kept. Where one has a ``sharding`` on an abstract
+            mesh, all lie on a mesh of so many devices of the target, those without one as the
+            compiler likes; what is read is then of one device.
         target: The target; for "cuda" no GPU and no driver is needed.
         donate_argnums: Arguments whose memory the results may take over.
         keep_unused: Keep arguments the function does not use, so that parameter ``i`` of the
@@ -122,18 +134,17 @@ def compile_flat(
         UnknownTargetError: XLA cannot read the target's configuration.
         jax.errors.JaxRuntimeError: XLA cannot compile the function for the target.
     """
-    sharding = _sharding(target.platform, target.config_text)
-    jitted = jax.jit(
-        fun,
-        # On the outputs too: a function without arguments has no other way to know its device.
-        in_shardings=sharding,
-        out_shardings=sharding,
-        donate_argnums=donate_argnums,
-        keep_unused=keep_unused,
-        compiler_options=dict(target.compiler_options),
-    )
     started_s = time.perf_counter()
-    lowered = _lower(jitted, avals, target)
+    how = {
+        "donate_argnums": donate_argnums,
+        "keep_unused": keep_unused,
+        "compiler_options": dict(target.compiler_options),
+    }
+    mesh = next((m for aval in avals if (m := _mesh_of(aval)) is not None), None)
+    if mesh is None:
+        lowered = _lowered_for_one(fun, avals, target, how)
+    else:
+        lowered = _lowered_for_mesh(fun, avals, target, mesh, how)
     lowered_s = time.perf_counter()
     key = _key(lowered, target) if cache else ""
     answer = cache.read(key, _decode) if cache else None
@@ -219,15 +230,71 @@ def compiler_versions() -> dict[str, str]:
     return versions
 
 
+def _lowered_for_one(
+    fun: Callable[..., Any], avals: Sequence[Any], target: Target, how: Mapping[str, Any]
+) -> jax.stages.Lowered:
+    sharding = _sharding(target.platform, target.config_text)
+    # On the outputs too: a function without arguments has no other way to know its device.
+    jitted = jax.jit(fun, in_shardings=sharding, out_shardings=sharding, **how)
+    return _lower(jitted, [_abstract(aval) for aval in avals], target)
+
+
+def _lowered_for_mesh(
+    fun: Callable[..., Any],
+    avals: Sequence[Any],
+    target: Target,
+    mesh: AbstractMesh,
+    how: Mapping[str, Any],
+) -> jax.stages.Lowered:
+    devices = _devices(target.platform, target.config_text, mesh)
+    plain = [_abstract(aval) for aval in avals]
+    placed = [
+        aval.update(sharding=_on(devices, given)) for aval, given in zip(plain, avals, strict=True)
+    ]
+    # What the function says of the mesh it is to run on must be said of the target's.
+    moved = jaxpr_as_fun(compat.on_mesh(jax.make_jaxpr(fun)(*plain), devices))
+    with jax.set_mesh(devices):
+        return _lower(jax.jit(lambda *flat: moved(*flat), **how), placed, target)
+
+
+def _mesh_of(aval: Any) -> AbstractMesh | None:
+    sharding = getattr(aval, "sharding", None)
+    mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+    return mesh if isinstance(mesh, AbstractMesh) and not mesh.empty else None
+
+
+def _on(devices: Mesh, aval: Any) -> NamedSharding | None:
+    return None if _mesh_of(aval) is None else NamedSharding(devices, aval.sharding.spec)
+
+
 # Tied to the configuration's text, since two topologies of one text are not the same devices to
 # JAX, and every function would be lowered again for each.
 @functools.cache
 def _sharding(platform_name: str, config_text: str | None) -> Sharding:
     if platform_name == "cpu":
         return _cpu_sharding()
+    mesh = topologies.make_mesh(_topology(config_text, 1), (1,), ("device",))
+    return NamedSharding(mesh, PartitionSpec())
+
+
+@functools.cache
+def _devices(platform_name: str, config_text: str | None, mesh: AbstractMesh) -> Mesh:
+    """As many devices of the target as the mesh has, in its shape."""
+    if platform_name == "cpu":
+        devices = _cpu_devices(mesh.size)
+    else:
+        devices = _topology(config_text, mesh.size).devices
+    return Mesh(np.reshape(devices, mesh.axis_sizes), mesh.axis_names, mesh.axis_types)
+
+
+def _topology(config_text: str | None, num_devices: int) -> Any:
+    """So many GPUs, `DEVICES_PER_HOST` to a host."""
+    hosts = max(1, num_devices // DEVICES_PER_HOST)
     try:
-        topology = topologies.get_topology_desc(
-            platform="cuda", target_config=config_text, topology="1x1x1"
+        return topologies.get_topology_desc(
+            platform="cuda",
+            target_config=config_text,
+            topology=f"1x{hosts}x{num_devices // hosts}",
         )
     except NotImplementedError as error:
         raise TargetUnavailableError(_why_no_plugin()) from error
@@ -238,8 +305,6 @@ def _sharding(platform_name: str, config_text: str | None) -> Sharding:
             "'config_text' of the target is not a GPU target configuration that this version "
             f"of XLA reads: {error}"
         ) from error
-    mesh = topologies.make_mesh(topology, (1,), ("device",))
-    return NamedSharding(mesh, PartitionSpec())
 
 
 def _why_no_plugin() -> str:
@@ -263,9 +328,21 @@ def _cpu_sharding() -> Sharding:
         ) from error
 
 
+def _cpu_devices(count: int) -> list[Any]:
+    devices = jax.local_devices(backend="cpu")
+    if len(devices) < count:
+        raise TargetUnavailableError(
+            f"the arguments lie on a mesh of {count} devices, and JAX has {len(devices)} on the "
+            f"CPU, where a step is compiled only for devices that are there. Set "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={count} before JAX is first used, "
+            f"or plan for a GPU, of which none is needed"
+        )
+    return devices[:count]
+
+
 def _lower(jitted: Any, avals: Sequence[Any], target: Target) -> jax.stages.Lowered:
     try:
-        return jitted.lower(*map(_abstract, avals))
+        return jitted.lower(*avals)
     except RuntimeError as error:
         if target.platform != "cuda" or "Unknown backend" not in str(error):
             raise

@@ -8,13 +8,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from jax_hremat._partition.blocks import Block
 from jax_hremat._program.emit import emit_range
 from jax_hremat._program.graph import Graph
+from jax_hremat._program.mesh import put
 from jax_hremat._program.region import Region
 from jax_hremat._program.trace import Program, abstract
-from jax_hremat._shared import compat
 
 # The scope of the Fourier transform that parts the forward from the backward.
 MARK = "hremat_mark"
@@ -45,8 +46,7 @@ class BlockStep:
 
 def block_step(program: Program, graph: Graph, block: Block, mode: Region) -> BlockStep:
     """The step of a block in a mode, which is a region with the block's `start` and `stop`."""
-    jaxpr = compat.open_jaxpr(program.jaxpr)
-    atoms = [*jaxpr.constvars, *jaxpr.invars, *(v for e in jaxpr.eqns for v in e.outvars)]
+    atoms = program.values
     inputs = [atoms[v] for v in block.inputs]
     outputs = [atoms[v] for v in block.outputs]
     # A region's own mode is its parent's business, so the block gets a bare parent.
@@ -74,10 +74,17 @@ def block_step(program: Program, graph: Graph, block: Block, mode: Region) -> Bl
             _, mark = jax.lax.optimization_barrier((results, mark))
             mark = jnp.fft.fft(mark)
             cotangents, mark = jax.lax.optimization_barrier((cotangents, mark))
-        return results, pullback(cotangents), mark
+        # Where the rest of the step takes them.
+        results = [put(x, s) for x, s in zip(results, lies_out, strict=True)]
+        gradients = [
+            put(x, lies_in[i]) for i, x in zip(active_in, pullback(cotangents), strict=True)
+        ]
+        return results, gradients, mark
 
-    avals = [abstract(v.aval) for v in inputs]
-    cotangent_avals = [abstract(outputs[i].aval) for i in active_out]
+    lies = [_sharding(graph, v) for v in (*block.inputs, *block.outputs)]
+    lies_in, lies_out = lies[: len(inputs)], lies[len(inputs) :]
+    avals = [abstract(v.aval).update(sharding=s) for v, s in zip(inputs, lies_in, strict=True)]
+    cotangent_avals = [abstract(outputs[i].aval).update(sharding=lies_out[i]) for i in active_out]
     return BlockStep(
         function=function,
         avals=(*avals, *cotangent_avals, jax.ShapeDtypeStruct((8,), jnp.complex64)),
@@ -88,3 +95,8 @@ def block_step(program: Program, graph: Graph, block: Block, mode: Region) -> Bl
         ),
         cotangent_parameters=range(len(avals), len(avals) + len(cotangent_avals)),
     )
+
+
+def _sharding(graph: Graph, value: int) -> NamedSharding | None:
+    spec = graph.values[value].spec
+    return None if graph.mesh is None or spec is None else graph.mesh.sharding(spec)

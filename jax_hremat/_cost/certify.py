@@ -12,6 +12,7 @@ from jax_hremat._cost.hlo import HloModule, parse_hlo
 from jax_hremat._cost.liveness import Buffer, buffer_timeline
 from jax_hremat._cost.roofline import estimate_step, rates
 from jax_hremat._program.emit import emit_flat
+from jax_hremat._program.mesh import DeviceMesh
 from jax_hremat._program.region import Region
 from jax_hremat._program.step import Step
 
@@ -40,11 +41,12 @@ class CompiledStep:
     """What the compiler made of the step in one plan.
 
     Attributes:
-        memory: Its memory.
+        memory: Its memory, on one device.
         step_s: Roofline estimate of its kernels.
         flops: Matrix flops of its kernels.
         buffers: The largest buffers alive at the peak of its temporaries, largest first.
         unknown: Operations the estimate does not price, with their number.
+        mesh: The devices it runs on, where there are several.
     """
 
     memory: MemoryStats
@@ -52,6 +54,7 @@ class CompiledStep:
     flops: float
     buffers: tuple[BufferReport, ...]
     unknown: tuple[tuple[str, int], ...]
+    mesh: DeviceMesh | None = None
 
 
 def compile_step(
@@ -80,6 +83,7 @@ def compile_step(
             for b in own[:_NUM_BUFFERS]
         ),
         unknown=tuple(sorted(roofline.unknown.items())),
+        mesh=step.mesh,
     )
 
 

@@ -158,7 +158,8 @@ def has_deferrable_input(graph: Graph, block: Block, start: int, stop: int) -> b
 def _fingerprint(
     graph: Graph, start: int, stop: int, inputs: Sequence[int], outputs: Sequence[int]
 ) -> str:
-    """Structure only: signatures, wiring by position, what is an argument, active, an output."""
+    """Structure only: signatures, wiring by position, what is an argument, active, an output, and
+    on a mesh how all of them lie."""
     names: dict[int | None, str] = {None: "lit"}
     for i, v in enumerate(inputs):
         value = graph.values[v]
@@ -170,4 +171,6 @@ def _fingerprint(
         wires = ",".join(names[v] for v in op.inputs)
         lines.append(f"{op.signature}({wires}){'*' if op.active else ''}{'!' * op.pinned}")
     lines += [f"{names[v]}{'*' if graph.values[v].active else ''}" for v in outputs]
+    made = [v for op in graph.operations[start:stop] for v in op.outputs]
+    lines += [f"{names[v]}@{spec}" for v in (*inputs, *made) if (spec := graph.values[v].spec)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

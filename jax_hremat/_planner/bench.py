@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import get_args
 from jax_hremat._compiler.cache import CompileCache
 from jax_hremat._compiler.target import Target
 from jax_hremat._cost.certify import CompiledStep, StepCompiler
+from jax_hremat._cost.layout import inferred_layout
 from jax_hremat._cost.roofline import rates
 from jax_hremat._cost.source import CostSource, block_prices
 from jax_hremat._modes.block_modes import BlockOptions, SearchConfig
@@ -23,13 +25,17 @@ from jax_hremat._partition.valleys import partition_by_width
 from jax_hremat._planner.standard import grouped_selections
 from jax_hremat._program.bodies import Cond, Scan, bodies_of
 from jax_hremat._program.graph import Graph, build_graph
+from jax_hremat._program.layout import on_one_device
 from jax_hremat._program.region import Region
 from jax_hremat._program.step import Step
 from jax_hremat._program.trace import Program
 from jax_hremat._schedule.chain import Chain, Selection, make_chain, predict
 from jax_hremat._shared import compat
+from jax_hremat._shared.errors import UnsupportedConfigError
 from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.backend import SolverConfig
+
+_logger = logging.getLogger("jax_hremat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +173,7 @@ class Workbench:
 
 
 def priced(
-    program: Program,
+    step: Step,
     target: Target,
     config: PlannerConfig,
     trace_s: float,
@@ -175,9 +181,14 @@ def priced(
     progress: Progress,
 ) -> Costs:
     """Graph, partition, and the options of each kind of block."""
+    program = step.program
     timings = {"trace": trace_s}
     with timed(timings, "trace"):
         graph = build_graph(program)
+    if step.mesh is not None:
+        with timed(timings, "layout"):
+            layout = inferred_layout(step, step.mesh, target)
+            graph = on_one_device(graph, layout, [v.aval.shape for v in program.values])
     with timed(timings, "partition"):
         partition = partition_graph(graph, config.partitioner)
         bodies = bodies_of(program, graph)
@@ -196,6 +207,19 @@ def prepare(
 ) -> Workbench:
     """The costs, and the baseline, which is compiled meanwhile; before them where they are
     measured, one at a time and with nothing beside."""
+    if step.mesh is None and step.program.shardings:
+        _logger.warning(
+            "the arguments lie on a mesh of several devices, in a way that is not known while they "
+            "are being traced, or of a module's call: planned as for one device that holds them "
+            "whole. Plan the loss outside the `jit`, with `plan_remat` or `fit_step`, and apply "
+            "the plan in it"
+        )
+    if step.mesh is not None and config.cost != "compiled":
+        raise UnsupportedConfigError(
+            f"PlannerConfig(cost={config.cost!r}), and the arguments lie on a mesh of devices "
+            f"({step.mesh}): what the devices exchange is known only of what is compiled. Plan "
+            f"with cost='compiled'"
+        )
     cache = CompileCache.at(config.cache_dir)
     compile_whole = StepCompiler(step, target, cache)
     everything = Region(0, step.program.num_operations)
@@ -206,7 +230,7 @@ def prepare(
             config = replace(config, search=replace(config.search, max_workers=1))
             with timed(timings, "baseline"):
                 baseline.result()
-        costs = priced(step.program, target, config, trace_s, cache, progress)
+        costs = priced(step, target, config, trace_s, cache, progress)
         timings |= costs.timings_s
         with timed(timings, "baseline"):
             compiled = baseline.result()

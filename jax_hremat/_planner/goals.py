@@ -146,6 +146,7 @@ def certificate_of(
         target=target.name,
         compiler_options=MappingProxyType({k: str(v) for k, v in target.compiler_options.items()}),
         versions=MappingProxyType(compiler_versions()),
+        mesh=step.mesh,
     )
     if not certificate.holds:
         raise CertificationError(

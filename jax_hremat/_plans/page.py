@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 
 from jax_hremat._plans.frontier import Frontier
 from jax_hremat._plans.plan import BlockReport, RematPlan
-from jax_hremat._plans.show import runs_of_equal, signed_seconds, unpriced_words
+from jax_hremat._plans.show import devices_words, runs_of_equal, signed_seconds, unpriced_words
 from jax_hremat._schedule.chain import Moment
 from jax_hremat._shared.files import write_whole
 from jax_hremat._shared.format import format_bytes, format_seconds
@@ -57,6 +57,7 @@ def page(plan: RematPlan, frontier: Frontier | None = None) -> str:
     return environment.from_string(text).render(
         plan=plan,
         certificate=plan.certificate,
+        devices=devices_words(plan.certificate),
         memory=_memory_charts(plan) if plan.moments else None,
         trade=_trade_chart(plan, frontier) if frontier is not None else None,
         frame=dict(width=_WIDTH, height=_HEIGHT, left=_LEFT, bottom=_BOTTOM),

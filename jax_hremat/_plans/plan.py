@@ -13,13 +13,14 @@ from typing import Any
 
 from jax_hremat._cost.certify import BufferReport
 from jax_hremat._program.fingerprint import Fingerprint
+from jax_hremat._program.mesh import DeviceMesh
 from jax_hremat._program.region import Loop, Region
 from jax_hremat._schedule.chain import Moment
 from jax_hremat._shared.errors import PlanFormatError
 from jax_hremat._shared.files import write_whole
 
 _FORMAT = "jax_hremat.RematPlan"
-_VERSION = 4
+_VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class Certificate:
         target: What it was compiled for.
         compiler_options: Options it was compiled with; compile the step with the same.
         versions: Versions of JAX, jaxlib and the compiler plugin.
+        mesh: The devices that the arguments lie on, where there are several. All bytes are of one
+            of them.
 
     Unchecked: workspaces that cuBLAS and cuDNN choose at run time, fragmentation of the
     allocator's pool, and arrays alive outside the step.
@@ -51,6 +54,7 @@ class Certificate:
     target: str
     compiler_options: Mapping[str, str]
     versions: Mapping[str, str]
+    mesh: DeviceMesh | None = None
 
     @property
     def holds(self) -> bool:
@@ -208,9 +212,10 @@ class RematPlan:
 
     def __repr__(self) -> str:
         c = self.certificate
+        device = c.target if c.mesh is None else f"each {c.target} of {c.mesh}"
         return (
             f"RematPlan({self.root.num_wrapped} checkpoints, peak {c.peak_bytes} of "
-            f"{c.budget_bytes} bytes on {c.target}, {self.slowdown:.3f}x the step, "
+            f"{c.budget_bytes} bytes on {device}, {self.slowdown:.3f}x the step, "
             f"program {self.fingerprint.digest[:8]})"
         )
 
@@ -270,6 +275,9 @@ def _decode_plan(data: Mapping[str, Any]) -> RematPlan:
     certificate = dict(data["certificate"])
     for key in ("compiler_options", "versions"):
         certificate[key] = MappingProxyType(dict(certificate[key]))
+    if certificate["mesh"] is not None:
+        axes = certificate["mesh"]["axes"]
+        certificate["mesh"] = DeviceMesh(tuple((name, int(size)) for name, size in axes))
     blocks = [{**b, "saved": tuple(b["saved"])} for b in data["blocks"]]
     plain = (
         "has_aux estimated_step_s baseline_step_s baseline_peak_bytes predicted_peak_bytes "

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from jax_hremat._plans.plan import BlockReport, RematPlan
+from jax_hremat._plans.plan import BlockReport, Certificate, RematPlan
 from jax_hremat._shared.format import format_bytes, format_seconds
 from jax_hremat._shared.text import plain_table, plain_text
 
@@ -29,7 +29,7 @@ def _summary(plan: RematPlan) -> Table:
     table.add_row(
         "certified peak",
         format_bytes(c.peak_bytes),
-        f"compiled for {c.target}: arguments {format_bytes(c.argument_bytes)}, results "
+        f"compiled for {devices_words(c)}: arguments {format_bytes(c.argument_bytes)}, results "
         f"{format_bytes(c.output_bytes)}, temporaries {format_bytes(c.temp_bytes)}",
     )
     headroom = f", {format_bytes(c.headroom_bytes)} of it headroom" if c.headroom_bytes else ""
@@ -55,6 +55,14 @@ def _summary(plan: RematPlan) -> Table:
         spent = ", ".join(f"{k} {format_seconds(v)}" for k, v in plan.timings_s.items())
         table.add_row("planning", format_seconds(sum(plan.timings_s.values())), spent)
     return table
+
+
+def devices_words(certificate: Certificate) -> str:
+    """Such as `h200`, or `each of 8 h200 (data 4 × model 2)`."""
+    mesh = certificate.mesh
+    if mesh is None:
+        return certificate.target
+    return f"each of {mesh.num_devices} {certificate.target} ({mesh})"
 
 
 def unpriced_words(plan: RematPlan) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from jax_hremat._program.mesh import DeviceMesh, Spec
 from jax_hremat._program.trace import Program, abstract, is_inexact
 from jax_hremat._shared import compat
 
@@ -48,6 +49,7 @@ class Value:
         active: Whether it depends on a differentiated argument through floating values.
         users: Operations that read it, in program order.
         is_output: Whether the program returns it.
+        spec: How it is split over a mesh of devices; None where there is one device.
     """
 
     id: int
@@ -58,6 +60,7 @@ class Value:
     active: bool
     users: tuple[int, ...]
     is_output: bool
+    spec: Spec | None = None
 
     @property
     def last_use(self) -> int:
@@ -111,13 +114,18 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The forward program as operations and values, in program order."""
+    """The forward program as operations and values, in program order.
+
+    Attributes:
+        mesh: The devices it runs on, where there are several; all sizes are then of one of them.
+    """
 
     operations: tuple[Operation, ...]
     values: tuple[Value, ...]
     arguments: tuple[int, ...]
     outputs: tuple[int | None, ...]
     differentiated: tuple[int, ...]
+    mesh: DeviceMesh | None = None
 
     def __repr__(self) -> str:
         active = sum(op.active for op in self.operations)

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_hremat._program.emit import FlatFunction
-from jax_hremat._program.trace import Program, abstract_leaf, trace_loss
+from jax_hremat._program.mesh import DeviceMesh, put, shardings_on_one_mesh
+from jax_hremat._program.trace import Program, abstract, abstract_leaf, trace_loss
 from jax_hremat._shared import compat
 from jax_hremat._shared.errors import UnsupportedProgramError
 
@@ -33,6 +34,9 @@ class Step:
         donated: Positions of those whose memory the results may take over.
         calls: How often it runs the program.
         traced: The jaxpr of a step that is more than the program and its backward.
+
+    Arguments that lie on a mesh of several devices say so in their `sharding`; what is compiled is
+    then the program of one of them.
     """
 
     program: Program
@@ -43,13 +47,38 @@ class Step:
     calls: int = 1
     traced: Any = None
 
+    @property
+    def mesh(self) -> DeviceMesh | None:
+        """The devices, where there are several."""
+        shardings = (aval.sharding for aval in self.avals if aval.sharding is not None)
+        return next(map(DeviceMesh.of, shardings), None)
+
 
 def own_step(program: Program) -> Step:
-    """The program with its backward and nothing else: `Program.step`."""
+    """The program with its backward and nothing else: `Program.step`.
+
+    On a mesh, each gradient lies as its argument does, which is where an optimizer wants it. Where
+    it is not known how the arguments lie, the step is that of one device.
+    """
+    inputs = program.in_avals
+    if program.is_placed:
+        pairs = zip(inputs, program.shardings, strict=True)
+        inputs = tuple(aval.update(sharding=sharding) for aval, sharding in pairs)
+
+    def around(body: FlatFunction) -> Callable[..., Any]:
+        step = program.step(body)
+
+        def placed(*flat: Any) -> Any:
+            value, aux, gradients = step(*flat)
+            lies = [program.shardings[i] for i in program.differentiated]
+            return value, aux, [put(g, s) for g, s in zip(gradients, lies, strict=True)]
+
+        return placed if program.is_placed else step
+
     return Step(
         program=program,
-        around=program.step,
-        avals=(*program.in_avals, *program.cotangent_avals),
+        around=around,
+        avals=(*inputs, *program.cotangent_avals),
         input_names=program.input_names,
     )
 
@@ -80,7 +109,9 @@ def training_step(
             shapes; what `trace_loss` refuses.
     """
     leaves_with_path, in_tree = jax.tree_util.tree_flatten_with_path(tuple(args))
+    names = tuple("args" + jax.tree_util.keystr(path) for path, _ in leaves_with_path)
     avals = tuple(abstract_leaf(leaf) for _, leaf in leaves_with_path)
+    shardings_on_one_mesh(names, avals)
     calls: list[tuple[Any, tuple[jax.ShapeDtypeStruct, ...]]] = []
 
     def noting_loss(*loss_args: Any, **loss_kwargs: Any) -> Any:
@@ -88,7 +119,8 @@ def training_step(
         calls.append((tree, tuple(abstract_leaf(leaf) for leaf in leaves)))
         return _marked(loss_fn(*loss_args, **loss_kwargs), has_aux)
 
-    traced = jax.make_jaxpr(make_step(noting_loss))(*jax.tree.unflatten(in_tree, avals))
+    unplaced = jax.tree.unflatten(in_tree, [abstract(aval) for aval in avals])
+    traced = jax.make_jaxpr(make_step(noting_loss))(*unplaced)
     if not calls:
         raise UnsupportedProgramError(
             "the step that `make_step` returned does not call the loss function it was given, so "
@@ -117,7 +149,7 @@ def training_step(
         program=program,
         around=around,
         avals=avals,
-        input_names=tuple("args" + jax.tree_util.keystr(path) for path, _ in leaves_with_path),
+        input_names=names,
         donated=tuple(
             i for i, (path, _) in enumerate(leaves_with_path) if path[0].idx in donate_argnums
         ),

@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import NamedSharding
 
+from jax_hremat._program.mesh import is_known, sharding_on_mesh, shardings_on_one_mesh
 from jax_hremat._shared import compat
 from jax_hremat._shared.errors import UnsupportedConfigError, UnsupportedProgramError
 
@@ -28,6 +30,9 @@ class Program:
         is_loss: Whether flat output 0 is a scalar loss and all others are auxiliary. If not,
             the cotangents of all floating outputs are inputs of the step (a module's call).
         has_aux: Whether a loss function returns `(loss, aux)`.
+        shardings: Of each flat input, where some of them lie on a mesh of several devices; None
+            for an input that says nothing, unconstrained for one that was being traced. Empty on
+            one device.
     """
 
     jaxpr: Any
@@ -37,6 +42,7 @@ class Program:
     differentiated: tuple[int, ...]
     is_loss: bool
     has_aux: bool
+    shardings: tuple[NamedSharding | None, ...] = ()
 
     @property
     def num_operations(self) -> int:
@@ -49,9 +55,21 @@ class Program:
         return tuple(abstract(v.aval) for v in compat.open_jaxpr(self.jaxpr).invars)
 
     @property
+    def is_placed(self) -> bool:
+        """Whether it is known how all that its step takes lies on a mesh; of the cotangents that
+        a module's call takes it is not."""
+        return self.is_loss and bool(self.shardings) and all(map(is_known, self.shardings))
+
+    @property
     def out_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shape and dtype of every flat output."""
         return tuple(abstract(v.aval) for v in compat.open_jaxpr(self.jaxpr).outvars)
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The jaxpr's variables: constants, inputs, what the operations make."""
+        jaxpr = compat.open_jaxpr(self.jaxpr)
+        return (*jaxpr.constvars, *jaxpr.invars, *(v for e in jaxpr.eqns for v in e.outvars))
 
     @property
     def cotangent_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -97,8 +115,15 @@ def abstract(aval: Any) -> jax.ShapeDtypeStruct:
 
 
 def abstract_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of an argument: an array, a tracer, a scalar, or abstract already."""
-    return abstract(leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf))
+    """The shape and dtype of an argument: an array, a tracer, a scalar, or abstract already; with
+    its sharding, if it lies on a mesh of several devices (see `sharding_on_mesh`).
+
+    Raises:
+        UnsupportedProgramError: It lies on several devices in another way.
+    """
+    aval = abstract(leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf))
+    sharding = sharding_on_mesh(leaf)
+    return aval if sharding is None else aval.update(sharding=sharding)
 
 
 def is_inexact(dtype: Any) -> bool:
@@ -188,7 +213,8 @@ def _trace(
         out_trees.append(out_tree)
         return outputs
 
-    nested = jax.make_jaxpr(flat_fun)(*leaves)
+    structs = [abstract_leaf(leaf) for leaf in leaves]
+    nested = jax.make_jaxpr(flat_fun)(*map(abstract, structs))
     ordered = compat.ordered_effects(nested)
     if ordered:
         raise UnsupportedProgramError(
@@ -230,6 +256,7 @@ def _trace(
         differentiated=differentiated,
         is_loss=is_loss,
         has_aux=has_aux,
+        shardings=shardings_on_one_mesh(names, structs),
     )
 
 

@@ -12,11 +12,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
-from jax._src import core, source_info_util
+from jax._src import config, core, source_info_util
 from jax._src import effects as effects_lib
 from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax.extend import core as jex_core
 from jax.interpreters import partial_eval
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+
+from jax_hremat._shared.errors import UnsupportedProgramError
 
 Jaxpr = jex_core.Jaxpr
 JaxprEqn = jex_core.JaxprEqn
@@ -158,6 +161,13 @@ def in_settings_of_this_thread(fun: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+@contextmanager
+def no_compilation_cache() -> Iterator[None]:
+    """What is compiled inside is compiled anew, so that its compilation can be watched."""
+    with config.enable_compilation_cache(False):
+        yield
+
+
 def has_effects(eqn: Any) -> bool:
     """Whether running the equation twice would be seen from outside."""
     return bool(eqn.effects)
@@ -226,6 +236,45 @@ def with_scopes(jaxpr: Any, scopes: Sequence[str]) -> Any:
     inner = inner.replace(eqns=eqns)
     # JAX >= 0.11: a closed jaxpr is its own open one, constants included.
     return inner if open_jaxpr(jaxpr) is jaxpr else jaxpr.replace(jaxpr=inner)
+
+
+def on_mesh(jaxpr: Any, devices: Mesh) -> Any:
+    """The closed jaxpr with `devices` in place of every mesh that it names or was traced under.
+
+    Raises:
+        UnsupportedProgramError: It names one of another shape.
+    """
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, NamedSharding):
+            return NamedSharding(moved(value.mesh), value.spec, memory_kind=value.memory_kind)
+        if isinstance(value, (Mesh, AbstractMesh)) and not value.empty:
+            if value.shape != devices.shape:
+                raise UnsupportedProgramError(
+                    f"the function names a mesh of devices {dict(value.shape)}, and its arguments "
+                    f"lie on one of {dict(devices.shape)}; use one mesh"
+                )
+            return devices if isinstance(value, Mesh) else devices.abstract_mesh
+        if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
+            return type(value)(map(moved, value))
+        return moved_jaxpr(value) if is_jaxpr(value) else value
+
+    def moved_context(context: Any) -> Any:
+        if context.cur_abstract_mesh.empty:
+            return context
+        with context.manager, jax.sharding.use_abstract_mesh(devices.abstract_mesh):
+            return core.JaxprEqnContext()
+
+    def moved_jaxpr(nested: Any) -> Any:
+        inner = open_jaxpr(nested)
+        eqns = []
+        for eqn in inner.eqns:
+            params = {k: moved(v) for k, v in eqn.params.items()}
+            eqns.append(eqn.replace(params=params, ctx=moved_context(eqn.ctx)))
+        inner = inner.replace(eqns=eqns)
+        return inner if open_jaxpr(nested) is nested else nested.replace(jaxpr=inner)
+
+    return moved_jaxpr(jaxpr)
 
 
 def without_dead_code(jaxpr: Any) -> Any:

@@ -1,0 +1,93 @@
+"""Where the compiler puts each value of a step that runs on a mesh of devices."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, Sharding
+
+from jax_hremat._compiler.compile import compile_flat, without_launch_graphs
+from jax_hremat._compiler.target import Target
+from jax_hremat._program.layout import Layout
+from jax_hremat._program.mesh import DeviceMesh, spec_of
+from jax_hremat._program.step import Step
+from jax_hremat._program.trace import Program
+from jax_hremat._shared import compat
+
+_logger = logging.getLogger("jax_hremat")
+
+
+def inferred_layout(step: Step, mesh: DeviceMesh, target: Target) -> Layout:
+    """Compile the step without rematerialization and look at the values of its program.
+
+    The arguments' shardings are given, all others are the compiler's; those in another plan may be
+    others. A value that lies across the mesh in no way that its axes tell is taken to be whole on
+    each device, with a warning; so are typed random keys.
+
+    Args:
+        step: The step; its arguments say how they lie on the mesh.
+        mesh: The devices.
+        target: What each of them is.
+    """
+    found: dict[int, Sharding] = {}
+    with compat.no_compilation_cache():
+        compile_flat(
+            step.around(_watched(step.program, found)), step.avals, without_launch_graphs(target)
+        )
+    atoms = step.program.values
+    specs = []
+    unknown = 0
+    for i, atom in enumerate(atoms):
+        sharding, num_dims = found.get(i), atom.aval.ndim
+        if isinstance(sharding, NamedSharding):
+            specs.append(spec_of(sharding, num_dims))
+        else:
+            specs.append(((),) * num_dims)
+            unknown += not _is_key(atom.aval)
+    if unknown:
+        _logger.warning(
+            "%d of %d values lie across the mesh in a way that its axes do not tell; they are "
+            "taken to be whole on each device, so that estimates are too high",
+            unknown,
+            len(atoms),
+        )
+    return Layout(mesh, tuple(specs))
+
+
+def _watched(program: Program, found: dict[int, Sharding]) -> Callable[..., list[Any]]:
+    """The program as a function of its flat inputs, its values noted when it is compiled."""
+    jaxpr = compat.open_jaxpr(program.jaxpr)
+
+    def watch(index: int, value: Any) -> None:
+        if not _is_key(value):
+            jax.debug.inspect_array_sharding(
+                value, callback=lambda sharding: found.__setitem__(index, sharding)
+            )
+
+    def body(*inputs: Any) -> list[Any]:
+        arguments = (*compat.jaxpr_consts(program.jaxpr), *inputs)
+        env: dict[Any, Any] = {}
+        indices = count()
+
+        def define(var: Any, value: Any) -> None:
+            watch(next(indices), value)
+            env[var] = value
+
+        for var, value in zip((*jaxpr.constvars, *jaxpr.invars), arguments, strict=True):
+            define(var, value)
+        for eqn in jaxpr.eqns:
+            values = [v.val if isinstance(v, compat.Literal) else env[v] for v in eqn.invars]
+            for var, value in zip(eqn.outvars, compat.bind_equation(eqn, values), strict=True):
+                define(var, value)
+        return [v.val if isinstance(v, compat.Literal) else env[v] for v in jaxpr.outvars]
+
+    return body
+
+
+def _is_key(value: Any) -> bool:
+    return jnp.issubdtype(value.dtype, jax.dtypes.prng_key)

@@ -1,0 +1,63 @@
+"""`Graph`, `Layout` -> the graph of what one device of a mesh holds and does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from jax_hremat._program.graph import Graph, Operation
+from jax_hremat._program.mesh import DeviceMesh, Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the values of a graph lie.
+
+    Attributes:
+        mesh: The devices.
+        specs: Of each value, in the order of `Graph.values`.
+    """
+
+    mesh: DeviceMesh
+    specs: tuple[Spec, ...]
+
+
+def on_one_device(graph: Graph, layout: Layout, shapes: Sequence[Sequence[int]]) -> Graph:
+    """The graph with bytes and flops of one device, and the layout of each value.
+
+    An operation is split as finely as the finest of what it reads and makes: a matrix product's
+    two operands and its result are each split over some of the axes that it is split over.
+
+    Args:
+        graph: The graph of the whole program.
+        layout: Where its values lie.
+        shapes: Of each value.
+    """
+    shares = [
+        layout.mesh.share(shape, spec) for shape, spec in zip(shapes, layout.specs, strict=True)
+    ]
+    values = [
+        replace(value, size_bytes=math.ceil(value.size_bytes * share), spec=spec)
+        for value, share, spec in zip(graph.values, shares, layout.specs, strict=True)
+    ]
+    operations = []
+    for op in graph.operations:
+        touched = [v for v in (*op.inputs, *op.outputs) if v is not None]
+        share = min((shares[v] for v in touched), default=1.0)
+        operations.append(
+            replace(
+                op,
+                flops=math.ceil(op.flops * share),
+                opaque_bytes=math.ceil(op.opaque_bytes * share),
+                moved_bytes=sum(values[v].size_bytes for v in touched),
+                fusible=op.fusible or _stays(op, layout),
+            )
+        )
+    return replace(graph, operations=tuple(operations), values=tuple(values), mesh=layout.mesh)
+
+
+def _stays(op: Operation, layout: Layout) -> bool:
+    """Whether it only says of a value how it lies already."""
+    said = op.primitive == "sharding_constraint"
+    return said and len({layout.specs[v] for v in (*op.inputs, *op.outputs) if v is not None}) == 1
