@@ -8,7 +8,8 @@ import pytest
 
 from jax_hremat._cost.collectives import exchange_of, groups_of
 from jax_hremat._cost.hlo import Instruction, Shape, parse_hlo
-from jax_hremat._cost.roofline import Rates, estimate_step
+from jax_hremat._cost.rates import Rates
+from jax_hremat._cost.roofline import estimate_step
 
 RATES = Rates(
     flops_per_s={},

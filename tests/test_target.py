@@ -12,7 +12,7 @@ from jax_hremat._compiler.target import (
     get_target,
     list_targets,
 )
-from jax_hremat._cost.roofline import rates
+from jax_hremat._cost.rates import rates
 from jax_hremat._shared.errors import UnknownTargetError
 
 H200_TOML = (resources.files("jax_hremat") / "targets" / "h200.toml").read_text()

@@ -15,7 +15,7 @@ import jax
 
 from jax_hremat._cost.block_step import MARK, BlockStep
 from jax_hremat._cost.mode_cost import ModeCost
-from jax_hremat._cost.roofline import MatrixUnit, Rates
+from jax_hremat._cost.rates import MatrixUnit, Rates
 from jax_hremat._program.flat import Equation, flatten, live_bytes
 from jax_hremat._program.graph import (
     FUSIBLE,

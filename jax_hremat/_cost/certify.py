@@ -10,7 +10,8 @@ from jax_hremat._compiler.compile import MemoryStats, compile_flat, without_laun
 from jax_hremat._compiler.target import Target
 from jax_hremat._cost.hlo import HloModule, parse_hlo
 from jax_hremat._cost.liveness import Buffer, buffer_timeline
-from jax_hremat._cost.roofline import estimate_step, rates
+from jax_hremat._cost.rates import rates
+from jax_hremat._cost.roofline import estimate_step
 from jax_hremat._program.emit import emit_flat
 from jax_hremat._program.mesh import DeviceMesh
 from jax_hremat._program.region import Region

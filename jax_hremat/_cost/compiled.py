@@ -18,7 +18,8 @@ from jax_hremat._cost.block_step import MARK, BlockStep
 from jax_hremat._cost.hlo import HloModule, parse_hlo
 from jax_hremat._cost.liveness import Buffer, buffer_timeline, reads_and_results
 from jax_hremat._cost.mode_cost import ModeCost
-from jax_hremat._cost.roofline import estimate_step, rates
+from jax_hremat._cost.rates import rates
+from jax_hremat._cost.roofline import estimate_step
 
 
 def compiled_cost(step: BlockStep, target: Target, cache: CompileCache | None = None) -> ModeCost:

@@ -134,6 +134,17 @@ class Instruction:
             return None
         return self.attributes[start : _value_end(self.attributes, start)]
 
+    def called_as(self, role: str) -> str:
+        """The computation called in a role such as ``body``; empty if there is none."""
+        return (self.attribute(role) or "").lstrip("%")
+
+    @property
+    def library(self) -> str:
+        """The function that a custom call calls; empty for any other instruction."""
+        if self.opcode != "custom-call":
+            return ""
+        return (self.attribute("custom_call_target") or "").strip('"')
+
     def int_list(self, key: str) -> tuple[int, ...]:
         """The integers of an attribute such as ``dimensions={0,2}``; empty if absent."""
         return tuple(int(number) for number in re.findall(r"-?\d+", self.attribute(key) or ""))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from jax_hremat._cost.analytic import operation_times_s
-from jax_hremat._cost.roofline import Rates
+from jax_hremat._cost.rates import Rates
 from jax_hremat._modes.block_modes import BlockSearch, SearchConfig
 from jax_hremat._partition.blocks import make_block
 from jax_hremat._program.bodies import Body, Cond, Scan

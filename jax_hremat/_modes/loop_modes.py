@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from jax_hremat._cost.mode_cost import ModeCost
-from jax_hremat._cost.roofline import Rates
+from jax_hremat._cost.rates import Rates
 from jax_hremat._modes.block_modes import BlockOptions, SearchConfig, block_options
 from jax_hremat._modes.inner import BodySearch, near_divisor
 from jax_hremat._partition.blocks import Block
