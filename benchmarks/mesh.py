@@ -32,7 +32,7 @@ from benchmarks.measured import (
 CONFIG = jax_hremat.PlannerConfig(max_rounds=2)
 NUM_DEVICES = 8
 # Budgets, as parts of the no-remat peak.
-FRACTIONS = (0.8, 0.6, 0.4)
+FRACTIONS = (0.8, 0.6)
 
 # From the shape of a weight to how it is split.
 SplitWeight = Callable[[tuple[int, ...]], PartitionSpec]

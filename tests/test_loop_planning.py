@@ -12,14 +12,15 @@ import pytest
 import jax_hremat
 from jax_hremat import InfeasibleBudgetError, PlannerConfig, RematPlan, SearchConfig, SolverConfig
 from jax_hremat._compiler.target import get_target
-from jax_hremat._modes.inner import near_divisor
+from jax_hremat._cost.rates import rates
+from jax_hremat._modes.inner import BodySearch, near_divisor
 from jax_hremat._modes.loop_modes import _segments
 from jax_hremat._partition.blocks import partition_graph
 from jax_hremat._partition.valleys import partition_by_width
 from jax_hremat._planner.bench import Workbench, prepare
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.goals import Terms, plan_for
-from jax_hremat._program.bodies import bodies_of
+from jax_hremat._program.bodies import Scan, bodies_of
 from jax_hremat._program.graph import build_graph
 from jax_hremat._program.step import own_step
 from jax_hremat._program.trace import Program, trace_loss
@@ -231,3 +232,37 @@ def test_segment_lengths() -> None:
             assert list(lengths) == sorted(set(lengths), reverse=True)
             assert segments[-1] > 1
     assert _segments(2, 5) == []
+
+
+def test_what_lasts_is_kept_once_and_comes_after_what_changes() -> None:
+    """A weight's cast is the same in every step: a hundredth of it is a step's, so that runs which
+    free what changes are tried before it, however little that is beside the weight."""
+    width, steps = 256, 100
+
+    def loss(w: jax.Array, xs: jax.Array) -> jax.Array:
+        def step(h: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+            pre = h @ w.astype(jnp.bfloat16) + x
+            return (h * jnp.exp(jnp.sin(pre) * jnp.tanh(pre))).astype(h.dtype), None
+
+        start = jnp.ones((2, width), jnp.bfloat16)
+        return jax.lax.scan(step, start, xs)[0].astype(jnp.float32).sum()
+
+    xs = jax.ShapeDtypeStruct((steps, 2, width), jnp.bfloat16)
+    program = trace_loss(loss, (struct(width, width), xs), {})
+    (scan,) = bodies_of(program, build_graph(program)).values()
+    assert isinstance(scan, Scan)
+    true, kept = scan.body.graph, scan.body.kept
+    shares = {
+        v.text: v.size_bytes / k.size_bytes for v, k in zip(true.values, kept.values, strict=True)
+    }
+    assert shares == {
+        "f32[256,256]": pytest.approx(steps, rel=0.01),
+        "bf16[256,256]": pytest.approx(steps, rel=0.02),
+        "bf16[2,256]": 1,
+    }
+    search = BodySearch(
+        scan.body, rates(get_target("cpu")), SearchConfig(max_saved_sets=0), SolverConfig()
+    )
+    product = next(op.id for op in true.operations if op.primitive == "dot_general")
+    first, *_ = (mode.children[0] for mode in search.first_wave())
+    assert first.start > product

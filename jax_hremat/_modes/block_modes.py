@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from jax_hremat._cost.mode_cost import ModeCost
 from jax_hremat._modes.option import Option, Origin, pareto
 from jax_hremat._modes.packing import pareto_packings
-from jax_hremat._modes.runs import Run, candidate_runs
+from jax_hremat._modes.runs import PRICES, Run, candidate_runs
 from jax_hremat._modes.saved import materialised_values, saved_value_sets, value_refs
 from jax_hremat._partition.blocks import Block, has_deferrable_input
 from jax_hremat._program.graph import Graph
@@ -117,13 +117,14 @@ class BlockSearch:
 
     @functools.cached_property
     def _runs(self) -> tuple[Run, ...]:
+        return self._best_runs(self._graph, PRICES)
+
+    def _best_runs(self, graph: Graph, prices: Sequence[float]) -> tuple[Run, ...]:
         if self._trivial:
             return ()
-        graph, block = self._graph, self._block
+        block, most = self._block, self._config.max_runs
         held = materialised_values(graph, block.start, block.stop, self._solver)
-        return candidate_runs(
-            graph, block, held, self._times_s, self._byte_s, self._config.max_runs
-        )
+        return candidate_runs(graph, block, held, self._times_s, self._byte_s, most, prices)
 
     def plain_modes(self) -> list[Region]:
         """Those that need no search: the block as it is, and as a user would write it."""

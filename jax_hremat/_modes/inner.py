@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 
 from jax_hremat._cost.analytic import operation_times_s
 from jax_hremat._cost.rates import Rates
 from jax_hremat._modes.block_modes import BlockSearch, SearchConfig
+from jax_hremat._modes.runs import PRICES, Run
 from jax_hremat._partition.blocks import make_block
 from jax_hremat._program.bodies import Body, Cond, Scan
 from jax_hremat._program.region import Loop, Region
@@ -25,16 +27,21 @@ class BodySearch(BlockSearch):
     def __init__(
         self, body: Body, rates: Rates, config: SearchConfig, solver: SolverConfig
     ) -> None:
-        graph = body.graph
         super().__init__(
-            graph,
-            make_block(graph, 0, len(graph.operations)),
-            operation_times_s(graph, rates),
+            body.graph,
+            make_block(body.graph, 0, len(body.graph.operations)),
+            operation_times_s(body.graph, rates),
             1 / rates.bytes_per_s,
             config,
             solver,
         )
         self._body = body
+
+    @functools.cached_property
+    def _runs(self) -> tuple[Run, ...]:
+        # One more price: what leaves a body is copied into the stack of a scan's steps, or out of
+        # the branch, and back.
+        return self._best_runs(self._body.kept, (*PRICES, 256.0))
 
     def nested_modes(self) -> list[Region]:
         """The body, bare and wrapped, with the scans and conds inside it in modes that keep

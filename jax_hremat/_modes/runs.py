@@ -17,7 +17,7 @@ from jax_hremat._program.graph import Graph
 
 # How many seconds of recomputation a byte is worth: a sweep from "memory is nearly free" to
 # "memory is everything", in multiples of the time to read that byte once.
-_PRICES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
+PRICES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
 _MAX_ENDPOINTS = 40
 # Relative difference in bytes and in seconds below which two runs are one choice.
 _ALIKE = 0.05
@@ -53,6 +53,7 @@ def candidate_runs(
     times_s: Sequence[float],
     byte_s: float,
     count: int,
+    prices: Sequence[float] = PRICES,
 ) -> tuple[Run, ...]:
     """The most promising runs of a block, best first.
 
@@ -69,13 +70,14 @@ def candidate_runs(
         times_s: Seconds of each operation of the program.
         byte_s: Seconds to read one byte.
         count: How many runs to return at most.
+        prices: Of memory, in multiples of `byte_s` a byte.
     """
     residuals = frozenset(v for op in graph.operations[block.start : block.stop] for v in op.needs)
     bounds = (fewest_held, residuals)
     all_runs = [_undominated(_all_runs(graph, block, held, times_s)) for held in bounds]
     rounds = [
         [*_best_packing(runs, price * byte_s), *_best_single(runs, price * byte_s)]
-        for price in _PRICES
+        for price in prices
         for runs in all_runs
     ]
     most = [max((run.freed_bytes for run in runs), default=0) for runs in all_runs]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 
 import jax
@@ -59,10 +60,13 @@ class Body:
 
     Attributes:
         graph: Its operations and values.
+        kept: The same, each value with the bytes that one run keeps of it: of one that is the same
+            in every step of a scan JAX keeps a single copy, so that is a step's share.
         inner: The scans and conds inside it, by operation.
     """
 
     graph: Graph
+    kept: Graph
     inner: Mapping[int, Scan | Cond]
 
     @property
@@ -112,7 +116,7 @@ def bodies_of(program: Program, graph: Graph) -> dict[int, Scan | Cond]:
 
 def _body(program: Program) -> Body:
     graph = build_graph(program)
-    return Body(graph, bodies_of(program, graph))
+    return Body(graph, graph, bodies_of(program, graph))
 
 
 def _scan_body(eqn: Any, active: Sequence[bool]) -> Body:
@@ -127,5 +131,18 @@ def _scan_body(eqn: Any, active: Sequence[bool]) -> Body:
         carried = slice(num_consts, num_consts + num_carry)
         grown = [a or b for a, b in zip(flags[carried], after, strict=True)]
         if grown == flags[carried]:
-            return Body(graph, bodies_of(program, graph))
+            kept = _kept_each_step(graph, num_consts, eqn.params["length"])
+            return Body(graph, kept, bodies_of(program, graph))
         flags[carried] = grown
+
+
+def _kept_each_step(graph: Graph, num_consts: int, trips: int) -> Graph:
+    changing = set(graph.arguments[num_consts:])
+    for op in graph.operations:
+        if op.pinned or changing.intersection(op.inputs):
+            changing.update(op.outputs)
+    values = [
+        v if v.id in changing else replace(v, size_bytes=ceil(v.size_bytes / trips))
+        for v in graph.values
+    ]
+    return replace(graph, values=tuple(values))
