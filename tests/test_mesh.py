@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -123,6 +124,36 @@ def test_a_mesh_set_around_the_planning_is_the_arguments() -> None:
         plan = jax_hremat.plan_remat(loss, budget=0.8, **ON_CPU)(*arguments(MESH))
         planned = jitted(jax_hremat.apply_plan(loss, plan), arguments(MESH)[0])
         assert compiled_peak_bytes(planned, *arguments(MESH)) == plan.certificate.peak_bytes
+
+
+def mapped(params: Any, x: jax.Array) -> jax.Array:
+    """The same, what is exchanged written out; in a scan over equal layers."""
+
+    def layer(x: jax.Array, w: Any) -> tuple[jax.Array, None]:
+        def own(x: jax.Array, w_in: jax.Array, w_out: jax.Array) -> jax.Array:
+            return jax.lax.psum(jax.nn.gelu(jnp.sin(x @ w_in)) @ w_out, "model")
+
+        specs = (P("data"), P(None, "model"), P("model"))
+        split = jax.shard_map(own, mesh=MESH, in_specs=specs, out_specs=P("data"))
+        return x + split(x, *w), None
+
+    stacked = jax.tree.map(lambda *w: jnp.stack(w), *params)
+    x, _ = jax.lax.scan(layer, x, stacked)
+    return (x * x).mean()
+
+
+@pytest.mark.parametrize("around", [False, True])
+@pytest.mark.parametrize("target", ["cpu", "h200"])
+def test_a_map_over_the_devices_is_planned_for_others(target: str, around: bool) -> None:
+    args = arguments(MESH)
+    config = PlannerConfig(search=CONFIG.search, max_rounds=0)
+    with jax.set_mesh(MESH) if around else nullcontext():
+        plan = jax_hremat.plan_remat(mapped, budget=1.0, target=target, config=config)(*args)
+    assert plan.certificate.mesh is not None
+    planned = jitted(jax_hremat.apply_plan(mapped, plan), args[0])
+    close(planned(*filled(args)), jitted(mapped, args[0])(*filled(args)))
+    if target == "cpu":
+        assert compiled_peak_bytes(planned, *args) == plan.certificate.peak_bytes
 
 
 def test_a_gpu_of_a_mesh_takes_its_share_and_prices_what_it_exchanges() -> None:

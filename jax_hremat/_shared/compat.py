@@ -254,7 +254,11 @@ def on_mesh(jaxpr: Any, devices: Mesh) -> Any:
                     f"the function names a mesh of devices {dict(value.shape)}, and its arguments "
                     f"lie on one of {dict(devices.shape)}; use one mesh"
                 )
-            return devices if isinstance(value, Mesh) else devices.abstract_mesh
+            if isinstance(value, Mesh):
+                return devices
+            # In the body of a `shard_map`, some axes are of another type than outside.
+            types = dict(zip(value.axis_names, value.axis_types, strict=True))
+            return devices.abstract_mesh.update_axis_types(types)
         if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
             return type(value)(map(moved, value))
         return moved_jaxpr(value) if is_jaxpr(value) else value
@@ -262,16 +266,36 @@ def on_mesh(jaxpr: Any, devices: Mesh) -> Any:
     def moved_context(context: Any) -> Any:
         if context.cur_abstract_mesh.empty:
             return context
-        with context.manager, jax.sharding.use_abstract_mesh(devices.abstract_mesh):
+        with context.manager, jax.sharding.use_abstract_mesh(moved(context.cur_abstract_mesh)):
             return core.JaxprEqnContext()
 
     def moved_jaxpr(nested: Any) -> Any:
         inner = open_jaxpr(nested)
-        eqns = []
-        for eqn in inner.eqns:
-            params = {k: moved(v) for k, v in eqn.params.items()}
-            eqns.append(eqn.replace(params=params, ctx=moved_context(eqn.ctx)))
-        inner = inner.replace(eqns=eqns)
+        variables: dict[Any, Any] = {}
+
+        def moved_atom(atom: Any) -> Any:
+            sharding = getattr(atom.aval, "sharding", None)
+            if sharding is None or sharding.mesh.empty:
+                return atom
+            aval = atom.aval.update(sharding=moved(sharding))
+            if isinstance(atom, Literal):
+                return Literal(atom.val, aval)
+            return variables.setdefault(atom, type(atom)(aval))
+
+        def moved_atoms(atoms: Sequence[Any]) -> list[Any]:
+            return [moved_atom(a) for a in atoms]
+
+        moved_parts = {part: moved_atoms(getattr(inner, part)) for part in ("constvars", "invars")}
+        eqns = [
+            eqn.replace(
+                invars=moved_atoms(eqn.invars),
+                outvars=moved_atoms(eqn.outvars),
+                params={k: moved(v) for k, v in eqn.params.items()},
+                ctx=moved_context(eqn.ctx),
+            )
+            for eqn in inner.eqns
+        ]
+        inner = inner.replace(**moved_parts, eqns=eqns, outvars=moved_atoms(inner.outvars))
         return inner if open_jaxpr(nested) is nested else nested.replace(jaxpr=inner)
 
     return moved_jaxpr(jaxpr)
