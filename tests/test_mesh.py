@@ -369,3 +369,16 @@ def test_sixteen_gpus_are_two_hosts() -> None:
     step = compile_flat(lambda x: x.sum(), [struct((1024,), large, "data")], get_target("h200"))
     assert step.memory.argument_bytes == 1024 * 4 // 16
     assert "all-reduce" in step.hlo_text
+
+
+def test_what_is_kept_of_one_device_is_not_offered_to_several(tmp_path: Path) -> None:
+    config = PlannerConfig(search=CONFIG.search, max_rounds=0, cache_dir=tmp_path)
+    make = jax_hremat.plan_remat(mlp, budget=1.0, target="cpu", config=config)
+    alone = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), arguments(MESH))
+    whole = arguments(MESH, split=False)
+    plans = [make(*args) for args in (alone, whole, arguments(MESH))]
+    meshes = [plan.certificate.mesh for plan in plans]
+    assert meshes[0] is None and meshes[1] == meshes[2] == DeviceMesh((("data", 4), ("model", 2)))
+    peaks = [plan.certificate.argument_bytes for plan in plans]
+    assert peaks[0] > peaks[1] > peaks[2]
+    assert [make(*args) for args in (alone, whole, arguments(MESH))] == plans
