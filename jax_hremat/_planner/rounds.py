@@ -19,7 +19,7 @@ _MARGIN = 0.0025
 _WIDE_MISS = 0.1
 # Compile a standard plan as well if its predicted peak, were it as much too high as the worst one
 # seen, is at most this many times the limit.
-_HOPE = 1.05
+_HOPE = 1.25
 # … and its predicted time at most this many times the best one's.
 _TIME_HOPE = 1.005
 # Part of the solver's time that a search for a lower floor gets, of which there may be many.
