@@ -69,6 +69,9 @@ def _fastest_within(candidates: Candidates, budget_bytes: int, headroom_bytes: i
     if best is not None:
         return best
     floor = rounds.floor()
+    if floor.peak_bytes + headroom_bytes <= budget_bytes:
+        # The search further down found what the one for the budget did not.
+        return floor
     bench = candidates.bench
     raise InfeasibleBudgetError(
         min_budget_bytes=floor.peak_bytes + headroom_bytes,
