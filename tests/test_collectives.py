@@ -118,7 +118,8 @@ def test_transfers_are_one_after_another() -> None:
     assert estimate_step(parse_hlo(text), RATES).time_s == pytest.approx(8.0)
 
 
-def test_in_a_loop_each_pass_waits() -> None:
+@pytest.mark.parametrize("trips", [0, 1, 3])
+def test_in_a_loop_each_pass_waits(trips: int) -> None:
     loop = """HloModule m, is_scheduled=true
 
 %add (a: f32[], b: f32[]) -> f32[] {
@@ -140,10 +141,11 @@ def test_in_a_loop_each_pass_waits() -> None:
 
 ENTRY %main (x: f32[10]) -> f32[10] {
   %x = f32[10] parameter(0)
-  ROOT %w = f32[10] while(%x), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"3"}}
+  ROOT %w = f32[10] while(%x), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"TRIPS"}}
 }
 """  # noqa: E501
-    assert estimate_step(parse_hlo(loop), RATES).time_s == pytest.approx(3 * 4.0)
+    found = estimate_step(parse_hlo(loop.replace("TRIPS", str(trips))), RATES)
+    assert found.time_s == pytest.approx(trips * 4.0)
 
 
 def test_a_transfer_to_the_host_runs_beside_kernels_too() -> None:

@@ -41,6 +41,17 @@ class KernelCost:
     time_s: float
     executions: int = 1
 
+    def repeated(self, times: int) -> "KernelCost":
+        """The kernel in a loop."""
+        return replace(
+            self,
+            flops=self.flops * times,
+            vector_flops=self.vector_flops * times,
+            bytes=self.bytes * times,
+            time_s=self.time_s * times,
+            executions=self.executions * times,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
@@ -87,7 +98,7 @@ def estimate_step(module: HloModule, rates: Rates) -> Roofline:
     complex arithmetic (counted as real), and a loop's condition.
     """
     unknown: Counter[str] = Counter()
-    kernels = tuple(_kernels(module, module.entry, rates, 1, unknown))
+    kernels = tuple(_kernels(module, module.entry, rates, unknown))
     return Roofline(
         time_s=sum(kernel.time_s for kernel in kernels),
         flops=sum(kernel.flops for kernel in kernels),
@@ -108,25 +119,22 @@ _FREE_CUSTOM_CALLS = frozenset({"AllocateBuffer", "Sharding", "MoveToHost", "Mov
 
 
 def _kernels(
-    module: HloModule,
-    computation: Computation,
-    rates: Rates,
-    executions: int,
-    unknown: Counter[str],
+    module: HloModule, computation: Computation, rates: Rates, unknown: Counter[str]
 ) -> Iterator[KernelCost]:
+    """Those of one pass over a computation."""
     transfers = _Transfers()
     for instruction in computation.instructions:
-        for kernel in _kernels_of(module, computation, instruction, rates, executions, unknown):
+        for kernel in _kernels_of(module, computation, instruction, rates, unknown):
             if _is_started_transfer(computation, instruction):
-                transfers.start(instruction.name, kernel.time_s / executions)
-                kernel = replace(kernel, time_s=rates.launch_s * executions)
-            transfers.elapsed_s += kernel.time_s / executions
+                transfers.start(instruction.name, kernel.time_s)
+                kernel = replace(kernel, time_s=rates.launch_s)
+            transfers.elapsed_s += kernel.time_s
             yield kernel
         if instruction.opcode.endswith("-done"):
             wait_s = transfers.wait_s(instruction.operands[0])
             if wait_s > 0.0:
                 transfers.elapsed_s += wait_s
-                yield _waiting(instruction, wait_s, executions)
+                yield _waiting(instruction, wait_s)
 
 
 def _kernels_of(
@@ -134,7 +142,6 @@ def _kernels_of(
     computation: Computation,
     instruction: Instruction,
     rates: Rates,
-    executions: int,
     unknown: Counter[str],
 ) -> Iterator[KernelCost]:
     opcode = instruction.opcode
@@ -146,15 +153,14 @@ def _kernels_of(
             unknown["while"] += 1
             trips = 1
         body = module.computations[instruction.called_as("body")]
-        yield from _kernels(module, body, rates, executions * trips, unknown)
+        yield from (k.repeated(trips) for k in _kernels(module, body, rates, unknown))
     elif opcode == "conditional":
-        yield from _dearest_branch(module, instruction, rates, executions, unknown)
+        yield from _dearest_branch(module, instruction, rates, unknown)
     elif opcode in ("call", "async-start", "call-start"):
         for name in instruction.called:
-            called = module.computations[name]
-            yield from _kernels(module, called, rates, executions, unknown)
+            yield from _kernels(module, module.computations[name], rates, unknown)
     elif instruction.library not in _FREE_CUSTOM_CALLS:
-        yield _kernel(module, computation, instruction, rates, executions, unknown)
+        yield _kernel(module, computation, instruction, rates, unknown)
 
 
 class _Transfers:
@@ -183,7 +189,7 @@ def _is_started_transfer(computation: Computation, instruction: Instruction) -> 
     return opcode.endswith("-start") and opcode.removesuffix("-start") in COLLECTIVES
 
 
-def _waiting(done: Instruction, wait_s: float, executions: int) -> KernelCost:
+def _waiting(done: Instruction, wait_s: float) -> KernelCost:
     return KernelCost(
         name=done.name,
         opcode=done.opcode,
@@ -191,23 +197,18 @@ def _waiting(done: Instruction, wait_s: float, executions: int) -> KernelCost:
         flops=0.0,
         vector_flops=0.0,
         bytes=0.0,
-        time_s=wait_s * executions,
-        executions=executions,
+        time_s=wait_s,
     )
 
 
 def _dearest_branch(
-    module: HloModule,
-    instruction: Instruction,
-    rates: Rates,
-    executions: int,
-    unknown: Counter[str],
+    module: HloModule, instruction: Instruction, rates: Rates, unknown: Counter[str]
 ) -> tuple[KernelCost, ...]:
     branches = []
     for name in instruction.called:
         branch_unknown: Counter[str] = Counter()
         branch = module.computations[name]
-        kernels = tuple(_kernels(module, branch, rates, executions, branch_unknown))
+        kernels = tuple(_kernels(module, branch, rates, branch_unknown))
         branches.append((sum(kernel.time_s for kernel in kernels), kernels, branch_unknown))
     _, kernels, branch_unknown = max(branches, key=lambda branch: branch[0])
     unknown.update(branch_unknown)
@@ -219,7 +220,6 @@ def _kernel(
     computation: Computation,
     instruction: Instruction,
     rates: Rates,
-    executions: int,
     unknown: Counter[str],
 ) -> KernelCost:
     target = instruction.library
@@ -237,11 +237,10 @@ def _kernel(
         name=instruction.name,
         opcode=opcode,
         op_name=instruction.op_name,
-        flops=sum(work.flops.values()) * executions,
-        vector_flops=work.vector_flops * executions,
-        bytes=work.bytes * executions,
-        time_s=time_s * executions,
-        executions=executions,
+        flops=sum(work.flops.values()),
+        vector_flops=work.vector_flops,
+        bytes=work.bytes,
+        time_s=time_s,
     )
 
 
