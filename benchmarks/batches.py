@@ -190,8 +190,7 @@ def _lines(model: str, within: Mapping[str, Any]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure the models named, or make the page."""
-    about = __doc__.splitlines()[0] if __doc__ else ""
-    command.run(argv, about, "batches-{}", "batches-{}.md", measure, page)
+    command.run(argv, __doc__, "batches-{}", "batches-{}.md", measure, page)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 def run(
     argv: Sequence[str] | None,
-    about: str,
+    about: str | None,
     folder: str,
     page_name: str,
     measure: Callable[[str, str, zoo.Size], Any],
@@ -26,13 +26,13 @@ def run(
 
     Args:
         argv: The command's arguments; None for those of the process.
-        about: What it measures, for the help.
+        about: The benchmark's docstring, whose first line is the help's.
         folder: Where the files go, below the folder of data; `{}` stands for the target.
         page_name: The page's file in `docs/`, likewise.
         measure: From a model's name, a target's and a size to the dataclass that is written.
         page: From the target's name and all files' contents to the page's text.
     """
-    parser = argparse.ArgumentParser(description=about)
+    parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
     parser.add_argument("--models", nargs="*", default=[], choices=zoo.names())
     parser.add_argument("--target", default="h200", help="a name of jax_hremat.list_targets()")
     parser.add_argument("--size", default="full", choices=("full", "small", "tiny"))

@@ -264,8 +264,7 @@ def _model_section(target: str, data: Mapping[str, Any]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure the models named, or make the page."""
-    about = __doc__.splitlines()[0] if __doc__ else ""
-    command.run(argv, about, "frontier-{}", "frontier-{}.md", measure, page)
+    command.run(argv, __doc__, "frontier-{}", "frontier-{}.md", measure, page)
 
 
 if __name__ == "__main__":

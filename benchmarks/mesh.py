@@ -186,8 +186,7 @@ def _line(one: Mapping[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure the models named, or make the page."""
-    about = __doc__.splitlines()[0] if __doc__ else ""
-    command.run(argv, about, "mesh-{}", "mesh-{}.md", measure, page)
+    command.run(argv, __doc__, "mesh-{}", "mesh-{}.md", measure, page)
 
 
 if __name__ == "__main__":

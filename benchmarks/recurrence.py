@@ -124,8 +124,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure the models named, or make the page."""
-    about = __doc__.splitlines()[0] if __doc__ else ""
-    command.run(argv, about, "recurrence-{}", "recurrence-{}.md", measure, page)
+    command.run(argv, __doc__, "recurrence-{}", "recurrence-{}.md", measure, page)
 
 
 if __name__ == "__main__":

@@ -189,8 +189,7 @@ def _peak_line(data: Mapping[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure the models named, or make the page."""
-    about = __doc__.splitlines()[0] if __doc__ else ""
-    command.run(argv, about, "scale-{}", "scale-{}.md", measure, page)
+    command.run(argv, __doc__, "scale-{}", "scale-{}.md", measure, page)
 
 
 if __name__ == "__main__":

@@ -173,8 +173,7 @@ def _overhead_section(found: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure the models named, or make the page."""
-    about = __doc__.splitlines()[0] if __doc__ else ""
-    command.run(argv, about, "{}", "measurements-{}.md", measure, page)
+    command.run(argv, __doc__, "{}", "measurements-{}.md", measure, page)
 
 
 if __name__ == "__main__":

@@ -256,8 +256,7 @@ def _ms(timed: Mapping[str, float]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure the models named, or make the page."""
-    about = __doc__.splitlines()[0] if __doc__ else ""
-    command.run(argv, about, "times-{}", "times-{}.md", measure, page)
+    command.run(argv, __doc__, "times-{}", "times-{}.md", measure, page)
 
 
 if __name__ == "__main__":

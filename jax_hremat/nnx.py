@@ -239,8 +239,7 @@ class _Calls:
         leaves, tree = jax.tree.flatten(operands)
         shapes = tuple(abstract_leaf(leaf) for leaf in leaves)
         statics, static_tree = jax.tree.flatten(static)
-        signature = tuple((s.shape, s.dtype, s.weak_type, s.sharding) for s in shapes)
-        key = (graphdef, tree, signature, static_tree, tuple(statics))
+        key = (graphdef, tree, shapes, static_tree, tuple(statics))
         if key not in self._emitted:
             static_outputs: list[Any] = []
 

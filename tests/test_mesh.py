@@ -218,7 +218,7 @@ def test_what_one_device_holds_and_does_by_hand() -> None:
     whole[x], whole[w] = (("data",), ()), ((), ("model",))
     whole[product.outputs[0]] = (("data",), ("model",))
     layout = Layout(mesh, tuple(whole))
-    one = on_one_device(graph, layout, [v.aval.shape for v in program.values])
+    one = on_one_device(program, graph, layout)
     # Five rows over four devices: the fullest has two.
     assert one.values[x].size_bytes == 2 * 6 * 4
     assert one.values[w].size_bytes == 6 * 4 * 4
@@ -236,7 +236,7 @@ def test_blocks_that_lie_differently_are_not_alike() -> None:
     shapes = [v.aval.shape for v in program.values]
 
     def kinds(specs: Any) -> int:
-        one = on_one_device(graph, Layout(mesh, tuple(specs)), shapes)
+        one = on_one_device(program, graph, Layout(mesh, tuple(specs)))
         return len(partition_graph(one, partition_by_repeats).unique)
 
     alike = kinds(whole)
@@ -260,7 +260,7 @@ def test_the_compilers_layout_is_read_of_every_value() -> None:
     ]
     assert len(hidden) > 5 * DEPTH
     assert set(hidden) == {(("data",), ("model",))}
-    assert on_one_device(graph, layout, [v.aval.shape for v in program.values]).mesh == step.mesh
+    assert on_one_device(program, graph, layout).mesh == step.mesh
 
 
 @pytest.mark.parametrize("spec", [("data",), ("data", "model")])
@@ -272,7 +272,7 @@ def test_a_constraint_that_moves_nothing_is_no_kernel(spec: Any) -> None:
     step = own_step(program)
     assert step.mesh is not None
     layout = inferred_layout(step, step.mesh, get_target("cpu"))
-    one = on_one_device(graph, layout, [v.aval.shape for v in program.values])
+    one = on_one_device(program, graph, layout)
     (said,) = (op for op in one.operations if op.primitive == "sharding_constraint")
     assert said.fusible == (spec == ("data",))
 

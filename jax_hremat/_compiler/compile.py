@@ -272,7 +272,7 @@ def _on(devices: Mesh, aval: Any) -> NamedSharding | None:
 @functools.cache
 def _sharding(platform_name: str, config_text: str | None) -> Sharding:
     if platform_name == "cpu":
-        return _cpu_sharding()
+        return SingleDeviceSharding(_cpu_devices(1)[0])
     mesh = topologies.make_mesh(_topology(config_text, 1), (1,), ("device",))
     return NamedSharding(mesh, PartitionSpec())
 
@@ -318,18 +318,14 @@ def _why_no_plugin() -> str:
     return f"JAX's CUDA plugin is not installed, so nothing compiles for a GPU. {_INSTALL}"
 
 
-def _cpu_sharding() -> Sharding:
+def _cpu_devices(count: int) -> list[Any]:
     try:
-        return SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+        devices = jax.local_devices(backend="cpu")
     except RuntimeError as error:
         raise TargetUnavailableError(
             "JAX has no CPU backend in this process, so nothing can be compiled for the CPU. "
             'Add "cpu" to JAX_PLATFORMS, or leave it unset.'
         ) from error
-
-
-def _cpu_devices(count: int) -> list[Any]:
-    devices = jax.local_devices(backend="cpu")
     if len(devices) < count:
         raise TargetUnavailableError(
             f"the arguments lie on a mesh of {count} devices, and JAX has {len(devices)} on the "

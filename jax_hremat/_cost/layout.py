@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from itertools import count
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,8 +12,10 @@ from jax.sharding import NamedSharding, Sharding
 
 from jax_hremat._compiler.compile import compile_flat, without_launch_graphs
 from jax_hremat._compiler.target import Target
+from jax_hremat._program.emit import FlatFunction, emit_range
 from jax_hremat._program.layout import Layout
 from jax_hremat._program.mesh import DeviceMesh, spec_of
+from jax_hremat._program.region import Region
 from jax_hremat._program.step import Step
 from jax_hremat._program.trace import Program
 from jax_hremat._shared import compat
@@ -59,32 +60,23 @@ def inferred_layout(step: Step, mesh: DeviceMesh, target: Target) -> Layout:
     return Layout(mesh, tuple(specs))
 
 
-def _watched(program: Program, found: dict[int, Sharding]) -> Callable[..., list[Any]]:
+def _watched(program: Program, found: dict[int, Sharding]) -> FlatFunction:
     """The program as a function of its flat inputs, its values noted when it is compiled."""
     jaxpr = compat.open_jaxpr(program.jaxpr)
-
-    def watch(index: int, value: Any) -> None:
-        if not _is_key(value):
-            jax.debug.inspect_array_sharding(
-                value, callback=lambda sharding: found.__setitem__(index, sharding)
-            )
+    consts = compat.jaxpr_consts(program.jaxpr)
+    run = emit_range(
+        program,
+        Region(0, program.num_operations),
+        (*jaxpr.constvars, *jaxpr.invars),
+        (*program.values, *jaxpr.outvars),
+    )
 
     def body(*inputs: Any) -> list[Any]:
-        arguments = (*compat.jaxpr_consts(program.jaxpr), *inputs)
-        env: dict[Any, Any] = {}
-        indices = count()
-
-        def define(var: Any, value: Any) -> None:
-            watch(next(indices), value)
-            env[var] = value
-
-        for var, value in zip((*jaxpr.constvars, *jaxpr.invars), arguments, strict=True):
-            define(var, value)
-        for eqn in jaxpr.eqns:
-            values = [v.val if isinstance(v, compat.Literal) else env[v] for v in eqn.invars]
-            for var, value in zip(eqn.outvars, compat.bind_equation(eqn, values), strict=True):
-                define(var, value)
-        return [v.val if isinstance(v, compat.Literal) else env[v] for v in jaxpr.outvars]
+        results = run(*consts, *inputs)
+        for i, value in enumerate(results[: len(program.values)]):
+            if not _is_key(value):
+                jax.debug.inspect_array_sharding(value, callback=partial(found.__setitem__, i))
+        return results[len(program.values) :]
 
     return body
 

@@ -187,8 +187,7 @@ def priced(
         graph = build_graph(program)
     if step.mesh is not None:
         with timed(timings, "layout"):
-            layout = inferred_layout(step, step.mesh, target)
-            graph = on_one_device(graph, layout, [v.aval.shape for v in program.values])
+            graph = on_one_device(program, graph, inferred_layout(step, step.mesh, target))
     with timed(timings, "partition"):
         partition = partition_graph(graph, config.partitioner)
         bodies = bodies_of(program, graph)

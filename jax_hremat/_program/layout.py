@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jax_hremat._program.graph import Graph, Operation
 from jax_hremat._program.mesh import DeviceMesh, Spec
+from jax_hremat._program.trace import Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +23,20 @@ class Layout:
     specs: tuple[Spec, ...]
 
 
-def on_one_device(graph: Graph, layout: Layout, shapes: Sequence[Sequence[int]]) -> Graph:
+def on_one_device(program: Program, graph: Graph, layout: Layout) -> Graph:
     """The graph with bytes and flops of one device, and the layout of each value.
 
     An operation is split as finely as the finest of what it reads and makes: a matrix product's
     two operands and its result are each split over some of the axes that it is split over.
 
     Args:
-        graph: The graph of the whole program.
+        program: The program.
+        graph: Its graph.
         layout: Where its values lie.
-        shapes: Of each value.
     """
     shares = [
-        layout.mesh.share(shape, spec) for shape, spec in zip(shapes, layout.specs, strict=True)
+        layout.mesh.share(value.aval.shape, spec)
+        for value, spec in zip(program.values, layout.specs, strict=True)
     ]
     values = [
         replace(value, size_bytes=math.ceil(value.size_bytes * share), spec=spec)

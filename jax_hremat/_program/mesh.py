@@ -40,11 +40,15 @@ class DeviceMesh:
     def __str__(self) -> str:
         return " × ".join(f"{name} {size}" for name, size in self.axes)
 
+    @property
+    def abstract(self) -> AbstractMesh:
+        """The mesh of no devices in particular, its axes left to the compiler."""
+        names, sizes = zip(*self.axes, strict=True)
+        return AbstractMesh(sizes, names, (AxisType.Auto,) * len(sizes))
+
     def sharding(self, spec: Spec) -> NamedSharding:
-        """A sharding on no devices in particular, its axes left to the compiler."""
-        names, sizes = [name for name, _ in self.axes], [size for _, size in self.axes]
-        automatic = AbstractMesh(tuple(sizes), tuple(names), (AxisType.Auto,) * len(sizes))
-        return NamedSharding(automatic, PartitionSpec(*(axes or None for axes in spec)))
+        """A sharding on the abstract mesh."""
+        return NamedSharding(self.abstract, PartitionSpec(*(axes or None for axes in spec)))
 
     def share(self, shape: Sequence[int], spec: Spec) -> float:
         """The part of an array that the fullest device holds; dimensions are padded up."""
@@ -95,9 +99,7 @@ def sharding_on_mesh(leaf: Any) -> NamedSharding | None:
         )
     else:
         spec = sharding.spec
-    sizes = tuple(mesh.shape.values())
-    automatic = (AxisType.Auto,) * len(sizes)
-    return NamedSharding(AbstractMesh(sizes, mesh.axis_names, automatic), spec)
+    return NamedSharding(DeviceMesh.of(sharding).abstract, spec)
 
 
 def shardings_on_one_mesh(
