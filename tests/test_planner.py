@@ -28,8 +28,9 @@ from jax_hremat import (
 )
 from jax_hremat._compiler.target import get_target
 from jax_hremat._planner.bench import Workbench, prepare
-from jax_hremat._planner.candidates import Candidates
+from jax_hremat._planner.candidates import NO_SOLVE, Candidates
 from jax_hremat._planner.goals import Terms, plan_for
+from jax_hremat._planner.rounds import Rounds
 from jax_hremat._program.step import own_step
 from jax_hremat._program.trace import trace_loss
 from jax_hremat._schedule.chain import Ties, selection_region
@@ -130,6 +131,32 @@ def test_more_than_the_baseline_is_never_slower_than_no_remat(bench: Workbench) 
     plan = plan_of(bench, 10 * bench.baseline.memory.peak_bytes)
     assert plan.estimated_step_s <= plan.baseline_step_s
     assert plan.certificate.holds
+
+
+def test_a_plan_that_only_the_search_for_the_floor_finds_is_returned(
+    bench: Workbench, floor_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Rounds, "fastest", lambda self: None)
+    budget_bytes = int(1.05 * floor_bytes)
+    found = Candidates(bench, quiet)
+    plan = plan_for(found, parse_budget(budget_bytes), Terms())
+    assert plan.certificate.peak_bytes <= budget_bytes
+    assert plan.estimated_step_s == min(c.step_s for c in found.within(budget_bytes))
+
+
+def test_where_the_solver_finds_nothing_a_plan_by_hand_that_fits_is_returned(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_hand = Candidates(bench, quiet)
+    least = min(
+        (by_hand.add(*s, NO_SOLVE, Ties.NONE) for s in by_hand.standard),
+        key=lambda c: c.peak_bytes,
+    )
+    monkeypatch.setattr(Rounds, "search", lambda self: None)
+    best = Rounds(Candidates(bench, quiet), least.peak_bytes).fastest()
+    assert best is not None
+    assert best.peak_bytes <= least.peak_bytes
+    assert best.step_s <= least.step_s
 
 
 @pytest.mark.parametrize("margin", [1.0, 1.06])

@@ -69,9 +69,10 @@ def _fastest_within(candidates: Candidates, budget_bytes: int, headroom_bytes: i
     if best is not None:
         return best
     floor = rounds.floor()
-    if floor.peak_bytes + headroom_bytes <= budget_bytes:
-        # The search further down found what the one for the budget did not.
-        return floor
+    # The search further down may find what the one for the budget did not.
+    fitting = candidates.within(budget_bytes - headroom_bytes)
+    if fitting:
+        return fitting[0]
     bench = candidates.bench
     raise InfeasibleBudgetError(
         min_budget_bytes=floor.peak_bytes + headroom_bytes,

@@ -20,6 +20,8 @@ _WIDE_MISS = 0.1
 # Compile a standard plan as well if its predicted peak, were it as much too high as the worst one
 # seen, is at most this many times the limit.
 _HOPE = 1.25
+# … or this many times, where nothing else fits …
+_LAST_HOPE = 1.5
 # … and its predicted time at most this many times the best one's.
 _TIME_HOPE = 1.005
 # Part of the solver's time that a search for a lower floor gets, of which there may be many.
@@ -49,6 +51,9 @@ class Rounds:
             SolverError: The time limit passed with neither a plan nor a proof of none.
         """
         best = self.search()
+        if best is None:
+            self._try_standard(_LAST_HOPE)
+            best = self._best()
         if best is None and self._undecided:
             raise out_of_time(self._solver)
         return best
@@ -58,7 +63,7 @@ class Rounds:
         self._solve_rounds(self._candidates.chain)
         if self._missed:
             self._solve_rounds(self._candidates.plain)
-        self._try_standard()
+        self._try_standard(_HOPE)
         for nested in self._candidates.nested:
             if self._best() is None:
                 self._solve_rounds(nested)
@@ -126,12 +131,12 @@ class Rounds:
             return replace(self._solver, time_limit_s=least_s / 4)
         return None
 
-    def _try_standard(self) -> None:
+    def _try_standard(self, hope: float) -> None:
         """Compile the standard plans that may fit and be faster, as they are written by hand."""
         for chain, selection in self._candidates.standard:
             prediction, best = predict(chain, selection), self._best()
             # Were its peak as much too high as the worst one seen, would it fit?
-            hope_bytes = _HOPE * self._candidates.overestimate * self._limit
+            hope_bytes = hope * self._candidates.overestimate * self._limit
             step_s = self._candidates.step_s(prediction)
             if prediction.peak_bytes <= hope_bytes and (
                 best is None or step_s < _TIME_HOPE * best.step_s
