@@ -31,8 +31,8 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(python=OLDEST_PYTHON)
 def typecheck(session: nox.Session) -> None:
-    """Types of the package (pyright)."""
-    session.install(".", "pyright[nodejs]>=1.1.400")
+    """Types of the package and of the benchmarks (pyright)."""
+    session.install(".[examples,plot]", "pyright[nodejs]>=1.1.400")
     session.run("pyright", *session.posargs)
 
 

@@ -109,7 +109,7 @@ def _within(name: str, target_name: str, size: zoo.Size, budget: str) -> Within:
 
 
 def _largest(
-    name: str, target_name: str, size: zoo.Size, remat: str | None, budget_bytes: int
+    name: str, target_name: str, size: zoo.Size, remat: zoo.Remat | None, budget_bytes: int
 ) -> Batch | None:
     """The largest batch of a step written by hand, compiled."""
     problem = zoo.make(name, size, remat=remat)

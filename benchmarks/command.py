@@ -21,6 +21,7 @@ def run(
     page_name: str,
     measure: Callable[[str, str, zoo.Size], Any],
     page: Callable[[str, Sequence[Mapping[str, Any]]], str],
+    draw: Callable[[str, Mapping[str, Any], Path], None] | None = None,
 ) -> None:
     """Measure the models named, one JSON file each, and make the page of all files if asked to.
 
@@ -28,15 +29,16 @@ def run(
         argv: The command's arguments; None for those of the process.
         about: The benchmark's docstring, whose first line is the help's.
         folder: Where the files go, below the folder of data; `{}` stands for the target.
-        page_name: The page's file in `docs/`, likewise.
+        page_name: The page's file, likewise, beside the folder of data.
         measure: From a model's name, a target's and a size to the dataclass that is written.
         page: From the target's name and all files' contents to the page's text.
+        draw: From the target's name and one file's contents to a picture beside that file.
     """
     parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
     parser.add_argument("--models", nargs="*", default=[], choices=zoo.names())
     parser.add_argument("--target", default="h200", help="a name of jax_hremat.list_targets()")
     parser.add_argument("--size", default="full", choices=("full", "small", "tiny"))
-    parser.add_argument("--out", type=Path, default=DOCS / "data")
+    parser.add_argument("--out", type=Path, default=DOCS / "data", help="the folder of data")
     parser.add_argument("--page", action="store_true", help="make the page from all data")
     options = parser.parse_args(argv)
     for model in options.models:
@@ -47,12 +49,20 @@ def run(
         # Over the line of progress.
         print(f"\rwrote {path}".ljust(60))
     if options.page:
-        files = sorted((DOCS / "data" / folder.format(options.target)).glob("*.json"))
-        if not files:
+        found = read(options.out / folder.format(options.target))
+        if not found:
             raise SystemExit(f"no measurements for {options.target}; run with --models first")
-        path = DOCS / page_name.format(options.target)
-        path.write_text(page(options.target, [json.loads(f.read_text()) for f in files]))
+        for file, data in found.items():
+            if draw is not None:
+                draw(options.target, data, file.with_suffix(".svg"))
+        path = options.out.parent / page_name.format(options.target)
+        path.write_text(page(options.target, list(found.values())))
         print(f"wrote {path}")
+
+
+def read(folder: Path) -> dict[Path, Any]:
+    """The contents of a folder's measurements, by file, in the order of the pages."""
+    return {file: json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
 
 
 def where(setting: Mapping[str, Any]) -> str:

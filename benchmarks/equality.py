@@ -161,7 +161,6 @@ def compare(
         problem.loss_fn, args, {}, argnums=problem.argnums, has_aux=problem.has_aux
     )
     bare = Region(plan.root.start, plan.root.stop)
-    stats = planned.memory_analysis()
     return Comparison(
         model=name,
         size=size,
@@ -171,10 +170,7 @@ def compare(
         budget_bytes=plan.certificate.budget_bytes,
         feasible=feasible,
         peak_bytes=plan.certificate.peak_bytes,
-        executed_peak_bytes=stats.argument_size_in_bytes
-        + stats.output_size_in_bytes
-        + stats.temp_size_in_bytes
-        - stats.alias_size_in_bytes,
+        executed_peak_bytes=_peak_bytes(planned),
         baseline_peak_bytes=plan.baseline_peak_bytes,
         num_checkpoints=plan.root.num_wrapped,
         loss=loss,
@@ -212,14 +208,27 @@ def _largest(array: Any) -> float:
     return float(np.abs(np.asarray(array, np.float64)).max(initial=0.0))
 
 
+def _peak_bytes(compiled: jax.stages.Compiled) -> int:
+    stats = compiled.memory_analysis()
+    assert stats is not None
+    return (
+        stats.argument_size_in_bytes
+        + stats.output_size_in_bytes
+        + stats.temp_size_in_bytes
+        - stats.alias_size_in_bytes
+    )
+
+
 def counted_flops(compiled: jax.stages.Compiled) -> float:
     """XLA's own count for an executable."""
-    return float(compiled.cost_analysis()["flops"])
+    analysis = compiled.cost_analysis()
+    assert analysis is not None
+    return float(analysis["flops"])
 
 
 def matrix_flops(compiled: jax.stages.Compiled) -> float:
     """Flops of the matrix products and convolutions in an executable's optimised HLO."""
-    module = parse_hlo(compiled.as_text())
+    module = parse_hlo(compiled.as_text() or "")
     return estimate_step(module, rates(jax_hremat.get_target("cpu"))).flops
 
 

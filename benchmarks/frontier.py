@@ -96,8 +96,8 @@ def _plan_beside(candidates: Candidates, hand: Row) -> Row | None:
         return None
 
 
-def _draw(target: str, data: Mapping[str, Any]) -> str:
-    """The frontier and the hand policies of one model, as a picture; its path below `docs/`."""
+def draw(target: str, data: Mapping[str, Any], path: Path) -> None:
+    """The frontier and the hand policies of one model, as a picture."""
     base = data["no_remat"]
 
     def points(rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
@@ -117,11 +117,9 @@ def _draw(target: str, data: Mapping[str, Any]) -> str:
     ax.set_xlim(left=0)
     ax.grid(alpha=0.25)
     ax.legend(frameon=False)
-    path = Path("data") / f"frontier-{target}" / f"{data['model']}.svg"
     # Without a date and with fixed names inside, equal data make an equal file.
     with rc_context({"svg.hashsalt": "jax_hremat"}):
-        figure.savefig(command.DOCS / path, metadata={"Date": None})
-    return str(path)
+        figure.savefig(path, metadata={"Date": None})
 
 
 def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
@@ -237,7 +235,6 @@ def _taken_off(data: Mapping[str, Any], slowdown: float) -> float:
 def _model_section(target: str, data: Mapping[str, Any]) -> list[str]:
     base_s = data["no_remat"]["step_s"]
     timings = data["timings_s"]
-    picture = _draw(target, data)
     planning_s = sum(timings.values()) + data["solve_s"] + data["certify_s"]
     lines = [
         "",
@@ -246,7 +243,8 @@ def _model_section(target: str, data: Mapping[str, Any]) -> list[str]:
         f"{data['description']}. Measured {data['date']}: {planning_s:.0f} s in all, "
         f"{data['num_steps']} whole steps compiled. Fixed: {mib(data['fixed_bytes'])} MiB.",
         "",
-        f"![Added step time over peak of {data['model']}]({picture})",
+        f"![Added step time over peak of {data['model']}]"
+        f"(data/frontier-{target}/{data['model']}.svg)",
         "",
         "| | certified peak MiB | est. step ms | over no remat |",
         "|---|---|---|---|",
@@ -264,7 +262,7 @@ def _model_section(target: str, data: Mapping[str, Any]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure the models named, or make the page."""
-    command.run(argv, __doc__, "frontier-{}", "frontier-{}.md", measure, page)
+    command.run(argv, __doc__, "frontier-{}", "frontier-{}.md", measure, page, draw)
 
 
 if __name__ == "__main__":

@@ -163,7 +163,7 @@ def _different(candidates: Candidates) -> list[Candidate]:
 def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     """The Markdown page made of all measurements."""
     pairs = [pair for data in found for pair in data["pairs"]]
-    rank = spearmanr([p["estimated_s"] for p in pairs], [p["measured"]["median_s"] for p in pairs])
+    rank = _rank_correlation([(p["estimated_s"], p["measured"]["median_s"]) for p in pairs])
     relative = [_relative(data) for data in found]
     errors = sorted(e / m - 1 for model in relative for e, m in model)
     within = sorted(abs(error) for error in errors)
@@ -180,7 +180,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         command.where(found[0]),
         "",
         f"{len(pairs)} pairs of a model and a plan. Rank correlation (Spearman) of estimated and "
-        f"measured time over all of them: {rank.statistic:.3f}. Most of that is the difference "
+        f"measured time over all of them: {rank:.3f}. Most of that is the difference "
         "between models; the table has it for the plans of each.",
         "",
         "The error that matters is that of a slowdown, since plans are only compared with each "
@@ -194,7 +194,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     ]
     for data, both in zip(found, relative, strict=True):
         estimated, measured = zip(*both, strict=True)
-        own = spearmanr(estimated, measured).statistic if len(both) > 2 else float("nan")
+        own = _rank_correlation(both)
         lines.append(
             f"| {data['model']} | {len(both)} | {own:.2f} | {min(measured):.2f} … "
             f"{max(measured):.2f} | {min(estimated):.2f} … {max(estimated):.2f} |"
@@ -230,6 +230,12 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
             )
     lines += command.models(found)
     return "\n".join(lines) + "\n"
+
+
+def _rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
+    """Spearman's; not a number for fewer than three pairs."""
+    found: Any = spearmanr(pairs) if len(pairs) > 2 else None
+    return float("nan") if found is None else float(found.statistic)
 
 
 def _relative(data: Mapping[str, Any]) -> list[tuple[float, float]]:

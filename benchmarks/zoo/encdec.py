@@ -185,7 +185,7 @@ def encdec_problem(name: str, remat: Remat | None = None, *, batch: int, **confi
 
     def loss_fn(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
         source, target = batch["source"], batch["target"]
-        logits = model.apply({"params": params}, source, target, rngs=dropout_rngs(batch))
+        logits: Any = model.apply({"params": params}, source, target, rngs=dropout_rngs(batch))
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, target)
         return losses.mean(where=target != _PAD)
 

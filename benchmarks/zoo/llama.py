@@ -148,7 +148,9 @@ class Llama(nn.Module):
         x = nn.Dropout(cfg.dropout, deterministic=not self.train)(x)
         rotation = rotation_of(tokens.shape[1], cfg.width // cfg.heads)
         if cfg.scan:
-            scan = nn.scan(
+            # Typed as if `in_axes` were a number only.
+            lift: Any = nn.scan
+            scan = lift(
                 lambda layer, x, rotation: (layer(x, rotation), None),
                 variable_axes={"params": 0},
                 split_rngs={"params": True, "dropout": True},

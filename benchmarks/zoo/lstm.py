@@ -186,7 +186,7 @@ def last_state_problem(
     model = LSTMClassifier(cfg, with_remat(Reader, remat, prevent_cse=False))
 
     def loss_fn(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
-        logits = model.apply({"params": params}, batch["tokens"], rngs=dropout_rngs(batch))
+        logits: Any = model.apply({"params": params}, batch["tokens"], rngs=dropout_rngs(batch))
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
         return losses.mean()
 

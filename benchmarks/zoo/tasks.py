@@ -96,7 +96,8 @@ def classification_problem(
 
     def loss_fn(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
         rngs = dropout_rngs(batch)
-        return loss_of(model.apply({"params": params}, batch["images"], rngs=rngs), batch)
+        logits: Any = model.apply({"params": params}, batch["images"], rngs=rngs)
+        return loss_of(logits, batch)
 
     def loss_and_statistics(
         params: Any, batch: dict[str, jax.Array], batch_stats: Any

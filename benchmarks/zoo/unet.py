@@ -158,7 +158,7 @@ def unet_problem(name: str, remat: Remat | None = None, *, batch: int, **config:
         time, noise = batch["time"], batch["noise"]
         angle = 0.5 * jnp.pi * time[:, None, None, None]
         noisy = jnp.cos(angle) * batch["images"] + jnp.sin(angle) * noise
-        predicted = model.apply({"params": params}, noisy, time, rngs=dropout_rngs(batch))
+        predicted: Any = model.apply({"params": params}, noisy, time, rngs=dropout_rngs(batch))
         return jnp.mean(jnp.square(predicted - noise))
 
     def init(key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
