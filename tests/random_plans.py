@@ -29,6 +29,7 @@ _UNARY = {
     "relu": jax.nn.relu,
     "softmax": jax.nn.softmax,
     "transpose": jnp.transpose,
+    "turn": lambda v: jnp.real(jnp.exp(1j * v) * (v + 1j)),
 }
 _BINARY = {"mul": jnp.multiply, "add": jnp.add, "matmul": jnp.matmul}
 

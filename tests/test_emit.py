@@ -38,7 +38,8 @@ def assert_same(actual: Any, expected: Any, tolerance: float = 2e-5) -> None:
         assert a.dtype == b.dtype and a.shape == b.shape
         if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
-        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        wide = np.complex128 if jnp.issubdtype(a.dtype, np.complexfloating) else np.float64
+        a, b = np.asarray(a, wide), np.asarray(b, wide)
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * (1 + np.abs(b).max()))
 
 
@@ -117,6 +118,18 @@ def a_while(w, x):
     return (jnp.sin(x @ w[1]) * scale).sum()
 
 
+def complex_values(w, x):
+    turn = jnp.exp(jax.lax.complex(-jnp.abs(w[0]), w[1]))
+
+    def body(state, one):
+        state = jnp.tanh(state @ turn) + one
+        return state, jnp.real(state * jnp.conj(state))
+
+    mixed = (x @ turn) * jnp.conj(x @ w[0] + 1j)
+    state, powers = jax.lax.scan(body, mixed[0], mixed)
+    return jnp.abs(state).sum() + powers.mean(), state
+
+
 def own_checkpoint_and_gradient(w, x):
     @jax.checkpoint
     def block(x, one):
@@ -141,7 +154,7 @@ class Case(NamedTuple):
     tolerance: float
 
 
-AUXILIARY = (typed_dropout_keys, auxiliary_outputs, a_scan)
+AUXILIARY = (typed_dropout_keys, auxiliary_outputs, a_scan, complex_values)
 CASES = (
     *AUXILIARY,
     a_custom_vjp,
@@ -248,6 +261,20 @@ def test_any_small_program_under_any_tree_of_regions(loss, data):
     root = data.draw(region_trees(program))
     emitted = emit(program, root)
     assert_same(jax.value_and_grad(emitted, (0, 1))(*args), jax.value_and_grad(loss, (0, 1))(*args))
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda p: p.__name__)
+def test_complex_parameters(plan):
+    def loss(w, x):
+        return jnp.abs(jnp.tanh(x @ w) @ w).sum()
+
+    args = (
+        jax.lax.complex(normal(WIDTH, WIDTH), normal(WIDTH, WIDTH + 1)[:, 1:]),
+        normal(3, WIDTH),
+    )
+    program = trace_loss(loss, args, {})
+    emitted = emit(program, plan(program))
+    assert_same(jax.value_and_grad(emitted)(*args), jax.value_and_grad(loss)(*args))
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda p: p.__name__)

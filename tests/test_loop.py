@@ -85,6 +85,22 @@ def assert_same_step(program: Program, inputs: list[jax.Array], root: Region) ->
         np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("segments", [(), (4,), (6, 2)])
+def test_a_complex_carry(segments: tuple[int, ...]) -> None:
+    def loss(w: jax.Array, xs: jax.Array) -> jax.Array:
+        def body(h: jax.Array, x: jax.Array) -> Any:
+            h = jnp.exp(jax.lax.complex(-w * w, w)) * h + x
+            return h, jnp.abs(h)
+
+        h, ys = jax.lax.scan(body, jnp.zeros(WIDTH, np.complex64), xs)
+        return (ys * ys).sum() + jnp.real(h).sum()
+
+    inputs = [jnp.linspace(0.1, 1.0, WIDTH), jnp.ones((13, WIDTH))]
+    program = trace_loss(loss, tuple(inputs), {}, argnums=(0, 1))
+    body = Region(0, body_of(program).num_operations, wrapped=True)
+    assert_same_step(program, inputs, in_mode(program, Loop(body, segments)))
+
+
 # Every body mode and every kind of segments, forward and reverse, leftover steps in two levels.
 CASES = [
     (False, 0, (4,)),

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.ad_checkpoint import checkpoint_name
 
 from jax_hremat._program.bodies import branch_bodies, scan_body
+from jax_hremat._program.checkpoint import checkpoint, checkpoint_name
 from jax_hremat._program.loop import run_scan
 from jax_hremat._program.region import Loop, Region
 from jax_hremat._program.trace import Program, is_inexact
@@ -188,7 +188,7 @@ class _Emitter:
         inputs, outputs = self._boundary(region)
         names = [self._name(op, k) for op, k in region.saved]
         policy = jax.checkpoint_policies.save_only_these_names(*names) if names else None
-        wrapped = jax.checkpoint(
+        wrapped = checkpoint(
             self.function(region, inputs, outputs, saved),
             policy=policy,
             prevent_cse=inside.prevents_cse,

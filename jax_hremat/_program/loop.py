@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_hremat._program.checkpoint import checkpoint
 from jax_hremat._shared import compat
 
 
@@ -64,7 +65,7 @@ def run_scan(
             def run(consts: list[Any], carry: list[Any], xs: list[Any]) -> Any:
                 return in_segments(consts, carry, xs, length, segments[1:], False)
 
-            return jax.checkpoint(run, prevent_cse=prevent_cse)
+            return checkpoint(run, prevent_cse=prevent_cse)
 
         def leftover(carry: list[Any]) -> tuple[list[Any], list[Any]]:
             tail = [x[count * size :] for x in xs]
