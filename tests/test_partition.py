@@ -113,6 +113,53 @@ def test_only_the_stream_crosses_between_blocks(layers: str) -> None:
         assert crossing(graph, block.start) == [f"f32[{BATCH},{LENGTH},{WIDE}]"]
 
 
+def dense(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jax.nn.gelu(x @ w)
+
+
+def residual(x: jax.Array, w: jax.Array) -> jax.Array:
+    return x + jax.nn.softmax(x @ w)
+
+
+@pytest.mark.parametrize("layer", [dense, residual])
+def test_plain_layers_are_cut_apart_though_the_width_never_rises(layer: Any) -> None:
+    def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        for w in weights:
+            x = layer(x, w)
+        return (x * x).mean()
+
+    graph = graph_of(loss, [struct(WIDE, WIDE)] * 6, struct(BATCH, WIDE))
+    partition = partition_graph(graph, partition_by_width)
+    assert_covers(graph, partition)
+    heavy = [op.id for op in graph.operations if op.primitive == "dot_general"]
+    assert all(sum(b.start <= op < b.stop for op in heavy) <= 1 for b in partition.blocks)
+    for block in partition.blocks[1:]:
+        assert crossing(graph, block.start) == [f"f32[{BATCH},{WIDE}]"]
+    assert len(partition.unique) <= 5
+
+
+def test_ever_narrower_layers_are_cut_apart() -> None:
+    def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        for w in weights:
+            x = dense(x, w)
+        return (x * x).mean()
+
+    weights = [struct(256 >> i, 128 >> i) for i in range(5)]
+    graph = graph_of(loss, weights, struct(BATCH, 256))
+    assert len(partition_graph(graph, partition_by_width).blocks) >= 5
+
+
+def test_plain_layers_between_others_are_cut_apart() -> None:
+    def loss(weights: list[Any], x: jax.Array) -> jax.Array:
+        for w in weights:
+            x = dense(x, w) if isinstance(w, jax.Array) else LAYERS["m"][0](x, w)
+        return (x * x).mean()
+
+    weights = [MLP, MLP, *[struct(WIDE, WIDE)] * 4, MLP, MLP]
+    graph = graph_of(loss, weights, struct(BATCH, WIDE))
+    assert len(partition_graph(graph, partition_by_width).blocks) >= 7
+
+
 def test_equal_layers_are_one_kind_whatever_their_names() -> None:
     names = ["encoder", "Dense_0", "x", "block/17", "last"]
     plain, named = stack("mmmmm"), stack("mmmmm", names)

@@ -27,10 +27,12 @@ from jax_hremat import (
     UnsupportedProgramError,
 )
 from jax_hremat._compiler.target import get_target
+from jax_hremat._cost.certify import compile_step
 from jax_hremat._planner.bench import Workbench, prepare
 from jax_hremat._planner.candidates import NO_SOLVE, Candidates
 from jax_hremat._planner.goals import Terms, plan_for
 from jax_hremat._planner.rounds import Rounds
+from jax_hremat._program.region import Region
 from jax_hremat._program.step import own_step
 from jax_hremat._program.trace import trace_loss
 from jax_hremat._schedule.chain import Ties, selection_region
@@ -157,6 +159,28 @@ def test_where_the_solver_finds_nothing_a_plan_by_hand_that_fits_is_returned(
     assert best is not None
     assert best.peak_bytes <= least.peak_bytes
     assert best.step_s <= least.step_s
+
+
+def test_plain_dense_layers_are_planned_no_worse_than_wrapped_by_hand() -> None:
+    def loss(layer: Callable[..., Any]) -> Callable[..., Any]:
+        def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+            for w in weights:
+                x = layer(x, w)
+            return (x * x).mean()
+
+        return loss
+
+    def dense(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax.nn.gelu(x @ w)
+
+    args = ([struct(WIDE, WIDE)] * 6, struct(64 * BATCH, WIDE))
+    by_hand = trace_loss(loss(jax.checkpoint(dense)), args, {})
+    hand = compile_step(own_step(by_hand), Region(0, by_hand.num_operations), get_target("cpu"))
+    plan = jax_hremat.plan_remat(
+        loss(dense), budget=hand.memory.peak_bytes, target="cpu", config=QUICK
+    )(*args)
+    assert plan.certificate.peak_bytes <= hand.memory.peak_bytes
+    assert plan.estimated_step_s <= hand.step_s
 
 
 @pytest.mark.parametrize("margin", [1.0, 1.06])

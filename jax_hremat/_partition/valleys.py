@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 
 from jax_hremat._partition.blocks import Block, make_block
-from jax_hremat._partition.width import narrow_cuts, widths
+from jax_hremat._partition.width import narrow_cuts, narrow_ends, widths
 from jax_hremat._program.graph import Graph
 
 # A boundary is a valley of the width if the width on either side rises to this many times it.
 _PROMINENCE = 1.2
+# So many positions in a row without a peak between them are a stack of layers.
+_STACK = 3
 
 
 def partition_by_width(graph: Graph) -> list[int]:
@@ -19,10 +23,18 @@ def partition_by_width(graph: Graph) -> list[int]:
     The width at a position is the bytes of the values made before it and read after it, long
     skip connections left out. Between any two heavy operations (matrix products, convolutions,
     loops, opaque calls) the narrowest position stands for all; of those, the ones where the
-    width rises by `_PROMINENCE` on both sides are the boundaries. The rule only looks at what
-    is near, so equal stretches of a program are cut alike and need no search for repetition.
+    width rises by `_PROMINENCE` on both sides are the boundaries. Where it stays low for a while,
+    all the positions are. The rule only looks at what is near, so equal stretches of a program are
+    cut alike and need no search for repetition.
+
+    Along plain dense layers there is no peak and so no valley. They are cut before and after what
+    is done element by element between them, such as an activation.
     """
-    cuts = [0, *_valleys(widths(graph), narrow_cuts(graph)), len(graph.operations)]
+    width, narrowest = widths(graph), narrow_cuts(graph)
+    inner = _valleys(width, narrowest)
+    if not inner and _is_plain_stack(width, narrowest):
+        inner = [p for p in narrow_ends(graph) if p > 0]
+    cuts = [0, *inner, len(graph.operations)]
     blocks = [make_block(graph, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
     return [block.start for block in _split_off_known(graph, blocks)]
 
@@ -54,20 +66,32 @@ def _split_off_known(graph: Graph, blocks: Sequence[Block]) -> list[Block]:
 
 
 def _valleys(width: Sequence[int], narrowest: Sequence[int]) -> list[int]:
-    """Positions of the prominent minima of the width, in order."""
-    valleys: list[int] = []
-    low: int | None = None
+    """Positions of the prominent minima of the width, in order: the narrowest of each, or a stack
+    of them that are about as narrow."""
+    found: list[int] = []
+    # Positions since the width fell; none while it has only risen.
+    fallen: list[int] = []
     high = 0
     for position in narrowest:
         here = width[position]
-        if low is not None and here >= _PROMINENCE * width[low]:
-            valleys.append(low)
-            low, high = None, here
-        elif low is None and high >= _PROMINENCE * here:
-            low = position
-        elif low is not None and here < width[low]:
-            low = position
-        if low is None:
+        low = min((width[p] for p in fallen), default=math.inf)
+        if fallen and here >= _PROMINENCE * low:
+            floor = [p for p in fallen if width[p] <= _PROMINENCE * low]
+            found += floor if len(floor) >= _STACK else [min(floor, key=lambda p: width[p])]
+            fallen, high = [], here
+        elif fallen or high >= _PROMINENCE * here:
+            fallen.append(position)
+        else:
             high = max(high, here)
     # After the last heavy operation comes the loss: nothing rises again, nothing is cut.
-    return [v for v in valleys if v > 0]
+    return [v for v in found if v > 0]
+
+
+def _is_plain_stack(width: Sequence[int], narrowest: Sequence[int]) -> bool:
+    """Whether there are several layers, and the width of none is a peak: higher by the prominence
+    than one before it and one after it."""
+    heights = [width[p] for p in narrowest if p > 0]
+    before = accumulate(heights, min)
+    after = reversed(list(accumulate(reversed(heights), min)))
+    peak = any(h >= _PROMINENCE * max(b, a) for h, b, a in zip(heights, before, after, strict=True))
+    return len(heights) >= _STACK and not peak

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import accumulate
 
 from jax_hremat._program.graph import Graph
@@ -36,14 +35,21 @@ def widths(graph: Graph) -> list[int]:
 
 
 def narrow_cuts(graph: Graph) -> list[int]:
-    """The narrowest position between every two heavy operations, in order."""
+    """The last of the narrowest positions between every two heavy operations, in order: what
+    follows a block element by element, such as an activation, belongs to it, or XLA would hold its
+    argument and its result."""
+    return [positions[-1] for positions in _narrowest(graph)]
+
+
+def narrow_ends(graph: Graph) -> list[int]:
+    """The first and the last of those positions, each once: where layer follows layer, before and
+    after what is done element by element."""
+    return sorted({end for positions in _narrowest(graph) for end in (positions[0], positions[-1])})
+
+
+def _narrowest(graph: Graph) -> list[list[int]]:
     heavy, width = heavy_operations(graph), widths(graph)
     edges = [0, *(h + 1 for h in heavy)]
-    return [_narrowest(width, a, b) for a, b in zip(edges, heavy, strict=False)]
-
-
-def _narrowest(width: Sequence[int], first: int, last: int) -> int:
-    """The last of the narrowest positions: what follows a block element by element, such as an
-    activation, belongs to it, or XLA would hold its argument and its result."""
-    least = min(width[first : last + 1])
-    return max(i for i in range(first, last + 1) if width[i] == least)
+    stretches = [range(a, b + 1) for a, b in zip(edges, heavy, strict=False)]
+    least = [min(width[i] for i in stretch) for stretch in stretches]
+    return [[i for i in s if width[i] == w] for s, w in zip(stretches, least, strict=True)]
