@@ -30,8 +30,8 @@ class Exchange:
     """What one device sends in one collective.
 
     Attributes:
-      sent_bytes: Bytes.
-      across_hosts: Whether some of the devices that exchange are on different hosts.
+        sent_bytes: Bytes.
+        across_hosts: Whether some of the devices that exchange are on different hosts.
     """
 
     sent_bytes: float
@@ -44,12 +44,12 @@ def exchange_of(
     """What a collective sends.
 
     Args:
-      instruction: A collective, or what starts one.
-      given_bytes: Bytes of its operands.
-      devices_per_host: Devices `0 … n − 1` are on the first host, and so on.
+        instruction: A collective, or what starts one.
+        given_bytes: Bytes of its operands.
+        devices_per_host: Devices `0 … n − 1` are on the first host, and so on.
 
     Returns:
-      None if the text names its groups in a way that is not known.
+        None if the text names its groups in a way that is not known.
     """
     groups = groups_of(instruction)
     if groups is None:

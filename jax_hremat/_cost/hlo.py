@@ -4,6 +4,8 @@ Only what time and memory estimates need is kept. The tables of file names and s
 frames are skipped; attributes stay text and are looked up on demand.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -58,16 +60,16 @@ class Shape:
     """The shape of a value: an array, or a tuple of shapes.
 
     Attributes:
-      dtype: HLO element type such as ``"bf16"``; ``"tuple"`` for a tuple.
-      dims: Array dimensions, outermost logical dimension first; a bound for dynamic ones.
-      elements: Shapes of a tuple's elements; empty for an array.
-      element_bits: Bits one element takes in memory; 0 for a tuple.
-      memory_space: The layout's memory space; 0 is the device's own, 5 the host's.
+        dtype: HLO element type such as ``"bf16"``; ``"tuple"`` for a tuple.
+        dims: Array dimensions, outermost logical dimension first; a bound for dynamic ones.
+        elements: Shapes of a tuple's elements; empty for an array.
+        element_bits: Bits one element takes in memory; 0 for a tuple.
+        memory_space: The layout's memory space; 0 is the device's own, 5 the host's.
     """
 
     dtype: str
     dims: tuple[int, ...] = ()
-    elements: tuple["Shape", ...] = ()
+    elements: tuple[Shape, ...] = ()
     element_bits: int = 0
     memory_space: int = 0
 
@@ -94,7 +96,7 @@ class Shape:
         return (prod(self.dims) * self.element_bits + 7) // 8
 
     @property
-    def leaves(self) -> tuple["Shape", ...]:
+    def leaves(self) -> tuple[Shape, ...]:
         """The array shapes of a nested tuple in order; the shape itself if an array."""
         if not self.is_tuple:
             return (self,)
@@ -106,15 +108,15 @@ class Instruction:
     """One HLO instruction.
 
     Attributes:
-      name: Its name, unique in its computation, without the leading ``%``.
-      opcode: HLO opcode such as ``"fusion"``.
-      shape: Shape of the result.
-      operands: Names of the operands, repeats kept. For ``parameter`` and ``constant`` empty.
-      called: Names of the computations it calls, in the order printed.
-      attributes: Everything printed behind the operand list.
-      op_name: The traced operation it comes from; ``""`` when unknown.
-      is_root: Whether its result is its computation's.
-      literal: What stands between the parentheses of a ``parameter`` or ``constant``.
+        name: Its name, unique in its computation, without the leading ``%``.
+        opcode: HLO opcode such as ``"fusion"``.
+        shape: Shape of the result.
+        operands: Names of the operands, repeats kept. For ``parameter`` and ``constant`` empty.
+        called: Names of the computations it calls, in the order printed.
+        attributes: Everything printed behind the operand list.
+        op_name: The traced operation it comes from; ``""`` when unknown.
+        is_root: Whether its result is its computation's.
+        literal: What stands between the parentheses of a ``parameter`` or ``constant``.
     """
 
     name: str
@@ -160,9 +162,9 @@ class Computation:
     """A list of instructions, in schedule order where the module is scheduled.
 
     Attributes:
-      name: Its name, without the leading ``%``.
-      instructions: In the order printed.
-      root: The instruction whose result is the computation's.
+        name: Its name, without the leading ``%``.
+        instructions: In the order printed.
+        root: The instruction whose result is the computation's.
     """
 
     name: str
@@ -174,7 +176,7 @@ class Computation:
         """The instruction of that name.
 
         Raises:
-          KeyError: There is none.
+            KeyError: There is none.
         """
         return self._by_name[name]
 
@@ -193,9 +195,9 @@ class OutputAlias:
     """An output stored in a parameter's memory, as donation asks for.
 
     Attributes:
-      output_index: Path into the result tuple; ``()`` for a result that is no tuple.
-      parameter: Number of the parameter.
-      parameter_index: Path into that parameter.
+        output_index: Path into the result tuple; ``()`` for a result that is no tuple.
+        parameter: Number of the parameter.
+        parameter_index: Path into that parameter.
     """
 
     output_index: tuple[int, ...]
@@ -208,10 +210,10 @@ class HloModule:
     """A compiled program.
 
     Attributes:
-      name: The module's name, such as ``"jit_loss"``.
-      entry: The computation that runs.
-      computations: All computations by name, the entry included.
-      output_aliases: Outputs that take over a donated parameter's memory.
+        name: The module's name, such as ``"jit_loss"``.
+        entry: The computation that runs.
+        computations: All computations by name, the entry included.
+        output_aliases: Outputs that take over a donated parameter's memory.
     """
 
     name: str
@@ -244,14 +246,14 @@ def parse_hlo(text: str) -> HloModule:
     """Reads the text of one HLO module.
 
     Args:
-      text: What ``compiled.as_text()`` returns, long form, any backend.
+        text: What ``compiled.as_text()`` returns, long form, any backend.
 
     Returns:
-      The module; instructions stand in the order printed, which is the schedule when the
-      module says ``is_scheduled=true``.
+        The module; instructions stand in the order printed, which is the schedule when the
+        module says ``is_scheduled=true``.
 
     Raises:
-      HloParseError: A line has no known form, or the entry computation is missing.
+        HloParseError: A line has no known form, or the entry computation is missing.
 
     Unchecked: that operands exist and that shapes fit their opcodes.
     """
@@ -287,12 +289,12 @@ def in_place_operands(
     one of its parameters; custom calls say so in ``output_to_operand_aliasing``.
 
     Args:
-      module: Where fused computations are looked up.
-      instruction: Any instruction of the module.
+        module: Where fused computations are looked up.
+        instruction: Any instruction of the module.
 
     Returns:
-      Triples of the output's leaf number, the operand's number and the instruction that
-      does the writing (the inner one of a fusion).
+        Triples of the output's leaf number, the operand's number and the instruction that
+        does the writing (the inner one of a fusion).
     """
     if instruction.opcode in ("dynamic-update-slice", "scatter"):
         return ((0, 0, instruction),)

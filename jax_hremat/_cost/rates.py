@@ -13,16 +13,16 @@ class Rates:
     """What a device sustains; peak numbers times the share reached in practice.
 
     Attributes:
-      flops_per_s: Matrix-unit rate by the HLO type of a matmul's operands. A type that is
-        missing runs at ``vector_flops_per_s``.
-      vector_flops_per_s: Rate of everything that is no matmul or convolution.
-      bytes_per_s: Memory bandwidth, reads and writes together.
-      launch_s: Time one kernel costs even when it does nothing.
-      convolution_flops_per_s: Likewise of a convolution's. A type that is missing runs at the
-        rate of a matmul.
-      link_bytes_per_s: What a device sends to others of its host; None if it is not known.
-      network_bytes_per_s: What it sends to other hosts, likewise.
-      host_bytes_per_s: What it sends to its host's memory, or receives from it, likewise.
+        flops_per_s: Matrix-unit rate by the HLO type of a matmul's operands. A type that is
+            missing runs at ``vector_flops_per_s``.
+        vector_flops_per_s: Rate of everything that is no matmul or convolution.
+        bytes_per_s: Memory bandwidth, reads and writes together.
+        launch_s: Time one kernel costs even when it does nothing.
+        convolution_flops_per_s: Likewise of a convolution's. A type that is missing runs at the
+            rate of a matmul.
+        link_bytes_per_s: What a device sends to others of its host; None if it is not known.
+        network_bytes_per_s: What it sends to other hosts, likewise.
+        host_bytes_per_s: What it sends to its host's memory, or receives from it, likewise.
     """
 
     flops_per_s: Mapping[str, float]

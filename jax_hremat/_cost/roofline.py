@@ -22,14 +22,14 @@ class KernelCost:
     """One kernel of the schedule, all its executions together.
 
     Attributes:
-      name: The instruction's name.
-      opcode: Its opcode; a custom call's is followed by its target.
-      op_name: The traced operation it comes from.
-      flops: Matrix flops.
-      vector_flops: All other flops.
-      bytes: Bytes read and written.
-      time_s: Seconds of all executions.
-      executions: How often it runs in one step; more than once inside a loop.
+        name: The instruction's name.
+        opcode: Its opcode; a custom call's is followed by its target.
+        op_name: The traced operation it comes from.
+        flops: Matrix flops.
+        vector_flops: All other flops.
+        bytes: Bytes read and written.
+        time_s: Seconds of all executions.
+        executions: How often it runs in one step; more than once inside a loop.
     """
 
     name: str
@@ -58,14 +58,14 @@ class Roofline:
     """The estimate for one execution of a module.
 
     Attributes:
-      time_s: Sum of the kernels' times, in seconds.
-      flops: Matrix flops.
-      vector_flops: All other flops.
-      bytes: Bytes read and written.
-      kernels: In schedule order, loop bodies in place of their loop.
-      unknown: What the estimate leaves out, by opcode, and how often it occurs in the
-        text: flops of unknown operations, collectives and transfers to the host where the
-        target has no rate for them, and loops of unknown length (counted as one pass).
+        time_s: Sum of the kernels' times, in seconds.
+        flops: Matrix flops.
+        vector_flops: All other flops.
+        bytes: Bytes read and written.
+        kernels: In schedule order, loop bodies in place of their loop.
+        unknown: What the estimate leaves out, by opcode, and how often it occurs in the
+            text: flops of unknown operations, collectives and transfers to the host where the
+            target has no rate for them, and loops of unknown length (counted as one pass).
     """
 
     time_s: float
@@ -80,14 +80,14 @@ def estimate_step(module: HloModule, rates: Rates) -> Roofline:
     """Estimates one execution of a compiled module.
 
     Args:
-      module: An optimised, scheduled module.
-      rates: What the device sustains.
+        module: An optimised, scheduled module.
+        rates: What the device sustains.
 
     Returns:
-      Times in seconds, arithmetic in flops (a multiply-add is two), traffic in bytes.
+        Times in seconds, arithmetic in flops (a multiply-add is two), traffic in bytes.
 
     Raises:
-      KeyError: The text names an instruction or a computation that it does not contain.
+        KeyError: The text names an instruction or a computation that it does not contain.
 
     A collective or a transfer to the host that the schedule starts and later waits for runs
     beside the kernels in between, one at a time; a device sends round a ring.

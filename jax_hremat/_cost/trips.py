@@ -15,9 +15,9 @@ def trip_count(module: HloModule, computation: Computation, loop: Instruction) -
     one scalar of its state from a constant by a constant up to a constant.
 
     Args:
-      module: The loop's module.
-      computation: Where the loop stands.
-      loop: A ``while`` instruction.
+        module: The loop's module.
+        computation: Where the loop stands.
+        loop: A ``while`` instruction.
     """
     known = _TRIP_COUNT.search(loop.attributes)
     if known:
