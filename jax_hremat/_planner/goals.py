@@ -92,6 +92,7 @@ def _plan(
 ) -> RematPlan:
     bench = candidates.bench
     certificate = certificate_of(best.step, bench.target, budget_bytes, terms)
+    num_layouts = 0 if bench.step.mesh is None else 1
     spent_s = {stage: s - before_s[stage] for stage, s in candidates.timings_s.items()}
     return RematPlan(
         root=best.root,
@@ -123,7 +124,7 @@ def _plan(
         unpriced=MappingProxyType(dict(best.step.unknown)),
         num_compiles=MappingProxyType(
             {
-                "steps": candidates.num_compiled,
+                "steps": candidates.num_compiled + num_layouts,
                 "blocks": 0 if bench.config.cost == "analytic" else bench.costs.num_measured,
             }
         ),

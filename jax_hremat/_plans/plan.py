@@ -119,7 +119,8 @@ class RematPlan:
         baseline_moments: The same without rematerialization.
         unpriced: Operations of the compiled step that the estimates leave out, with their number:
             custom calls of unknown cost, for instance, and the network's time of collectives.
-        num_compiles: Programs compiled to make the plan: whole steps, and blocks in one mode.
+        num_compiles: Programs compiled to make the plan: whole steps, that for the layout on a
+            mesh among them, and blocks in one mode.
         timings_s: Seconds of planning: trace, partition, cost, solve, certify.
     """
 
