@@ -24,9 +24,9 @@ import numpy as np
 import jax_hremat
 from benchmarks import zoo
 from jax_hremat._compiler.compile import compiler_versions
-from jax_hremat._cost.hlo import parse_hlo
-from jax_hremat._cost.rates import rates
-from jax_hremat._cost.roofline import estimate_step
+from jax_hremat._compiler.rates import rates
+from jax_hremat._hlo.parse import parse_hlo
+from jax_hremat._hlo.roofline import estimate_step
 from jax_hremat._program.graph import build_graph
 from jax_hremat._program.region import Region
 from jax_hremat._program.replay import replay

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from jax_hremat._cost.collectives import exchange_of, groups_of
-from jax_hremat._cost.hlo import Instruction, Shape, parse_hlo
-from jax_hremat._cost.rates import Rates
-from jax_hremat._cost.roofline import estimate_step
+from jax_hremat._compiler.rates import Rates
+from jax_hremat._hlo.collectives import exchange_of, groups_of
+from jax_hremat._hlo.parse import Instruction, Shape, parse_hlo
+from jax_hremat._hlo.roofline import estimate_step
 
 RATES = Rates(
     flops_per_s={},

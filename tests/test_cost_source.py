@@ -15,11 +15,11 @@ from random_plans import WIDTH, losses, struct
 
 import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig
+from jax_hremat._compiler.rates import Rates, rates
 from jax_hremat._compiler.target import get_target
 from jax_hremat._cost.analytic import analytic_cost
 from jax_hremat._cost.block_step import block_step
 from jax_hremat._cost.mode_cost import ModeCost
-from jax_hremat._cost.rates import Rates, rates
 from jax_hremat._partition.blocks import make_block
 from jax_hremat._program.graph import build_graph
 from jax_hremat._program.region import Region

@@ -8,8 +8,8 @@ import pytest
 
 from jax_hremat._compiler.compile import compile_flat
 from jax_hremat._compiler.target import get_target
-from jax_hremat._cost.hlo import parse_hlo
-from jax_hremat._cost.liveness import buffer_timeline
+from jax_hremat._hlo.liveness import buffer_timeline
+from jax_hremat._hlo.parse import parse_hlo
 from jax_hremat._shared.errors import TargetUnavailableError
 
 KIB = 1024  # f32[256]

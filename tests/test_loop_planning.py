@@ -11,8 +11,8 @@ import pytest
 
 import jax_hremat
 from jax_hremat import InfeasibleBudgetError, PlannerConfig, RematPlan, SearchConfig, SolverConfig
+from jax_hremat._compiler.rates import rates
 from jax_hremat._compiler.target import get_target
-from jax_hremat._cost.rates import rates
 from jax_hremat._modes.inner import BodySearch, near_divisor
 from jax_hremat._modes.loop_modes import _segments
 from jax_hremat._partition.blocks import partition_graph

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 from jax_hremat import CompilationError, SearchConfig, partition_by_width
+from jax_hremat._compiler.rates import rates
 from jax_hremat._compiler.target import get_target
 from jax_hremat._cost.mode_cost import ModeCost
-from jax_hremat._cost.rates import rates
 from jax_hremat._cost.source import block_prices
 from jax_hremat._modes.search import search_options
 from jax_hremat._partition.blocks import Block, partition_graph

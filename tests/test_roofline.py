@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import pytest
 
 from jax_hremat._compiler.compile import compile_flat
+from jax_hremat._compiler.rates import Rates
 from jax_hremat._compiler.target import get_target
-from jax_hremat._cost.hlo import parse_hlo
-from jax_hremat._cost.rates import Rates
-from jax_hremat._cost.roofline import estimate_step
-from jax_hremat._cost.trips import trip_count
+from jax_hremat._hlo.parse import parse_hlo
+from jax_hremat._hlo.roofline import estimate_step
+from jax_hremat._hlo.trips import trip_count
 from jax_hremat._shared.errors import TargetUnavailableError
 
 # Powers of ten, so that a term that is mixed up with another one shows.

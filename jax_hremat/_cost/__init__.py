@@ -1,1 +1,1 @@
-"""What a compiled program costs: its text, its time and its memory."""
+"""What a block in a mode costs, and the certificate of a whole step."""

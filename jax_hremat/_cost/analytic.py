@@ -13,9 +13,9 @@ from typing import Any
 
 import jax
 
+from jax_hremat._compiler.rates import MatrixUnit, Rates
 from jax_hremat._cost.block_step import MARK, BlockStep
 from jax_hremat._cost.mode_cost import ModeCost
-from jax_hremat._cost.rates import MatrixUnit, Rates
 from jax_hremat._program.flat import Equation, flatten, live_bytes
 from jax_hremat._program.graph import (
     FUSIBLE,

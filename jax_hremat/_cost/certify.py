@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from jax_hremat._compiler.cache import CompileCache
 from jax_hremat._compiler.compile import MemoryStats, compile_flat, without_launch_graphs
+from jax_hremat._compiler.rates import rates
 from jax_hremat._compiler.target import Target
-from jax_hremat._cost.buffer import Buffer
-from jax_hremat._cost.hlo import HloModule, parse_hlo
-from jax_hremat._cost.liveness import buffer_timeline
-from jax_hremat._cost.rates import rates
-from jax_hremat._cost.roofline import estimate_step
+from jax_hremat._hlo.buffer import Buffer
+from jax_hremat._hlo.liveness import buffer_timeline
+from jax_hremat._hlo.parse import HloModule, parse_hlo
+from jax_hremat._hlo.roofline import estimate_step
 from jax_hremat._program.emit import emit_flat
 from jax_hremat._program.mesh import DeviceMesh
 from jax_hremat._program.region import Region

@@ -13,14 +13,14 @@ from itertools import accumulate
 
 from jax_hremat._compiler.cache import CompileCache
 from jax_hremat._compiler.compile import compile_flat
+from jax_hremat._compiler.rates import rates
 from jax_hremat._compiler.target import Target
 from jax_hremat._cost.block_step import MARK, BlockStep
-from jax_hremat._cost.buffer import Buffer
-from jax_hremat._cost.hlo import HloModule, parse_hlo
-from jax_hremat._cost.liveness import buffer_timeline, reads_and_results
 from jax_hremat._cost.mode_cost import ModeCost
-from jax_hremat._cost.rates import rates
-from jax_hremat._cost.roofline import estimate_step
+from jax_hremat._hlo.buffer import Buffer
+from jax_hremat._hlo.liveness import buffer_timeline, reads_and_results
+from jax_hremat._hlo.parse import HloModule, parse_hlo
+from jax_hremat._hlo.roofline import estimate_step
 
 
 def compiled_cost(step: BlockStep, target: Target, cache: CompileCache | None = None) -> ModeCost:

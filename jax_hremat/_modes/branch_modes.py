@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from jax_hremat._compiler.rates import Rates
 from jax_hremat._cost.mode_cost import ModeCost
-from jax_hremat._cost.rates import Rates
 from jax_hremat._modes.block_modes import BlockOptions, SearchConfig, block_options
 from jax_hremat._modes.inner import BodySearch
 from jax_hremat._partition.blocks import Block

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 
+from jax_hremat._compiler.rates import Rates
 from jax_hremat._cost.analytic import operation_times_s
-from jax_hremat._cost.rates import Rates
 from jax_hremat._modes.block_modes import BlockSearch, SearchConfig
 from jax_hremat._modes.runs import PRICES, Run
 from jax_hremat._partition.blocks import make_block

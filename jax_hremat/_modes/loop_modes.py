@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from jax_hremat._compiler.rates import Rates
 from jax_hremat._cost.mode_cost import ModeCost
-from jax_hremat._cost.rates import Rates
 from jax_hremat._modes.block_modes import BlockOptions, SearchConfig, block_options
 from jax_hremat._modes.inner import BodySearch, near_divisor
 from jax_hremat._partition.blocks import Block

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
+from jax_hremat._compiler.rates import Rates
 from jax_hremat._cost.analytic import operation_times_s
 from jax_hremat._cost.mode_cost import ModeCost
-from jax_hremat._cost.rates import Rates
 from jax_hremat._cost.source import Price
 from jax_hremat._modes.block_modes import BlockOptions, BlockSearch, SearchConfig
 from jax_hremat._modes.branch_modes import BranchSearch

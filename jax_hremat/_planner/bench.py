@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from jax_hremat._compiler.cache import CompileCache
+from jax_hremat._compiler.rates import rates
 from jax_hremat._compiler.target import Target
 from jax_hremat._cost.certify import CompiledStep, StepCompiler
 from jax_hremat._cost.layout import inferred_layout
-from jax_hremat._cost.rates import rates
 from jax_hremat._cost.source import CostSource, block_prices
 from jax_hremat._modes.block_modes import BlockOptions, SearchConfig
 from jax_hremat._modes.option import Option

@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from jax_hremat._cost.aliases import Values, label
-from jax_hremat._cost.buffer import Buffer
-from jax_hremat._cost.hlo import Computation, HloModule, Instruction
+from jax_hremat._hlo.aliases import Values, label
+from jax_hremat._hlo.buffer import Buffer
+from jax_hremat._hlo.parse import Computation, HloModule, Instruction
 
 _ELEMENTWISE = frozenset(
     "abs add and bitcast bitcast-convert cbrt ceil clamp compare convert copy cosine divide erf"

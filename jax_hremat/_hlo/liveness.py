@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-from jax_hremat._cost.aliases import Key, Values, donations, flat_parameters, label
-from jax_hremat._cost.buffer import Buffer, Kind, own_temps
-from jax_hremat._cost.hlo import Computation, HloModule
-from jax_hremat._cost.packing import packed_bytes
-from jax_hremat._cost.reuse import borrowed, hand_overs_of, post_order, shortened
+from jax_hremat._hlo.aliases import Key, Values, donations, flat_parameters, label
+from jax_hremat._hlo.buffer import Buffer, Kind, own_temps
+from jax_hremat._hlo.packing import packed_bytes
+from jax_hremat._hlo.parse import Computation, HloModule
+from jax_hremat._hlo.reuse import borrowed, hand_overs_of, post_order, shortened
 
 _CALLERS = frozenset({"while", "conditional", "call", "async-start", "call-start"})
 _HOST_SPACE = 5

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
-from jax_hremat._cost.hlo import (
+from jax_hremat._hlo.parse import (
     Computation,
     HloModule,
     Instruction,

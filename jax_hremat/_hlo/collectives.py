@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from jax_hremat._cost.hlo import Instruction
+from jax_hremat._hlo.parse import Instruction
 
 # Bytes that leave one device in a group of n, for one byte that it puts in, where each sends round
 # a ring (Thakur, Rabenseifner and Gropp, 2005, section 4); what NCCL calls bus bandwidth.

@@ -3,7 +3,7 @@
 import re
 from math import ceil
 
-from jax_hremat._cost.hlo import Computation, HloModule, Instruction
+from jax_hremat._hlo.parse import Computation, HloModule, Instruction
 
 _TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 

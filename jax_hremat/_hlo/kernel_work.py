@@ -8,9 +8,9 @@ from math import log2, prod
 from types import MappingProxyType
 from typing import TypeVar
 
-from jax_hremat._cost.collectives import COLLECTIVES
-from jax_hremat._cost.hlo import Computation, HloModule, Instruction, Shape, in_place_operands
-from jax_hremat._cost.rates import MatrixUnit
+from jax_hremat._compiler.rates import MatrixUnit
+from jax_hremat._hlo.collectives import COLLECTIVES
+from jax_hremat._hlo.parse import Computation, HloModule, Instruction, Shape, in_place_operands
 
 _T = TypeVar("_T")
 

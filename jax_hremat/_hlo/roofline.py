@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from jax_hremat._compiler.rates import Rates
 from jax_hremat._compiler.target import DEVICES_PER_HOST
-from jax_hremat._cost.collectives import COLLECTIVES, exchange_of
-from jax_hremat._cost.hlo import Computation, HloModule, Instruction
-from jax_hremat._cost.kernel_work import work_of
-from jax_hremat._cost.rates import Rates
-from jax_hremat._cost.trips import trip_count
+from jax_hremat._hlo.collectives import COLLECTIVES, exchange_of
+from jax_hremat._hlo.kernel_work import work_of
+from jax_hremat._hlo.parse import Computation, HloModule, Instruction
+from jax_hremat._hlo.trips import trip_count
 
 
 @dataclass(frozen=True, slots=True)
