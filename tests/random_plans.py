@@ -35,11 +35,12 @@ _BINARY = {"mul": jnp.multiply, "add": jnp.add, "matmul": jnp.matmul}
 
 
 @st.composite
-def losses(draw: st.DrawFn) -> Any:
+def losses(draw: st.DrawFn, *, complex_values: bool = True) -> Any:
     """A scalar function of two matrices: a chain with skips, fan-out and shared weights."""
     steps = []
+    kinds = [k for k in (*_UNARY, *_BINARY) if complex_values or k != "turn"]
     for count in range(2, 2 + draw(st.integers(1, 7))):
-        kind = draw(st.sampled_from([*_UNARY, *_BINARY]))
+        kind = draw(st.sampled_from(kinds))
         # Mostly the newest value, so that the program is a chain with skips.
         newest = st.just(count - 1)
         operand = newest | st.integers(0, count - 1)

@@ -25,7 +25,8 @@ ValueKind = Literal["argument", "constant", "computed"]
 # What XLA fuses into its neighbours.
 FUSIBLE = frozenset(
     """abs add add_any and acos acosh asin asinh atan atan2 atanh bitcast_convert_type
-    broadcast_in_dim cbrt ceil clamp concatenate convert_element_type copy copy_p cos cosh div
+    broadcast_in_dim cbrt ceil clamp complex concatenate conj convert_element_type copy copy_p cos
+    cosh div
     eq erf erf_inv erfc exp exp2 expand_dims expm1 floor ge gt imag integer_pow iota is_finite
     le log log1p logistic lt max min mul name ne neg nextafter not one_minus_square or pad pow real
     reduce_precision rem reshape rev round rsqrt select_n shift_left
