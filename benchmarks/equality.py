@@ -23,7 +23,7 @@ import numpy as np
 
 import jax_hremat
 from benchmarks import zoo
-from jax_hremat._compiler.compile import compiler_versions
+from jax_hremat._compiler.compile import compiler_versions, memory_stats
 from jax_hremat._compiler.rates import rates
 from jax_hremat._hlo.parse import parse_hlo
 from jax_hremat._hlo.roofline import estimate_step
@@ -170,7 +170,7 @@ def compare(
         budget_bytes=plan.certificate.budget_bytes,
         feasible=feasible,
         peak_bytes=plan.certificate.peak_bytes,
-        executed_peak_bytes=_peak_bytes(planned),
+        executed_peak_bytes=memory_stats(planned).peak_bytes,
         baseline_peak_bytes=plan.baseline_peak_bytes,
         num_checkpoints=plan.root.num_wrapped,
         loss=loss,
@@ -206,17 +206,6 @@ def difference(actual: Any, expected: Any) -> Difference:
 
 def _largest(array: Any) -> float:
     return float(np.abs(np.asarray(array, np.float64)).max(initial=0.0))
-
-
-def _peak_bytes(compiled: jax.stages.Compiled) -> int:
-    stats = compiled.memory_analysis()
-    assert stats is not None
-    return (
-        stats.argument_size_in_bytes
-        + stats.output_size_in_bytes
-        + stats.temp_size_in_bytes
-        - stats.alias_size_in_bytes
-    )
 
 
 def counted_flops(compiled: jax.stages.Compiled) -> float:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from programs import jit_peak_bytes
 
 import jax_hremat
 from jax_hremat import (
@@ -70,16 +71,6 @@ def batch_of(size: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(1).normal(size=(size, WIDTH)), jnp.float32)
 
 
-def peak_of(step: Any, *args: Any) -> int:
-    memory = step.lower(*args).compile().memory_analysis()
-    return (
-        memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        + memory.temp_size_in_bytes
-        - memory.alias_size_in_bytes
-    )
-
-
 @pytest.fixture(scope="module")
 def fitted() -> jax_hremat.FittedStep:
     fit = jax_hremat.fit_step(make_step, loss_fn, budget=0.6, has_aux=True, **OPTIONS)
@@ -90,8 +81,8 @@ def test_the_whole_step_is_what_is_bounded(fitted: jax_hremat.FittedStep) -> Non
     plan, args = fitted.plan, (new_state(), batch_of(4096))
     options = jax_hremat.compiler_options("cpu")
     plain = jax.jit(make_step(loss_fn), donate_argnums=0, compiler_options=options)
-    assert plan.baseline_peak_bytes == peak_of(plain, *args)
-    assert plan.certificate.peak_bytes == peak_of(fitted.step, *args)
+    assert plan.baseline_peak_bytes == jit_peak_bytes(plain, *args)
+    assert plan.certificate.peak_bytes == jit_peak_bytes(fitted.step, *args)
     assert plan.certificate.peak_bytes <= plan.certificate.budget_bytes
     assert plan.certificate.budget_bytes == int(0.6 * plan.baseline_peak_bytes)
     assert plan.root.num_wrapped > 0

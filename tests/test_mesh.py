@@ -14,6 +14,7 @@ import optax
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from programs import jit_peak_bytes
 
 import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig, UnsupportedConfigError, UnsupportedProgramError
@@ -89,12 +90,6 @@ def jitted(fun: Any, params: Any) -> Any:
     )
 
 
-def compiled_peak_bytes(step: Any, *args: Any) -> int:
-    stats = step.lower(*args).compile().memory_analysis()
-    temp_and_arguments = stats.temp_size_in_bytes + stats.argument_size_in_bytes
-    return temp_and_arguments + stats.output_size_in_bytes - stats.alias_size_in_bytes
-
-
 def close(one: Any, other: Any) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), one, other)
 
@@ -113,8 +108,8 @@ def test_the_certificate_is_of_each_device_of_the_users_step(loss: Any, tmp_path
     assert jax_hremat.RematPlan.load(tmp_path / "plan.json") == plan
 
     planned = jitted(jax_hremat.apply_plan(loss, plan), args[0])
-    assert compiled_peak_bytes(planned, *args) == plan.certificate.peak_bytes
-    assert compiled_peak_bytes(jitted(loss, args[0]), *args) == plan.baseline_peak_bytes
+    assert jit_peak_bytes(planned, *args) == plan.certificate.peak_bytes
+    assert jit_peak_bytes(jitted(loss, args[0]), *args) == plan.baseline_peak_bytes
     close(planned(*filled(args)), jitted(loss, args[0])(*filled(args)))
 
 
@@ -125,7 +120,7 @@ def test_a_mesh_set_around_the_planning_is_the_arguments() -> None:
     with jax.set_mesh(MESH):
         plan = jax_hremat.plan_remat(loss, budget=0.8, **ON_CPU)(*arguments(MESH))
         planned = jitted(jax_hremat.apply_plan(loss, plan), arguments(MESH)[0])
-        assert compiled_peak_bytes(planned, *arguments(MESH)) == plan.certificate.peak_bytes
+        assert jit_peak_bytes(planned, *arguments(MESH)) == plan.certificate.peak_bytes
 
 
 def mapped(params: Any, x: jax.Array) -> jax.Array:
@@ -155,7 +150,7 @@ def test_a_map_over_the_devices_is_planned_for_others(target: str, around: bool)
     planned = jitted(jax_hremat.apply_plan(mapped, plan), args[0])
     close(planned(*filled(args)), jitted(mapped, args[0])(*filled(args)))
     if target == "cpu":
-        assert compiled_peak_bytes(planned, *args) == plan.certificate.peak_bytes
+        assert jit_peak_bytes(planned, *args) == plan.certificate.peak_bytes
 
 
 def test_a_gpu_of_a_mesh_takes_its_share_and_prices_what_it_exchanges() -> None:
@@ -199,7 +194,7 @@ def test_a_whole_training_step_on_a_mesh() -> None:
     assert plan.certificate.mesh is not None
     assert plan.root.num_wrapped > 0
     original = jax.jit(make_step(mlp))(state, batch)
-    assert compiled_peak_bytes(step, *args) == plan.certificate.peak_bytes
+    assert jit_peak_bytes(step, *args) == plan.certificate.peak_bytes
     close(step(state, batch), original)
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import plain_layers
 from random_plans import QUICK, WIDTH, losses, struct
 
 from jax_hremat._partition.blocks import (
@@ -123,12 +124,7 @@ def residual(x: jax.Array, w: jax.Array) -> jax.Array:
 
 @pytest.mark.parametrize("layer", [dense, residual])
 def test_plain_layers_are_cut_apart_though_the_width_never_rises(layer: Any) -> None:
-    def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
-        for w in weights:
-            x = layer(x, w)
-        return (x * x).mean()
-
-    graph = graph_of(loss, [struct(WIDE, WIDE)] * 6, struct(BATCH, WIDE))
+    graph = graph_of(plain_layers(layer), [struct(WIDE, WIDE)] * 6, struct(BATCH, WIDE))
     partition = partition_graph(graph, partition_by_width)
     assert_covers(graph, partition)
     heavy = [op.id for op in graph.operations if op.primitive == "dot_general"]
@@ -139,24 +135,17 @@ def test_plain_layers_are_cut_apart_though_the_width_never_rises(layer: Any) -> 
 
 
 def test_ever_narrower_layers_are_cut_apart() -> None:
-    def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
-        for w in weights:
-            x = dense(x, w)
-        return (x * x).mean()
-
     weights = [struct(256 >> i, 128 >> i) for i in range(5)]
-    graph = graph_of(loss, weights, struct(BATCH, 256))
+    graph = graph_of(plain_layers(dense), weights, struct(BATCH, 256))
     assert len(partition_graph(graph, partition_by_width).blocks) >= 5
 
 
 def test_plain_layers_between_others_are_cut_apart() -> None:
-    def loss(weights: list[Any], x: jax.Array) -> jax.Array:
-        for w in weights:
-            x = dense(x, w) if isinstance(w, jax.Array) else LAYERS["m"][0](x, w)
-        return (x * x).mean()
+    def layer(x: jax.Array, w: Any) -> jax.Array:
+        return mlp(x, w) if isinstance(w, dict) else dense(x, w)
 
     weights = [MLP, MLP, *[struct(WIDE, WIDE)] * 4, MLP, MLP]
-    graph = graph_of(loss, weights, struct(BATCH, WIDE))
+    graph = graph_of(plain_layers(layer), weights, struct(BATCH, WIDE))
     assert len(partition_graph(graph, partition_by_width).blocks) >= 7
 
 

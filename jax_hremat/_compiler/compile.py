@@ -150,7 +150,7 @@ def compile_flat(
     answer = cache.read(key, _decode) if cache else None
     if answer is None:
         executable = _build(lowered, target)
-        answer = (_memory_stats(executable, target), executable.as_text() or "")
+        answer = (memory_stats(executable), executable.as_text() or "")
         if cache:
             cache.write(key, {"memory": dataclasses.asdict(answer[0]), "hlo_text": answer[1]})
     memory, hlo_text = answer
@@ -161,6 +161,25 @@ def compile_flat(
         lower_s=lowered_s - started_s,
         compile_s=compiled_s - lowered_s,
         target_name=target.name,
+    )
+
+
+def memory_stats(executable: jax.stages.Compiled) -> MemoryStats:
+    """The memory of an executable, which need not be one of this module.
+
+    Raises:
+        TargetUnavailableError: XLA says nothing of it, as on some platforms.
+    """
+    stats = executable.memory_analysis()
+    if stats is None:
+        raise TargetUnavailableError(
+            "XLA gives no memory statistics for this platform in this version of JAX"
+        )
+    return MemoryStats(
+        argument_bytes=stats.argument_size_in_bytes,
+        output_bytes=stats.output_size_in_bytes,
+        temp_bytes=stats.temp_size_in_bytes,
+        alias_bytes=stats.alias_size_in_bytes,
     )
 
 
@@ -370,17 +389,3 @@ def _build(lowered: jax.stages.Lowered, target: Target) -> jax.stages.Compiled:
 def _abstract(aval: Any) -> jax.ShapeDtypeStruct:
     weak_type = getattr(aval, "weak_type", False)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak_type)
-
-
-def _memory_stats(executable: jax.stages.Compiled, target: Target) -> MemoryStats:
-    stats = executable.memory_analysis()
-    if stats is None:
-        raise TargetUnavailableError(
-            f"XLA gives no memory statistics for target {target.name!r} in this version of JAX"
-        )
-    return MemoryStats(
-        argument_bytes=stats.argument_size_in_bytes,
-        output_bytes=stats.output_size_in_bytes,
-        temp_bytes=stats.temp_size_in_bytes,
-        alias_bytes=stats.alias_size_in_bytes,
-    )

@@ -1,0 +1,30 @@
+"""What several tests plan, and what they read of a compiled step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+
+def plain_layers(layer: Callable[[jax.Array, Any], jax.Array]) -> Callable[..., jax.Array]:
+    """A loss of layers one after the other, each with its own weights."""
+
+    def loss(weights: list[Any], x: jax.Array) -> jax.Array:
+        for w in weights:
+            x = layer(x, w)
+        return (x * x).mean()
+
+    return loss
+
+
+def jit_peak_bytes(step: Any, *args: Any, **compile_options: Any) -> int:
+    """The peak of a user's own jitted step, as XLA says it."""
+    memory = step.lower(*args).compile(**compile_options).memory_analysis()
+    return (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        + memory.temp_size_in_bytes
+        - memory.alias_size_in_bytes
+    )
