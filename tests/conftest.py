@@ -13,12 +13,27 @@ import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from jax_hremat._compiler.compile import compile_flat  # noqa: E402
+from jax_hremat._compiler.target import Target, get_target  # noqa: E402
+from jax_hremat._shared.errors import TargetUnavailableError  # noqa: E402
+
 # For the tests of steps on a mesh; all others use the first.
 jax.config.update("jax_num_cpu_devices", 8)
 
 # No deadline: the first example of a test compiles, and takes many times what the others do.
 hypothesis.settings.register_profile("jax_hremat", deadline=None)
 hypothesis.settings.load_profile("jax_hremat")
+
+
+@pytest.fixture(scope="session")
+def h200() -> Target:
+    """The target, if something can be compiled for it here."""
+    target = get_target("h200")
+    try:
+        compile_flat(jax.numpy.tanh, [jax.ShapeDtypeStruct((4,), "float32")], target)
+    except TargetUnavailableError as error:
+        pytest.skip(f"nothing compiles for a GPU here: {error}")
+    return target
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

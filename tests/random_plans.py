@@ -29,16 +29,19 @@ _UNARY = {
     "relu": jax.nn.relu,
     "softmax": jax.nn.softmax,
     "transpose": jnp.transpose,
+    "pool": lambda v: jax.lax.reduce_window(v, -jnp.inf, jax.lax.max, (2, 2), (1, 1), "SAME"),
     "turn": lambda v: jnp.real(jnp.exp(1j * v) * (v + 1j)),
 }
+# Not emitted in a wrapped region as they are, so that more operations come of them.
+_REWRITTEN = ("pool", "turn")
 _BINARY = {"mul": jnp.multiply, "add": jnp.add, "matmul": jnp.matmul}
 
 
 @st.composite
-def losses(draw: st.DrawFn, *, complex_values: bool = True) -> Any:
+def losses(draw: st.DrawFn, *, rewritten: bool = True) -> Any:
     """A scalar function of two matrices: a chain with skips, fan-out and shared weights."""
     steps = []
-    kinds = [k for k in (*_UNARY, *_BINARY) if complex_values or k != "turn"]
+    kinds = [k for k in (*_UNARY, *_BINARY) if rewritten or k not in _REWRITTEN]
     for count in range(2, 2 + draw(st.integers(1, 7))):
         kind = draw(st.sampled_from(kinds))
         # Mostly the newest value, so that the program is a chain with skips.

@@ -21,16 +21,6 @@ CPU = get_target("cpu")
 GPU_NAMES = [name for name in list_targets() if name != "cpu"]
 
 
-@pytest.fixture(scope="module")
-def h200() -> Target:
-    target = get_target("h200")
-    try:
-        compile_flat(jnp.tanh, [Shape((4,), jnp.float32)], target)
-    except TargetUnavailableError as error:
-        pytest.skip(f"nothing compiles for a GPU here: {error}")
-    return target
-
-
 @pytest.fixture(params=["cpu", "h200"])
 def target(request: pytest.FixtureRequest) -> Target:
     return CPU if request.param == "cpu" else request.getfixturevalue("h200")

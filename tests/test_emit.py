@@ -6,6 +6,7 @@ import re
 from functools import cache
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +16,8 @@ from hypothesis import strategies as st
 from random_plans import WIDTH, losses, region_trees
 
 import jax_hremat
+from jax_hremat._compiler.compile import compile_flat
+from jax_hremat._compiler.target import Target
 from jax_hremat._program.emit import emit, emit_flat
 from jax_hremat._program.region import Region
 from jax_hremat._program.trace import Program, trace_call, trace_loss
@@ -139,6 +142,14 @@ def own_checkpoint_and_gradient(w, x):
     return (block(block(x, w[0]), w[1]) * slope).sum()
 
 
+def pools(w, x):
+    # The rectifier makes ties, of which the pool's gradient goes to one.
+    hidden = jax.nn.relu(x @ w[0])
+    highest = jax.lax.reduce_window(hidden, -jnp.inf, jax.lax.max, (2, 3), (1, 2), "SAME")
+    lowest = jax.lax.reduce_window(hidden, jnp.inf, jax.lax.min, (2, 1), (1, 1), "VALID")
+    return (highest**2).sum() + (lowest @ w[1]).sum()
+
+
 CONSTANT = np.linspace(0, 1, WIDTH, dtype=np.float32)
 
 
@@ -164,6 +175,7 @@ CASES = (
     a_branch,
     a_while,
     own_checkpoint_and_gradient,
+    pools,
     closed_over_constant,
 )
 
@@ -328,3 +340,53 @@ def test_with_nothing_wrapped_the_compiled_step_is_the_original_but_for_names() 
         return re.sub(r"[\w.-]+", lambda word: names.get(word[0], word[0]), text)
 
     assert compiled(emitted) == compiled(loss)
+
+
+class Stem(nn.Module):
+    """The beginning of a residual network."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nn.Conv(CHANNELS, (3, 3), dtype=x.dtype)(x)
+        x = nn.relu(nn.BatchNorm(use_running_average=False, dtype=x.dtype)(x))
+        return nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+
+
+class Images(nn.Module):
+    """A stem and layers, which keep more for the backward than the stem works with."""
+
+    remat: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = (nn.remat(Stem) if self.remat else Stem)(name="stem")(x)
+        for _ in range(16):
+            x = x + jnp.sin(nn.Dense(CHANNELS, dtype=x.dtype)(x))
+        return x
+
+
+CHANNELS = 16
+
+
+def test_a_wrapped_max_pool_keeps_no_zeros_through_the_step(h200: Target) -> None:
+    images = jax.ShapeDtypeStruct((32, 64, 64, CHANNELS), jnp.bfloat16)
+    variables = jax.eval_shape(Images().init, jax.random.key(0), images)
+
+    def traced(*, remat: bool) -> Program:
+        def loss(params: Any, stats: Any, x: jax.Array) -> Any:
+            model, given = Images(remat), {"params": params, "batch_stats": stats}
+            x, changed = model.apply(given, x, mutable="batch_stats")
+            return jnp.square(x.astype(jnp.float32)).mean(), changed
+
+        args = (variables["params"], variables["batch_stats"], images)
+        return trace_loss(loss, args, {}, has_aux=True)
+
+    def peak_bytes(program: Program, *children: Region) -> int:
+        flat = emit_flat(program, Region(0, program.num_operations, children=children))
+        return compile_flat(program.step(flat), program.in_avals, h200).memory.peak_bytes
+
+    program = traced(remat=False)
+    names = [eqn.primitive.name for eqn in compat.open_jaxpr(program.jaxpr).eqns]
+    stem = Region(0, names.index("reduce_window_max") + 1, wrapped=True)
+    written_bytes = peak_bytes(traced(remat=True))
+    assert peak_bytes(program, stem) <= written_bytes - 2 * (images.size * 2)

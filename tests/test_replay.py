@@ -271,8 +271,7 @@ def test_recomputed_operations_account_for_all_added_flops(data):
     if data.draw(st.booleans()):
         program = odd_program()
     else:
-        # Complex values go in and out of a region in two parts, which a derivative adds up.
-        loss = data.draw(losses(complex_values=False))
+        loss = data.draw(losses(rewritten=False))
         program = trace_loss(loss, (struct(4, 4), struct(4, 4)), {})
     found = replay(program, data.draw(region_trees(program, in_loops=False)))
     plain = replay(program, bare(program))

@@ -68,6 +68,7 @@ def make(
     crossings: list[Crossing],
     fixed: int = 10,
     last_recompute_ms: list[list[float]] | None = None,
+    shared: list[int] | None = None,
 ) -> Chain:
     return Chain(
         starts=tuple(4 * k for k in range(len(options))),
@@ -80,6 +81,7 @@ def make(
             if last_recompute_ms is None
             else tuple(tuple(r * 1e-3 for r in row) for row in last_recompute_ms)
         ),
+        shared_bytes=tuple(s * MIB for s in shared or [0] * len(options)),
         crossings=tuple(crossings),
         fixed_bytes=fixed * MIB,
     )
@@ -120,7 +122,8 @@ def chains(draw: st.DrawFn) -> Chain:
         [draw(st.integers(0, r)) for _ in opts]
         for r, opts in zip(recompute_ms, options, strict=True)
     ]
-    chain = make(options, recompute_ms, crossings, draw(size), last_ms)
+    shared = [draw(st.sampled_from([0, 0, 3])) for _ in options]
+    chain = make(options, recompute_ms, crossings, draw(size), last_ms, shared)
     pinned = draw(st.sampled_from([frozenset(), frozenset(), frozenset({1})]))
     return replace(chain, pinned=pinned)
 
@@ -223,7 +226,7 @@ def uneven() -> Chain:
         Crossing((2 + i % 3) * MIB, a, b, i % 2 == 0, frozenset((k, 0) for k in b) | {(b[0], 1)})
         for i, (a, b) in enumerate(ends)
     ]
-    return make(blocks, [0.5] * 6, crossings, 3)
+    return make(blocks, [0.5] * 6, crossings, 3, shared=[0, 1, 2, 0, 0, 0])
 
 
 def test_every_limit_of_a_chain_where_groups_pay() -> None:

@@ -14,6 +14,7 @@ def chain_of(num_blocks: int, pinned: frozenset[int] = frozenset()) -> Chain:
         options=((Option(Region(0, 1), cost, "bare"),),) * num_blocks,
         recompute_s=(1e-3,) * num_blocks,
         last_recompute_s=((1e-3,),) * num_blocks,
+        shared_bytes=(0,) * num_blocks,
         crossings=(),
         fixed_bytes=0,
         pinned=pinned,

@@ -60,6 +60,7 @@ def stacks(draw: st.DrawFn) -> tuple[Chain, list[int]]:
         for kind in sorted(set(kinds))
     }
     again_s = {kind: draw(st.integers(0, 3)) for kind in layer}
+    shared = {kind: draw(st.sampled_from([0, 0, 3])) for kind in layer}
     last = len(kinds) - 1
     ends = [(k, (k + 1,)) for k in range(last)] + [(0, tuple(range(1, last)))]
     for _ in range(draw(st.integers(0, 3))):
@@ -76,6 +77,7 @@ def stacks(draw: st.DrawFn) -> tuple[Chain, list[int]]:
         options=tuple(tuple(layer[k]) for k in kinds),
         recompute_s=tuple(float(again_s[k]) for k in kinds),
         last_recompute_s=tuple(tuple(again_s[k] / 2 for _ in layer[k]) for k in kinds),
+        shared_bytes=tuple(shared[k] * MIB for k in kinds),
         crossings=tuple(crossings),
         fixed_bytes=draw(size) * MIB,
     )
@@ -94,6 +96,7 @@ def equal_layers(count: int) -> Chain:
         options=tuple(layers),
         recompute_s=(2.0,) * count,
         last_recompute_s=((2.0, 0.0),) * count,
+        shared_bytes=(0,) * count,
         crossings=tuple(stream),
         fixed_bytes=0,
     )
@@ -141,7 +144,8 @@ def replayed(chain: Chain, selection: Selection) -> tuple[int, float]:
     def forward(item: int | tuple[Group, list]) -> tuple[int, set[int]]:
         """What it keeps for its backward."""
         if not isinstance(item, int):
-            return 0, reads(*item[0])
+            first, last = item[0]
+            return sum(chain.shared_bytes[first : last + 1]), reads(first, last)
         pair = (item, selection.options[item])
         return cost(item).kept_bytes, {v for v, c in enumerate(chain.crossings) if pair in c.needed}
 
@@ -167,6 +171,7 @@ def replayed(chain: Chain, selection: Selection) -> tuple[int, float]:
                         if c.producer < block <= c.readers[-1]
                     }
                     waiting = sum(value_bytes[v] for v in live | before)
+                    waiting += sum(chain.shared_bytes[first:block])
                     peak = max(peak, kept_bytes + waiting + cost(block).forward_peak_bytes)
             more, values = forward(item)
             kept_bytes, held = kept_bytes + more, held | values

@@ -11,6 +11,7 @@ import jax
 from jax_hremat._program.bodies import branch_bodies, scan_body
 from jax_hremat._program.checkpoint import checkpoint, checkpoint_name
 from jax_hremat._program.loop import run_scan
+from jax_hremat._program.pooling import bind_apart
 from jax_hremat._program.region import Loop, Region
 from jax_hremat._program.trace import Program, is_inexact
 from jax_hremat._shared import compat
@@ -114,7 +115,7 @@ class _Emitter:
         steps = []
         position = region.start
         for child in region.children:
-            steps += [self._equation(i, saved) for i in range(position, child.start)]
+            steps += [self._equation(i, saved, inside) for i in range(position, child.start)]
             if child.wrapped:
                 steps.append(self._checkpoint(child, saved, inside))
             elif child.loop is not None:
@@ -126,14 +127,15 @@ class _Emitter:
             else:
                 steps += self._steps(child, saved, inside)
             position = child.stop
-        steps += [self._equation(i, saved) for i in range(position, region.stop)]
+        steps += [self._equation(i, saved, inside) for i in range(position, region.stop)]
         return steps
 
     def _equation(
-        self, index: int, saved: frozenset[tuple[int, int]]
+        self, index: int, saved: frozenset[tuple[int, int]], inside: _Inside
     ) -> Callable[[dict[Any, Any]], None]:
         eqn = self._jaxpr.eqns[index]
-        return self._assign(index, saved, lambda inputs: compat.bind_equation(eqn, inputs))
+        bind = bind_apart if inside.wrapped else compat.bind_equation
+        return self._assign(index, saved, lambda inputs: bind(eqn, inputs))
 
     def _scan(
         self, index: int, loop: Loop, saved: frozenset[tuple[int, int]], inside: _Inside

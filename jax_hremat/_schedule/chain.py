@@ -52,6 +52,8 @@ class Chain:
         last_recompute_s: For each option of each block, the seconds its recompute takes where
             the block is the last of a group: what only makes its outputs is not run again,
             for nothing reads them.
+        shared_bytes: What each block keeps from its forward to its backward whatever is wrapped
+            around it: arrays of constants, which XLA finds again in the recompute and makes once.
         crossings: Values that cross a boundary.
         fixed_bytes: Arguments and outputs of the step.
         pinned: Blocks with an effect, which must run exactly once: they are in no group.
@@ -61,6 +63,7 @@ class Chain:
     options: tuple[tuple[Option, ...], ...]
     recompute_s: tuple[float, ...]
     last_recompute_s: tuple[tuple[float, ...], ...]
+    shared_bytes: tuple[int, ...]
     crossings: tuple[Crossing, ...]
     fixed_bytes: int
     pinned: frozenset[int] = frozenset()
@@ -190,6 +193,8 @@ def make_chain(
             tuple(_last_recompute_s(options[kind], option) for option in chosen[index])
             for index, kind in enumerate(partition.kinds)
         ),
+        # Wrapped, a block keeps nothing else.
+        shared_bytes=tuple(options[kind].wrapped.cost.kept_bytes for kind in partition.kinds),
         crossings=tuple(crossings),
         fixed_bytes=fixed_bytes,
         pinned=frozenset(
@@ -224,22 +229,29 @@ def predict(chain: Chain, selection: Selection) -> Prediction:
         inside some groups."""
         return any(h.block <= block and h.groups <= inside for h in holders[v])
 
+    def kept_before(block: int, inside: frozenset[Group] = frozenset()) -> int:
+        """Bytes that the blocks before it keep, seen from inside some groups."""
+        return sum(
+            costs[b].kept_bytes if inside.issuperset(around[b]) else chain.shared_bytes[b]
+            for b in range(block)
+        )
+
     forwards, backwards = [], []
     for block, cost in enumerate(costs):
-        kept = sum(costs[b].kept_bytes for b in range(block) if not around[b])
         waiting = sum(
             c.size_bytes
             for v, c in enumerate(chain.crossings)
             if c.producer < block <= c.readers[-1] or held(v, block - 1)
         )
-        forwards.append(Moment(block, False, kept, waiting, cost.forward_peak_bytes))
+        forwards.append(Moment(block, False, kept_before(block), waiting, cost.forward_peak_bytes))
 
         inside = frozenset(around[block])
-        kept = sum(costs[b].kept_bytes for b in range(block) if inside.issuperset(around[b]))
         passed = chain.pending_cotangent_bytes(block) + sum(
             c.size_bytes for v, c in enumerate(chain.crossings) if held(v, block, inside)
         )
-        backwards.append(Moment(block, True, kept, passed, cost.backward_peak_bytes))
+        backwards.append(
+            Moment(block, True, kept_before(block, inside), passed, cost.backward_peak_bytes)
+        )
     moments = (*forwards, *reversed(backwards))
     peak = max(moments, key=lambda m: m.live_bytes)
     return Prediction(

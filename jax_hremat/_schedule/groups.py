@@ -1,10 +1,11 @@
 """Pieces of a schedule: single blocks, and all ways to run a group that could be of use.
 
-A group is consecutive blocks, one option each, wrapped together in one `jax.checkpoint`. Seen
-from outside it keeps nothing but what its recompute reads from before it; what happens inside
-only shows in its time, in the peak of its forward and in the peak of its backward. So of all
-selections of options inside, those that are Pareto in these three are enough. They are found by
-extending groups block by block, dominated beginnings dropped (label setting, exact).
+A group is consecutive blocks, one option each, wrapped together in one `jax.checkpoint`. Seen from
+outside it keeps nothing but what its recompute reads from before it, and the constants its blocks
+share with their recomputes; what happens inside only shows in its time, in the peak of its forward
+and in the peak of its backward. So of all selections of options inside, those that are Pareto in
+these three are enough. They are found by extending groups block by block, dominated beginnings
+dropped (label setting, exact).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from jax_hremat._schedule.chain import Chain
 
@@ -29,7 +31,7 @@ class Piece:
         options: Position of the option of each block.
         added_ms: Time over the fastest options, the group's second forward included.
         kept_bytes: Kept until its backward, without the values that cross a boundary.
-        forward_bytes: Peak of each block's forward.
+        forward_bytes: Peak of each block's forward, with what the group keeps of those before it.
         backward_bytes: Peak of its backward, pending cotangents included, and all a group holds
             from its recompute on.
         holds: For a value that it holds from the forward on, (its crossing, as of which block).
@@ -202,6 +204,8 @@ class _Stretch:
             for k in self.blocks
         ]
         self.read_bytes = [sum(chain.crossings[v].size_bytes for v in r) for r in self.read]
+        # Constants that the blocks before each, and those up to each, share with their recomputes.
+        self.shared_bytes = [0, *accumulate(chain.shared_bytes[k] for k in self.blocks)]
         self.holds = [self._holds(i) for i in range(len(self.blocks))]
         self.ways = [self._ways(i, needs[k]) for i, k in enumerate(self.blocks)]
 
@@ -214,7 +218,9 @@ class _Stretch:
                 option=o,
                 added_ms=(option.cost.time_s - fastest_s + chain.recompute_s[k]) * 1e3,
                 spared_ms=(chain.recompute_s[k] - chain.last_recompute_s[k][o]) * 1e3,
-                forward_bytes=self.waiting[i] + option.cost.forward_peak_bytes,
+                forward_bytes=(
+                    self.waiting[i] + self.shared_bytes[i] + option.cost.forward_peak_bytes
+                ),
                 backward_bytes=option.cost.backward_peak_bytes + pending,
                 kept_bytes=option.cost.kept_bytes,
                 needs=frozenset(v for v in needs[o] if chain.crossings[v].producer >= self.first),
@@ -307,7 +313,7 @@ class _Start:
             last=self._blocks[i],
             options=options,
             added_ms=added_ms,
-            kept_bytes=0,
+            kept_bytes=self._at.shared_bytes[i + 1],
             forward_bytes=tuple(forward - w for w in self._at.waiting[: i + 1]),
             backward_bytes=backward,
             holds=self._at.holds[i],
@@ -326,7 +332,9 @@ class _Charge:
             forward += prices.forward[k] / _MIB
             backward += prices.backward[k] / _MIB
             held = sum(prices.hold[key] for key in start.holds[i])
-            self._terms.append((constant + held, forward, backward))
+            later = sum(prices.forward[k + 1 :]) + sum(prices.backward[k + 1 :])
+            kept = later * start.shared_bytes[i + 1] / _MIB
+            self._terms.append((constant + held + kept, forward, backward))
         # For each position, the same for all ends from there on, the least time of the blocks
         # in between added.
         self._onward: list[list[tuple[float, float, float]]] = []

@@ -12,8 +12,8 @@ Glossary
     s_k         bytes kept for later backwards by the pieces before block k, and of held values
                 that are last read before it
     P           peak bytes, arguments and outputs left out
-    T_p, K_p    ms added; bytes kept (none by a group)
-    A_{p,k}     peak of the forward of block k in p
+    T_p, K_p    ms added; bytes kept (of a group, constants only)
+    A_{p,k}     peak of the forward of block k in p, with what p keeps of the blocks before it
     B_p         peak of the backward of p, the cotangents pending there included
 
 The peak rows are Checkmate's memory accounting (MLSys 2020, eq. 3) for the schedules a nest of

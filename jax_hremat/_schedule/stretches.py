@@ -131,6 +131,7 @@ def _stretched_once(
             (0.0,) * len(ways[top]) if span in pieces else chain.last_recompute_s[span[0]]
             for top, span in enumerate(spans)
         ),
+        shared_bytes=tuple(sum(chain.shared_bytes[a : z + 1]) for a, z in spans),
         pinned=frozenset(top_of[b] for b in chain.pinned),
     )
     options = tuple(
@@ -170,7 +171,7 @@ def _option(chain: Chain, piece: Piece, pending_bytes: int) -> Option:
     cost = ModeCost(
         forward_s=forward_s,
         backward_s=fastest_s + piece.added_ms / 1e3 - forward_s,
-        kept_bytes=0,
+        kept_bytes=piece.kept_bytes,
         # What is read of other blocks is said by the crossings.
         kept_inputs=(),
         kept_outputs=(),
