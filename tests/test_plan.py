@@ -108,7 +108,7 @@ def test_json_keeps_everything_but_the_timings() -> None:
         if field.name != "timings_s":
             assert getattr(loaded, field.name) == getattr(made, field.name), field.name
     assert loaded.root.children[0].tied
-    assert json.loads(made.to_json())["version"] == 5
+    assert json.loads(made.to_json())["version"] == 6
 
 
 def test_equal_plans_have_equal_bytes() -> None:

@@ -20,7 +20,7 @@ from jax_hremat._shared.errors import PlanFormatError
 from jax_hremat._shared.files import write_whole
 
 _FORMAT = "jax_hremat.RematPlan"
-_VERSION = 5
+_VERSION = 6
 
 
 @dataclass(frozen=True, slots=True)
