@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import cvxpy as cp
@@ -23,6 +23,7 @@ from jax_hremat._schedule import schedule
 from jax_hremat._schedule.chain import (
     Chain,
     Crossing,
+    KeepingGroup,
     Prediction,
     Selection,
     predict,
@@ -125,7 +126,26 @@ def chains(draw: st.DrawFn) -> Chain:
     shared = [draw(st.sampled_from([0, 0, 3])) for _ in options]
     chain = make(options, recompute_ms, crossings, draw(size), last_ms, shared)
     pinned = draw(st.sampled_from([frozenset(), frozenset(), frozenset({1})]))
-    return replace(chain, pinned=pinned)
+    chain = replace(chain, pinned=pinned)
+    keeping = (draw(keeping_group(chain)) for _ in range(2))
+    allowed = (g for g in keeping if pinned.isdisjoint(range(g.first, g.last + 1)))
+    return replace(chain, keeping=tuple(allowed))
+
+
+@st.composite
+def keeping_group(draw: st.DrawFn, chain: Chain) -> KeepingGroup:
+    """One that keeps of some blocks what an option of theirs does, which is no value handed on."""
+    last = len(chain) - 2
+    first = draw(st.integers(0, last - 1))
+    blocks = range(first, draw(st.integers(first + 1, last)) + 1)
+    handed_on = {(c.producer, o) for c in chain.crossings for b, o in c.needed if b == c.producer}
+    keeps = {}
+    for block in blocks:
+        allowed = [o for o in range(len(chain.options[block])) if (block, o) not in handed_on]
+        if allowed and draw(st.booleans()):
+            keeps[block] = draw(st.sampled_from(allowed))
+    options = tuple(draw(st.integers(0, len(chain.options[b]) - 1)) for b in blocks)
+    return KeepingGroup(first, blocks[-1], options, tuple(keeps.items()))
 
 
 def group_sets(chain: Chain, first: int = 0) -> Iterator[tuple[tuple[int, int], ...]]:
@@ -141,8 +161,28 @@ def group_sets(chain: Chain, first: int = 0) -> Iterator[tuple[tuple[int, int], 
 
 def all_predictions(chain: Chain, *, groups: bool = True) -> list[Prediction]:
     sets = list(group_sets(chain)) if groups else [()]
-    picks = itertools.product(*(range(len(o)) for o in chain.options))
-    return [predict(chain, Selection(p, g)) for p, g in itertools.product(picks, sets)]
+    picks = list(itertools.product(*(range(len(o)) for o in chain.options)))
+    found = [predict(chain, Selection(p, g)) for p, g in itertools.product(picks, sets)]
+    for count in range(1, len(chain.keeping) + 1) if groups else ():
+        for some in itertools.combinations(chain.keeping, count):
+            found += [predict(chain, s) for s in with_keeping(picks, sets, some)]
+    return found
+
+
+def with_keeping(
+    picks: Sequence[tuple[int, ...]],
+    sets: Sequence[tuple[tuple[int, int], ...]],
+    keeping: Sequence[KeepingGroup],
+) -> Iterator[Selection]:
+    """All selections with these groups in them."""
+    spans = [(g.first, g.last) for g in keeping]
+    inside = {b: o for g in keeping for b, o in enumerate(g.options, g.first)}
+    keeps = tuple(keep for g in keeping for keep in g.keeps)
+    for groups in sets:
+        if len(set(spans)) == len(spans) and set(spans) <= set(groups):
+            for pick in picks:
+                if all(pick[b] == o for b, o in inside.items()):
+                    yield Selection(pick, groups, keeps)
 
 
 def alike(num_blocks: int) -> Chain:
@@ -247,6 +287,25 @@ def test_every_limit_of_a_chain_where_groups_pay() -> None:
         grouped += bool(found.selection.groups)
     assert grouped > 3
     assert fastest_within(chain, limits[0] - MIB // 2, EXACT).selection is None
+
+
+def test_a_group_that_keeps_something_is_chosen_where_it_pays() -> None:
+    # The third option keeps a product of the block, which is most of what there is to recompute.
+    blocks = [[option(2, 3, 9, 6, 14), option(2, 5, 0, 3, 14), option(2, 3.2, 2, 4, 14)]] * 5
+    stream = [
+        Crossing(4 * MIB, k, (k + 1,), True, frozenset((k + 1, o) for o in range(3)))
+        for k in range(4)
+    ]
+    layers = tuple(KeepingGroup(a, a + 1, (0, 0), ((a, 2), (a + 1, 2))) for a in (0, 2))
+    chain = replace(make(blocks, [2.0] * 5, stream), keeping=layers)
+    everything = all_predictions(chain)
+    chosen = 0
+    for limit in sorted({p.peak_bytes for p in everything}):
+        selection = fastest_within(chain, limit, EXACT).selection
+        best_s = min(p.time_s for p in everything if p.peak_bytes <= limit)
+        assert predict(chain, selection).time_s == pytest.approx(best_s, abs=1e-9)
+        chosen += bool(selection.keeps)
+    assert chosen
 
 
 @given(chains(), st.booleans())

@@ -22,14 +22,19 @@ from jax_hremat._modes.option import Option
 from jax_hremat._modes.search import search_options
 from jax_hremat._partition.blocks import Partition, Partitioner, partition_graph
 from jax_hremat._partition.valleys import partition_by_width
-from jax_hremat._planner.standard import grouped_selections
+from jax_hremat._planner.standard import (
+    grouped_selections,
+    keeping_selection,
+    layer_groups,
+    layers_keeping,
+)
 from jax_hremat._program.bodies import Cond, Scan, bodies_of
 from jax_hremat._program.graph import Graph, build_graph
 from jax_hremat._program.layout import on_one_device
 from jax_hremat._program.region import Region
 from jax_hremat._program.step import Step
 from jax_hremat._program.trace import Program
-from jax_hremat._schedule.chain import Chain, Selection, make_chain, predict
+from jax_hremat._schedule.chain import Chain, KeepingGroup, Selection, make_chain, predict
 from jax_hremat._shared import compat
 from jax_hremat._shared.errors import UnsupportedConfigError
 from jax_hremat._shared.progress import Progress
@@ -108,14 +113,39 @@ class Costs:
 
         Args:
             always_bytes: What is there in every plan.
-            choose: Picks some of the options of a kind.
+            choose: Picks some of the options of a kind; without it, layers may also be wrapped
+                under the policies that a user would write.
         """
-        only = None
+        chosen = [choose(o) if choose is not None else o.options for o in self.of_blocks]
+        if choose is None:
+            for first, last in layer_groups(self.partition.kinds):
+                for block in range(first, last + 1):
+                    options = self.of_blocks[block]
+                    written = (options.written(policy) for policy in self.policies)
+                    chosen[block] = (*options.options, options.bare, *written)
+        only = [tuple(dict.fromkeys(options)) for options in chosen]
+        chain = make_chain(self.graph, self.partition, self.options, always_bytes, only=only)
         if choose is not None:
-            only = [
-                tuple(dict.fromkeys(choose(self.options[kind]))) for kind in self.partition.kinds
-            ]
-        return make_chain(self.graph, self.partition, self.options, always_bytes, only=only)
+            return chain
+        under = [group for policy in self.policies for group in self.layers_under(policy, chain)]
+        return replace(chain, keeping=tuple(under))
+
+    def layers_under(self, policy: str, chain: Chain) -> list[KeepingGroup]:
+        """The layers of several blocks, each under a policy by name."""
+        bare = [options.bare for options in self.of_blocks]
+        written = [options.written(policy) for options in self.of_blocks]
+        return layers_keeping(chain, self.partition.kinds, bare, written)
+
+    @property
+    def of_blocks(self) -> list[BlockOptions]:
+        """The options of each block."""
+        return [self.options[kind] for kind in self.partition.kinds]
+
+    @property
+    def policies(self) -> list[str]:
+        """Names of the policies under which a user would write a block."""
+        names = (name for options in self.options.values() for name, _ in options.by_hand)
+        return list(dict.fromkeys(names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +191,20 @@ class Workbench:
 
     def standard_plans(self) -> list[tuple[Chain, Selection]]:
         """What a user could write by hand: nothing, every block under one policy, the steps of
-        every scan under one and nothing else, every layer or every few blocks together under
-        `jax.checkpoint`."""
-        names = dict.fromkeys(name for o in self.costs.options.values() for name, _ in o.by_hand)
+        every scan under one and nothing else, every layer under one, every layer or every few
+        blocks together under `jax.checkpoint`."""
+        names = self.costs.policies
         bare = self.chain(lambda o: (o.bare,))
         chains = [bare] + [self.chain(lambda o, name=name: (o.written(name),)) for name in names]
         if any(isinstance(body, Scan) for body in self.costs.bodies.values()):
             chains += [self.chain(lambda o, name=name: (_steps(o, name),)) for name in names]
+        plans = [uniform(chain) for chain in chains]
+        for name in names:
+            chain = self.chain(lambda o, name=name: (o.bare, o.written(name)))
+            if layers := self.costs.layers_under(name, chain):
+                plans.append((chain, keeping_selection(chain, layers)))
         grouped = dict.fromkeys(grouped_selections(bare, self.costs.partition.kinds))
-        return [uniform(chain) for chain in chains] + [(bare, s) for s in grouped]
+        return plans + [(bare, s) for s in grouped]
 
 
 def priced(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 
-from jax_hremat._schedule.chain import Chain, Selection, predict
+from jax_hremat._modes.option import Option
+from jax_hremat._schedule.chain import Chain, Group, KeepingGroup, Selection, predict
 from jax_hremat._schedule.layers import layer_runs
 
 # Numbers of consecutive blocks wrapped together.
@@ -28,9 +29,47 @@ def grouped_selections(chain: Chain, kinds: Sequence[Hashable]) -> Iterator[Sele
             yield min(phases, key=lambda selection: predict(chain, selection).peak_bytes)
 
 
+def layers_keeping(
+    chain: Chain, kinds: Sequence[Hashable], bare: Sequence[Option], written: Sequence[Option]
+) -> list[KeepingGroup]:
+    """`jax.checkpoint` under a policy around each layer that has several blocks.
+
+    Args:
+        chain: Blocks and their options.
+        kinds: The kind of each block; equal kinds are equal blocks.
+        bare: Of each block, the option that leaves it as it is.
+        written: Of each block, the option that wraps it alone under the policy.
+    """
+    groups = []
+    for first, last in _wrappable(chain, layer_groups(kinds)):
+        blocks = range(first, last + 1)
+        keeps = [(b, chain.options[b].index(written[b])) for b in blocks if written[b].mode.saved]
+        options = tuple(chain.options[b].index(bare[b]) for b in blocks)
+        if keeps:
+            groups.append(KeepingGroup(first, last, options, tuple(keeps)))
+    return groups
+
+
+def keeping_selection(chain: Chain, layers: Sequence[KeepingGroup]) -> Selection:
+    """Those layers, and the first option everywhere else."""
+    options = [0] * len(chain)
+    for layer in layers:
+        options[layer.first : layer.last + 1] = layer.options
+    return Selection(
+        options=tuple(options),
+        groups=tuple((layer.first, layer.last) for layer in layers),
+        keeps=tuple(keep for layer in layers for keep in layer.keeps),
+    )
+
+
+def layer_groups(kinds: Sequence[Hashable]) -> list[Group]:
+    """The layers of several blocks."""
+    return [group for run in layer_runs(kinds) for group in run if group[1] > group[0]]
+
+
 def _layers(chain: Chain, kinds: Sequence[Hashable]) -> Selection:
     """Every layer wrapped; blocks alone are wrapped by another standard plan."""
-    return _selection(chain, [g for run in layer_runs(kinds) for g in run if g[1] > g[0]])
+    return _selection(chain, layer_groups(kinds))
 
 
 def _every(chain: Chain, count: int, first: int) -> Selection:
@@ -38,7 +77,10 @@ def _every(chain: Chain, count: int, first: int) -> Selection:
     return _selection(chain, [(a, a + count - 1) for a in range(first, len(chain) - count, count)])
 
 
-def _selection(chain: Chain, groups: Sequence[tuple[int, int]]) -> Selection:
-    """The first option everywhere; blocks with an effect stay in no group."""
-    allowed = (g for g in groups if chain.pinned.isdisjoint(range(g[0], g[1] + 1)))
-    return Selection((0,) * len(chain), tuple(allowed))
+def _selection(chain: Chain, groups: Sequence[Group]) -> Selection:
+    return Selection((0,) * len(chain), tuple(_wrappable(chain, groups)))
+
+
+def _wrappable(chain: Chain, groups: Sequence[Group]) -> Iterator[Group]:
+    """Blocks with an effect stay in no group."""
+    return (g for g in groups if chain.pinned.isdisjoint(range(g[0], g[1] + 1)))

@@ -43,22 +43,30 @@ class Decision:
 def block_reports(decision: Decision) -> tuple[BlockReport, ...]:
     """One report for each block, in program order."""
     grouped = {b for first, last in decision.selection.groups for b in range(first, last + 1)}
+    keeps = dict(decision.selection.keeps)
     again_s = recompute_s(decision.chain, decision.selection)
     reports = []
     for index, block in enumerate(decision.partition.blocks):
-        option = decision.chain.options[index][decision.selection.options[index]]
+        options = decision.chain.options[index]
+        option = options[decision.selection.options[index]]
+        in_group = index in grouped
+        # Whose values are kept seen from outside: of a block in a group, those the group keeps.
+        kept = options[keeps[index]] if index in keeps else None if in_group else option
         bare = decision.bare[index]
         mode = option.mode.shifted(block.start)
         source = _source(decision.graph, block.start, block.stop)
-        in_group = index in grouped
+        words = _mode_words(decision.graph, mode)
+        if in_group:
+            keeping = f" that keeps {len(kept.mode.saved)} values" if kept else ""
+            words = f"in a group{keeping}; {words}"
         reports.append(
             BlockReport(
                 start=block.start,
                 stop=block.stop,
                 # NNX names no scopes; the line says where the block stands too.
                 scope=block_scope(decision.graph, block.start, block.stop) or source or _NOWHERE,
-                mode=_mode_words(decision.graph, mode, in_group),
-                kept_bytes=0 if in_group else option.cost.kept_bytes,
+                mode=words,
+                kept_bytes=kept.cost.kept_bytes if kept else 0,
                 bare_bytes=bare.cost.kept_bytes,
                 added_s=option.cost.time_s - bare.cost.time_s + again_s[index],
                 recomputed=sum(
@@ -66,7 +74,7 @@ def block_reports(decision: Decision) -> tuple[BlockReport, ...]:
                 ),
                 saved=tuple(
                     _value_words(decision.graph, op, k)
-                    for _, region in mode.walk()
+                    for _, region in (kept or option).mode.shifted(block.start).walk()
                     for op, k in region.saved
                 ),
                 source=source,
@@ -114,7 +122,7 @@ def bottleneck_words(graph: Graph, partition: Partition, block: int, step: Compi
     )
 
 
-def _mode_words(graph: Graph, mode: Region, grouped: bool) -> str:
+def _mode_words(graph: Graph, mode: Region) -> str:
     loops = [c.loop for c in mode.children if c.loop is not None]
     branches = [b for c in mode.children for b in c.branches]
     inner = [_run_words(graph, c) for c in mode.children]
@@ -132,7 +140,7 @@ def _mode_words(graph: Graph, mode: Region, grouped: bool) -> str:
         words = "wraps " + ", ".join(inner)
     else:
         words = "bare"
-    return f"in a group; {words}" if grouped else words
+    return words
 
 
 def _loop_words(loop: Loop, trips: int) -> str:

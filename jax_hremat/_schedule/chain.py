@@ -42,6 +42,24 @@ class Crossing:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepingGroup:
+    """A group that keeps values made in it, as `jax.checkpoint` under a policy does.
+
+    Attributes:
+        first: First block.
+        last: Last block.
+        options: Position of the option in which each block is run in the recompute.
+        keeps: (block, position of an option) for blocks of which the group keeps the values that
+            the option saves.
+    """
+
+    first: int
+    last: int
+    options: tuple[int, ...]
+    keeps: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Chain:
     """Blocks in program order, each with its options, and what passes between them.
 
@@ -57,6 +75,7 @@ class Chain:
         crossings: Values that cross a boundary.
         fixed_bytes: Arguments and outputs of the step.
         pinned: Blocks with an effect, which must run exactly once: they are in no group.
+        keeping: Groups that may be chosen and keep something; all others keep nothing.
     """
 
     starts: tuple[int, ...]
@@ -67,6 +86,7 @@ class Chain:
     crossings: tuple[Crossing, ...]
     fixed_bytes: int
     pinned: frozenset[int] = frozenset()
+    keeping: tuple[KeepingGroup, ...] = ()
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -89,10 +109,13 @@ class Selection:
         options: Position of the option in `Chain.options[block]`.
         groups: In order of their first blocks, an outer one before those in it; two of them are
             disjoint, or one is inside the other and not the same.
+        keeps: (block, position of an option) for blocks of which the group around them keeps the
+            values that the option saves; where there are groups in groups, the outermost.
     """
 
     options: tuple[int, ...]
     groups: tuple[Group, ...] = ()
+    keeps: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +244,7 @@ def predict(chain: Chain, selection: Selection) -> Prediction:
     """Walk the step: forward through the blocks, then backward, each group recomputed before the
     backward of its blocks, and a group in it again before that of its own."""
     costs = [chain.options[b][o].cost for b, o in enumerate(selection.options)]
+    keeps = {b: chain.options[b][o].cost for b, o in selection.keeps}
     around = _groups_around(chain, selection)
     holders = [_holders(selection, crossing, around) for crossing in chain.crossings]
 
@@ -232,18 +256,23 @@ def predict(chain: Chain, selection: Selection) -> Prediction:
     def kept_before(block: int, inside: frozenset[Group] = frozenset()) -> int:
         """Bytes that the blocks before it keep, seen from inside some groups."""
         return sum(
-            costs[b].kept_bytes if inside.issuperset(around[b]) else chain.shared_bytes[b]
+            costs[b].kept_bytes
+            if inside.issuperset(around[b])
+            else keeps[b].kept_bytes
+            if b in keeps and inside.isdisjoint(around[b])
+            else chain.shared_bytes[b]
             for b in range(block)
         )
 
     forwards, backwards = [], []
     for block, cost in enumerate(costs):
+        own = keeps.get(block, cost).forward_peak_bytes
         waiting = sum(
             c.size_bytes
             for v, c in enumerate(chain.crossings)
             if c.producer < block <= c.readers[-1] or held(v, block - 1)
         )
-        forwards.append(Moment(block, False, kept_before(block), waiting, cost.forward_peak_bytes))
+        forwards.append(Moment(block, False, kept_before(block), waiting, own))
 
         inside = frozenset(around[block])
         passed = chain.pending_cotangent_bytes(block) + sum(
@@ -266,13 +295,23 @@ def recompute_s(chain: Chain, selection: Selection) -> list[float]:
     """For each block, the seconds of its forwards in the recomputes of the groups around it.
 
     A group that another ends with is not run again in the recompute of that other: nothing reads
-    what it makes.
+    what it makes. Of a block of which a group keeps values, it runs again what the block alone
+    would if it kept them.
     """
+    keeps = dict(selection.keeps)
+
+    def again_s(block: int, group: Group, *, outermost: bool) -> float:
+        option = selection.options[block]
+        if outermost and block in keeps:
+            kept_s, run_s = (chain.options[block][o].cost.time_s for o in (keeps[block], option))
+            return max(kept_s - run_s, 0.0)
+        if block == group[1]:
+            return chain.last_recompute_s[block][option]
+        return chain.recompute_s[block]
+
     return [
         sum(
-            chain.last_recompute_s[block][selection.options[block]]
-            if block == group[1]
-            else chain.recompute_s[block]
+            again_s(block, group, outermost=depth == 0)
             for depth, group in enumerate(groups)
             if all(inner[1] != group[1] for inner in groups[depth + 1 :])
         )
@@ -305,6 +344,11 @@ def _holders(
         for block, option in crossing.needed
         if selection.options[block] == option
     ]
+    blocks += [
+        _Holder(block, frozenset())
+        for block, option in selection.keeps
+        if block == crossing.producer and (block, option) in crossing.needed
+    ]
     groups = [
         _Holder(group[0], frozenset(around[reader][:depth]))
         for reader in crossing.readers
@@ -336,10 +380,14 @@ def selection_region(
         chain.options[b][o].mode.shifted(chain.starts[b]) for b, o in enumerate(selection.options)
     ]
 
+    saved = {b: chain.options[b][o].mode.shifted(chain.starts[b]).saved for b, o in selection.keeps}
+
     def flat(mode: Region) -> tuple[Region, ...]:
         return (mode,) if mode.wrapped else mode.children
 
-    def regions(first: int, last: int, groups: Sequence[Group]) -> tuple[Region, ...]:
+    def regions(
+        first: int, last: int, groups: Sequence[Group], *, outermost: bool = True
+    ) -> tuple[Region, ...]:
         """Of the blocks from first to last, with the groups in them."""
         found: list[Region] = []
         block = first
@@ -352,8 +400,10 @@ def selection_region(
             own = [g for g in groups if group[0] <= g[0] <= group[1] and g != group]
             start, stop = modes[group[0]].start, modes[group[1]].stop
             tied = has_deferrable_input(graph, make_block(graph, start, stop), start, stop)
-            inner = regions(*group, own)
-            found.append(Region(start, stop, wrapped=True, tied=tied, children=inner))
+            inner = regions(*group, own, outermost=False)
+            kept = [ref for b in range(group[0], group[1] + 1) for ref in saved.get(b, ())]
+            keeps = tuple(kept) if outermost else ()
+            found.append(Region(start, stop, wrapped=True, saved=keeps, children=inner, tied=tied))
             block = group[1] + 1
         return tuple(found)
 

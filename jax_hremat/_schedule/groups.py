@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from jax_hremat._schedule.chain import Chain
+from jax_hremat._schedule.chain import Chain, KeepingGroup
 
 MAX_GROUP = 8
 _MIB = 2.0**20
@@ -35,6 +35,7 @@ class Piece:
         backward_bytes: Peak of its backward, pending cotangents included, and all a group holds
             from its recompute on.
         holds: For a value that it holds from the forward on, (its crossing, as of which block).
+        keeps: What a group keeps of its blocks, as `Selection.keeps`.
     """
 
     first: int
@@ -45,6 +46,7 @@ class Piece:
     forward_bytes: tuple[int, ...]
     backward_bytes: int
     holds: tuple[tuple[int, int], ...]
+    keeps: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +100,60 @@ def single_pieces(chain: Chain) -> list[Piece]:
     return pieces
 
 
+def keeping_pieces(chain: Chain) -> list[Piece]:
+    """The groups of a chain that keep something, each as it is."""
+    needs = _needs(chain)
+    return [_keeping_piece(chain, needs, group) for group in chain.keeping]
+
+
+def _keeping_piece(chain: Chain, needs: list[list[list[int]]], group: KeepingGroup) -> Piece:
+    blocks, keeps = range(group.first, group.last + 1), dict(group.keeps)
+    read = [
+        (v, c.readers[-1])
+        for v, c in enumerate(chain.crossings)
+        if c.producer < group.first and any(r in blocks for r in c.readers)
+    ]
+    holds = {(v, min(k, last)) for v, last in read for k in blocks}
+    holds |= {
+        (v, k) for k, o in group.keeps for v in needs[k][o] if chain.crossings[v].producer == k
+    }
+    # Seen from outside it keeps some values of its blocks, in its own backward all of them.
+    held = {v for v, _ in holds}
+    kept_bytes = inside_bytes = backward_bytes = 0
+    forward_bytes, added_s = [], 0.0
+    for k, o in zip(blocks, group.options, strict=True):
+        cost = chain.options[k][o].cost
+        fastest_s = min(option.cost.time_s for option in chain.options[k])
+        if k in keeps:
+            seen = chain.options[k][keeps[k]].cost
+            added_s += max(seen.time_s, cost.time_s) - fastest_s
+            forward_bytes.append(kept_bytes + seen.forward_peak_bytes)
+            kept_bytes += seen.kept_bytes
+        else:
+            again = chain.last_recompute_s[k][o] if k == group.last else chain.recompute_s[k]
+            added_s += cost.time_s - fastest_s + again
+            forward_bytes.append(kept_bytes + cost.forward_peak_bytes)
+            kept_bytes += chain.shared_bytes[k]
+        inside_bytes += sum(chain.crossings[v].size_bytes for v in needs[k][o] if v not in held)
+        held.update(needs[k][o])
+        own_bytes = cost.backward_peak_bytes + chain.pending_cotangent_bytes(k)
+        backward_bytes = max(backward_bytes, inside_bytes + own_bytes)
+        inside_bytes += cost.kept_bytes
+    return Piece(
+        first=group.first,
+        last=group.last,
+        options=group.options,
+        added_ms=added_s * 1e3,
+        kept_bytes=kept_bytes,
+        forward_bytes=tuple(forward_bytes),
+        backward_bytes=backward_bytes,
+        holds=tuple(sorted(holds)),
+        keeps=group.keeps,
+    )
+
+
 class Groups:
-    """All groups of a chain, of two to `MAX_GROUP` blocks.
+    """All groups of a chain that keep nothing, of two to `MAX_GROUP` blocks.
 
     The last block is in no group: its backward follows its forward at once, so wrapping it
     gains nothing. Nor is a pinned one.

@@ -133,6 +133,7 @@ def _stretched_once(
         ),
         shared_bytes=tuple(sum(chain.shared_bytes[a : z + 1]) for a, z in spans),
         pinned=frozenset(top_of[b] for b in chain.pinned),
+        keeping=(),
     )
     options = tuple(
         tuple(_option(chain, p, bare.pending_cotangent_bytes(top)) for p in pieces[span])
