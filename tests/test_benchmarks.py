@@ -29,6 +29,8 @@ SMALLER: dict[str, dict[str, Any]] = {
     "batches": {"BUDGETS": ("1GB",), "SIZES": (8, 16), "MAX_TRIALS": 2},
     "frontier": {"NUM_BUDGETS": 3},
     "optimum": {"NUM_BOUNDS": 2},
+    # A tiny step has little that a plan can change.
+    "training": {"FRACTIONS": (0.95,)},
     "times": {"NUM_RUNS": 2},
 }
 

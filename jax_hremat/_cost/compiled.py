@@ -55,16 +55,24 @@ def compiled_cost(step: BlockStep, target: Target, cache: CompileCache | None = 
     ]
     own = [b for b in timeline.buffers if b.kind == "temp"]
     inner = timeline.inner_bytes
-    forward = _live_bytes([*own, *_distinct(outputs)], inner)
-    backward = _live_bytes([*own, *cotangents, *_distinct(input_cotangents)], inner)
+    kept = [b for b in own if b.start < mark < b.end]
+    in_forward = [*own, *_distinct(outputs)]
+    in_backward = [*own, *cotangents, *_distinct(input_cotangents)]
+    forward = _live_bytes(in_forward, inner)
+    backward = _live_bytes(in_backward, inner)
+    forward_peak = max(range(mark + 1), key=lambda i: forward[i])
+    backward_peak = max(range(mark, len(backward)), key=lambda i: backward[i])
     return ModeCost(
         forward_s=sum(k.time_s for k in kernels[:split]),
         backward_s=sum(k.time_s for k in kernels[split + 1 :]),
-        kept_bytes=sum(b.nbytes for b in own if b.start < mark < b.end),
+        kept_bytes=sum(b.nbytes for b in kept),
         kept_inputs=tuple(i for i in step.computed_inputs if last_read[parameters[i].name] > mark),
         kept_outputs=tuple(i for i, b in enumerate(outputs) if last_read[b.name] > mark),
-        forward_peak_bytes=max(forward[: mark + 1]),
-        backward_peak_bytes=max(backward[mark:]),
+        forward_peak_bytes=forward[forward_peak],
+        backward_peak_bytes=backward[backward_peak],
+        kept_sizes=tuple(b.nbytes for b in kept),
+        forward_sizes=_sizes_at(in_forward, forward_peak),
+        backward_sizes=_sizes_at(in_backward, backward_peak),
     )
 
 
@@ -78,6 +86,10 @@ def _mark_position(module: HloModule) -> int:
 
 def _distinct(buffers: Sequence[Buffer]) -> list[Buffer]:
     return list({b.name: b for b in buffers if b.kind == "output"}.values())
+
+
+def _sizes_at(buffers: Sequence[Buffer], position: int) -> tuple[int, ...]:
+    return tuple(b.nbytes for b in buffers if b.start <= position <= b.end)
 
 
 def _live_bytes(buffers: Sequence[Buffer], inner_bytes: Sequence[int]) -> list[int]:

@@ -19,6 +19,9 @@ class ModeCost:
         forward_peak_bytes: Most bytes at once in the forward: buffers made inside, outputs.
         backward_peak_bytes: Most bytes at once in the backward: kept buffers, temporaries,
             cotangents of the outputs until last read, cotangents of computed inputs.
+        kept_sizes: Bytes of each of the kept buffers; empty where only their sum is known.
+        forward_sizes: Of each buffer that is there at the forward's peak; likewise.
+        backward_sizes: Of each that is there at the backward's peak; likewise.
     """
 
     forward_s: float
@@ -28,6 +31,9 @@ class ModeCost:
     kept_outputs: tuple[int, ...]
     forward_peak_bytes: int
     backward_peak_bytes: int
+    kept_sizes: tuple[int, ...] = ()
+    forward_sizes: tuple[int, ...] = ()
+    backward_sizes: tuple[int, ...] = ()
 
     @property
     def time_s(self) -> float:

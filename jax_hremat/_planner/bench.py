@@ -34,13 +34,25 @@ from jax_hremat._program.layout import on_one_device
 from jax_hremat._program.region import Region
 from jax_hremat._program.step import Step
 from jax_hremat._program.trace import Program
-from jax_hremat._schedule.chain import Chain, KeepingGroup, Selection, make_chain, predict
+from jax_hremat._schedule.chain import (
+    Chain,
+    KeepingGroup,
+    Prediction,
+    Selection,
+    gradients_of,
+    make_chain,
+    predict,
+)
+from jax_hremat._schedule.results import Result
 from jax_hremat._shared import compat
 from jax_hremat._shared.errors import UnsupportedConfigError
 from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.backend import SolverConfig
 
 _logger = logging.getLogger("jax_hremat")
+
+# Of what a step without rematerialization holds: less in the memory of results is no matter.
+_WORTH_LENDING = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +173,8 @@ class Workbench:
         config: How hard the planner tries.
         timings_s: Seconds spent so far, by stage; of the baseline, what its compilation takes
             after the costs are known.
+        results: The gradients, where the step returns them as they are and enough lies in their
+            memory until they are there.
         surplus_bytes: What the baseline takes beyond its predicted peak: that which is around the
             program, an accumulated gradient for instance, and so there in every plan.
     """
@@ -172,7 +186,12 @@ class Workbench:
     target: Target
     config: PlannerConfig
     timings_s: Mapping[str, float]
+    results: tuple[Result, ...]
     surplus_bytes: int = 0
+
+    def predict(self, chain: Chain, selection: Selection) -> Prediction:
+        """What a selection costs, with what results lend until they are there."""
+        return predict(chain, selection, self.results)
 
     @property
     def program(self) -> Program:
@@ -276,8 +295,13 @@ def prepare(
         target=target,
         config=config,
         timings_s=timings,
+        results=() if step.traced is not None else gradients_of(costs.graph, costs.partition),
     )
-    predicted = predict(*uniform(bench.chain(lambda o: (o.bare,))))
+    bare = uniform(bench.chain(lambda o: (o.bare,)))
+    predicted = bench.predict(*bare)
+    if predicted.peak.lent_bytes < _WORTH_LENDING * predicted.peak.live_bytes:
+        bench = replace(bench, results=())
+        predicted = bench.predict(*bare)
     surplus_bytes = max(0, compiled.memory.peak_bytes - predicted.peak_bytes)
     return replace(bench, surplus_bytes=surplus_bytes)
 

@@ -10,8 +10,15 @@ from jax_hremat._cost.certify import CompiledStep
 from jax_hremat._planner.bench import Workbench, timed, uniform
 from jax_hremat._program.fingerprint import Fingerprint, fingerprint
 from jax_hremat._program.region import Region
-from jax_hremat._schedule.chain import Chain, Prediction, Selection, Ties, predict, selection_region
-from jax_hremat._schedule.schedule import Schedule, fastest_within, least_peak
+from jax_hremat._schedule.chain import Chain, Prediction, Selection, Ties, selection_region
+from jax_hremat._schedule.lending import ROUGH_GAP, fastest_lending
+from jax_hremat._schedule.schedule import (
+    NOTHING_LENT,
+    Lent,
+    Schedule,
+    fastest_within,
+    least_peak,
+)
 from jax_hremat._schedule.stretches import Space, Stretched, bottom, stretched
 from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
@@ -67,7 +74,7 @@ class Candidates:
         self._timings_s = {"solve": 0.0, "certify": 0.0}
         self._found: dict[Region, Candidate] = {}
         bare = uniform(bench.chain(lambda o: (o.bare,)))
-        self._base_s = predict(*bare).time_s
+        self._base_s = bench.predict(*bare).time_s
         self.bare = self.add(*bare, NO_SOLVE)
 
     @property
@@ -115,7 +122,7 @@ class Candidates:
             self._progress("certifying", self.num_compiled, self.num_compiled + 1)
             with timed(self._timings_s, "certify"):
                 step = self.bench.compile_step(root)
-            prediction = predict(chain, selection)
+            prediction = self.bench.predict(chain, selection)
             self._found[root] = Candidate(chain, selection, root, prediction, step, outcome)
         return self._found[root]
 
@@ -127,8 +134,20 @@ class Candidates:
         *,
         groups: bool = True,
     ) -> Schedule:
-        """`fastest_within`, its time counted."""
-        return self._solved(space, lambda c: fastest_within(c, peak_bytes, solver, groups=groups))
+        """The fastest schedule found within a predicted peak."""
+        results = self.bench.results if isinstance(space, Chain) else ()
+        if results:
+            solver = replace(solver, relative_gap=max(solver.relative_gap, ROUGH_GAP))
+
+        def within(chain: Chain, lent: Lent = NOTHING_LENT) -> Schedule:
+            return fastest_within(chain, peak_bytes, solver, groups=groups, lent=lent)
+
+        def lending(chain: Chain) -> Schedule:
+            return fastest_lending(
+                chain, peak_bytes, results, functools.partial(within, chain), self.bench.predict
+            )
+
+        return self._solved(space, lending if results else within)
 
     def _solved(self, space: Space, solve: Callable[[Chain], Schedule]) -> Schedule:
         """The schedule of a chain, or of the chain under its stretches."""
@@ -167,7 +186,7 @@ class Candidates:
             schedule = self._solved(space, lambda c, g=groups: least_peak(c, solver, groups=g))
             assert schedule.selection is not None, "without a peak bound a selection exists"
             chain = bottom(space)
-            promise_bytes = predict(chain, schedule.selection).peak_bytes
+            promise_bytes = self.bench.predict(chain, schedule.selection).peak_bytes
             if isinstance(space, Chain) or all(
                 promise_bytes < _WORTH * c.prediction.peak_bytes for c in candidates
             ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jax_hremat._planner.candidates import NO_SOLVE, Candidate, Candidates
-from jax_hremat._schedule.chain import Ties, predict
+from jax_hremat._schedule.chain import Ties
 from jax_hremat._schedule.stretches import Space, bottom
 from jax_hremat._solve.backend import SolverConfig, Status, out_of_time
 
@@ -92,7 +92,7 @@ class Rounds:
             self._undecided |= schedule.outcome.status is Status.UNDECIDED
             if schedule.selection is None:
                 break
-            promise = predict(chain, schedule.selection)
+            promise = self._candidates.bench.predict(chain, schedule.selection)
             best = self._best()
             if best is not None and self._candidates.step_s(promise) > (1 - _WORTH) * best.step_s:
                 break
@@ -134,7 +134,7 @@ class Rounds:
     def _try_standard(self, hope: float) -> None:
         """Compile the standard plans that may fit and be faster, as they are written by hand."""
         for chain, selection in self._candidates.standard:
-            prediction, best = predict(chain, selection), self._best()
+            prediction, best = self._candidates.bench.predict(chain, selection), self._best()
             # Were its peak as much too high as the worst one seen, would it fit?
             hope_bytes = hope * self._candidates.overestimate * self._limit
             step_s = self._candidates.step_s(prediction)

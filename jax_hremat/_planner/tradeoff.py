@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from jax_hremat._planner.candidates import Candidate, Candidates
 from jax_hremat._planner.rounds import Rounds
-from jax_hremat._schedule.chain import predict
 
 # The predicted peak, and then the compiled one, is found up to this part of it …
 _TOLERANCE = 0.01
@@ -74,7 +73,7 @@ def _guess_bytes(candidates: Candidates, step_s: float) -> int:
         middle = (low + high) // 2
         selection = candidates.solve(candidates.chain, middle, solver).selection
         if selection is not None:
-            found = predict(candidates.chain, selection)
+            found = candidates.bench.predict(candidates.chain, selection)
             if candidates.step_s(found) <= step_s:
                 high = min(found.peak_bytes, middle)
                 continue

@@ -209,7 +209,7 @@ def _layers(
 ) -> list[Layer]:
     """What there is at every moment; of a block that keeps nothing outside its group, what is kept
     is there between the group's recompute and the block's backward."""
-    layers = [Layer("arguments and results", _FIXED, [fixed_bytes] * len(moments))]
+    layers = [Layer("arguments and results", _FIXED, [fixed_bytes - m.lent_bytes for m in moments])]
     rest = [m.kept_bytes for m in moments]
     for band, fill in enumerate(_BANDS):
         scopes = [scope for scope, own in bands.items() if own == band]

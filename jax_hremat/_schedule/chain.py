@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
+from jax_hremat._cost.mode_cost import ModeCost
 from jax_hremat._modes.block_modes import BlockOptions
 from jax_hremat._modes.option import Option
 from jax_hremat._partition.blocks import Partition, has_deferrable_input, make_block
 from jax_hremat._program.graph import Graph
 from jax_hremat._program.region import Region
+from jax_hremat._schedule.results import Result, lent_bytes
 
 # First and last block.
 Group = tuple[int, int]
@@ -91,14 +93,18 @@ class Chain:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def pending_cotangent_bytes(self, block: int) -> int:
-        """Cotangents made by later blocks that wait, during this block's backward, for a
-        block further ahead in it."""
-        return sum(
+    def pending_cotangents(self, block: int) -> list[int]:
+        """Bytes of each of the cotangents made by later blocks that wait, during this block's
+        backward, for a block further ahead in it."""
+        return [
             c.size_bytes
             for c in self.crossings
             if c.active and c.producer < block and c.readers[-1] > block
-        )
+        ]
+
+    def pending_cotangent_bytes(self, block: int) -> int:
+        """The sum of them."""
+        return sum(self.pending_cotangents(block))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +134,7 @@ class Moment:
         kept_bytes: What blocks hold for their backwards.
         passed_bytes: Values that pass from block to block, and their cotangents.
         working_bytes: What the block itself takes.
+        lent_bytes: Of all that, what lies in the memory of results that are not there yet.
     """
 
     block: int
@@ -135,11 +142,12 @@ class Moment:
     kept_bytes: int
     passed_bytes: int
     working_bytes: int
+    lent_bytes: int = 0
 
     @property
     def live_bytes(self) -> int:
-        """All three together."""
-        return self.kept_bytes + self.passed_bytes + self.working_bytes
+        """What is alive, in memory of its own."""
+        return self.kept_bytes + self.passed_bytes + self.working_bytes - self.lent_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +236,21 @@ def make_chain(
     )
 
 
+def gradients_of(graph: Graph, partition: Partition) -> tuple[Result, ...]:
+    """Gradients of the program's arguments, each complete in the backward of the first block that
+    reads the argument."""
+    block_of = {
+        op: index
+        for index, block in enumerate(partition.blocks)
+        for op in range(block.start, block.stop)
+    }
+    return tuple(
+        Result(min(block_of[op] for op in value.users), value.size_bytes)
+        for value in graph.values
+        if value.kind == "argument" and value.active and value.users
+    )
+
+
 def _last_recompute_s(options: BlockOptions, option: Option) -> float:
     """What a group's recompute of its last block takes.
 
@@ -240,9 +263,16 @@ def _last_recompute_s(options: BlockOptions, option: Option) -> float:
     return min(max(added_s, 0.0), options.wrapped.cost.forward_s)
 
 
-def predict(chain: Chain, selection: Selection) -> Prediction:
+def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) -> Prediction:
     """Walk the step: forward through the blocks, then backward, each group recomputed before the
-    backward of its blocks, and a group in it again before that of its own."""
+    backward of its blocks, and a group in it again before that of its own.
+
+    Args:
+        chain: Blocks and their options.
+        selection: What was chosen.
+        results: Results that lend their memory until they are there; the root program knows of
+            none.
+    """
     costs = [chain.options[b][o].cost for b, o in enumerate(selection.options)]
     keeps = {b: chain.options[b][o].cost for b, o in selection.keeps}
     around = _groups_around(chain, selection)
@@ -253,34 +283,47 @@ def predict(chain: Chain, selection: Selection) -> Prediction:
         inside some groups."""
         return any(h.block <= block and h.groups <= inside for h in holders[v])
 
-    def kept_before(block: int, inside: frozenset[Group] = frozenset()) -> int:
-        """Bytes that the blocks before it keep, seen from inside some groups."""
-        return sum(
-            costs[b].kept_bytes
-            if inside.issuperset(around[b])
-            else keeps[b].kept_bytes
-            if b in keeps and inside.isdisjoint(around[b])
-            else chain.shared_bytes[b]
-            for b in range(block)
+    def seen(block: int, inside: frozenset[Group]) -> ModeCost | None:
+        """What a block keeps, seen from inside some groups; None if only constants."""
+        if inside.issuperset(around[block]):
+            return costs[block]
+        return keeps.get(block) if inside.isdisjoint(around[block]) else None
+
+    def moment(block: int, inside: frozenset[Group], passed: list[int], *, back: bool) -> Moment:
+        before = [seen(b, inside) for b in range(block)]
+        kept = (
+            s if c is None else c.kept_bytes
+            for c, s in zip(before, chain.shared_bytes[:block], strict=True)
+        )
+        own = costs[block] if back else keeps.get(block, costs[block])
+        lent = 0
+        if results:
+            sizes = [size for cost in before if cost is not None for size in cost.kept_sizes]
+            sizes += own.backward_sizes if back else own.forward_sizes
+            idle = (r.size_bytes for r in results if not back or r.block < block)
+            lent = lent_bytes((*sizes, *passed), idle)
+        return Moment(
+            block=block,
+            in_backward=back,
+            kept_bytes=sum(kept),
+            passed_bytes=sum(passed),
+            working_bytes=own.backward_peak_bytes if back else own.forward_peak_bytes,
+            lent_bytes=lent,
         )
 
     forwards, backwards = [], []
-    for block, cost in enumerate(costs):
-        own = keeps.get(block, cost).forward_peak_bytes
-        waiting = sum(
+    for block in range(len(chain)):
+        waiting = [
             c.size_bytes
             for v, c in enumerate(chain.crossings)
             if c.producer < block <= c.readers[-1] or held(v, block - 1)
-        )
-        forwards.append(Moment(block, False, kept_before(block), waiting, own))
+        ]
+        forwards.append(moment(block, frozenset(), waiting, back=False))
 
         inside = frozenset(around[block])
-        passed = chain.pending_cotangent_bytes(block) + sum(
-            c.size_bytes for v, c in enumerate(chain.crossings) if held(v, block, inside)
-        )
-        backwards.append(
-            Moment(block, True, kept_before(block, inside), passed, cost.backward_peak_bytes)
-        )
+        passed = [c.size_bytes for v, c in enumerate(chain.crossings) if held(v, block, inside)]
+        passed += chain.pending_cotangents(block)
+        backwards.append(moment(block, inside, passed, back=True))
     moments = (*forwards, *reversed(backwards))
     peak = max(moments, key=lambda m: m.live_bytes)
     return Prediction(

@@ -12,6 +12,7 @@ Glossary
     s_k         bytes kept for later backwards by the pieces before block k, and of held values
                 that are last read before it
     P           peak bytes, arguments and outputs left out
+    F_k, G_k    bytes that results lend in the forward and in the backward of block k, as given
     T_p, K_p    ms added; bytes kept (of a group, constants only)
     A_{p,k}     peak of the forward of block k in p, with what p keeps of the blocks before it
     B_p         peak of the backward of p, the cotangents pending there included
@@ -52,6 +53,22 @@ _ROUGH = 0.03
 
 
 @dataclass(frozen=True, slots=True)
+class Lent:
+    """What results lend while each block runs; empty where they lend nothing.
+
+    Attributes:
+        forward: Bytes in the forward of each block.
+        backward: In its backward.
+    """
+
+    forward: tuple[int, ...] = ()
+    backward: tuple[int, ...] = ()
+
+
+NOTHING_LENT = Lent()
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """An answer of the root program.
 
@@ -68,7 +85,12 @@ class Schedule:
 
 
 def fastest_within(
-    chain: Chain, peak_bytes: int, config: SolverConfig, *, groups: bool = True
+    chain: Chain,
+    peak_bytes: int,
+    config: SolverConfig,
+    *,
+    groups: bool = True,
+    lent: Lent = NOTHING_LENT,
 ) -> Schedule:
     """Least step time whose predicted peak is at most `peak_bytes`.
 
@@ -77,12 +99,13 @@ def fastest_within(
         peak_bytes: Bound on the predicted peak.
         config: The solver's limits.
         groups: Whether consecutive blocks may be wrapped together.
+        lent: What results lend.
 
     Returns:
         The schedule; none with `Status.INFEASIBLE`, or with `Status.UNDECIDED` if the time limit
         passed first.
     """
-    program = _Program(chain, config)
+    program = _Program(chain, config, lent)
     limit = peak_bytes - chain.fixed_bytes
     best = program.fastest(program.singles, limit)
     if groups and limit > 0:
@@ -120,9 +143,10 @@ def least_peak(chain: Chain, config: SolverConfig, *, groups: bool = True) -> Sc
 
 def _with_groups(program: _Program, limit: int, best: _Answer) -> _Answer:
     """The best schedule if groups are allowed, given the best without."""
+    lent_bytes = program.most_lent_bytes
     if best.pieces is None:
         # There is a schedule only if there is one of the groups with the least peaks.
-        inside = [*program.keeping, *program.groups.pieces(limit, by_time=False)]
+        inside = [*program.keeping, *program.groups.pieces(limit + lent_bytes, by_time=False)]
         rough_ms = _ROUGH * program.base_ms
         best = program.fastest([*program.singles, *inside], limit, gap_ms=rough_ms)
         if best.pieces is None:
@@ -136,7 +160,9 @@ def _with_groups(program: _Program, limit: int, best: _Answer) -> _Answer:
         worth_ms = min(worth_ms, wanted_ms - bound_ms)
         listed = (*program.singles, *program.keeping)
         pieces = [p for p in listed if prices.reduced_ms(p) <= worth_ms + _ZERO_MS]
-        pieces += program.groups.pieces(limit, prices=prices, worth_ms=worth_ms + _ZERO_MS)
+        pieces += program.groups.pieces(
+            limit + lent_bytes, prices=prices, worth_ms=worth_ms + _ZERO_MS
+        )
         answer = program.fastest(pieces, limit, wanted_ms)
         best = best.improved(answer)
         if answer.out_of_time:
@@ -177,8 +203,12 @@ class _Answer:
 class _Program:
     """Variables and rows over one chain."""
 
-    def __init__(self, chain: Chain, config: SolverConfig) -> None:
+    def __init__(self, chain: Chain, config: SolverConfig, lent: Lent = NOTHING_LENT) -> None:
         self.chain = chain
+        nothing = (0,) * len(chain)
+        self._lent_forward_mib = np.array(lent.forward or nothing) / _MIB
+        self._lent_backward_mib = np.array(lent.backward or nothing) / _MIB
+        self.most_lent_bytes = max((0, *lent.forward, *lent.backward))
         self.singles = single_pieces(chain)
         self.keeping = keeping_pieces(chain)
         self.groups = Groups(chain)
@@ -270,7 +300,8 @@ class _Program:
             value, prices = relaxed
             # The most wanted groups are quick to list; the less wanted once they run out.
             while True:
-                found = self.groups.pieces(limit_bytes, prices=prices, worth_ms=-coarse)
+                most_bytes = limit_bytes + self.most_lent_bytes
+                found = self.groups.pieces(most_bytes, prices=prices, worth_ms=-coarse)
                 found = [(prices.reduced_ms(p), p) for p in found if p not in known]
                 if found or coarse <= fine:
                     break
@@ -334,11 +365,12 @@ class _Program:
             # Who holds v as of block k holds it:  h_{v,k} ≥ Σ_{p holds v as of k} x_p.
             h >= held.matrix(h.size, width) @ x,
             # The forward of block k: what is kept before it, values still to be read, its own
-            # peak:  s_k + Σ_p A_{p,k} x_p + Σ_{v made before k, read from k on} b_v ≤ P.
-            s + forward.matrix(n, width) @ x + self._known_mib <= peak,
+            # peak:  s_k + Σ_p A_{p,k} x_p + Σ_{v made before k, read from k on} b_v ≤ P + F_k.
+            s + forward.matrix(n, width) @ x + self._known_mib <= peak + self._lent_forward_mib,
             # The backward of the piece that block k is in:
-            #   s_k + Σ_{p ∋ k} B_p x_p + Σ_{v made up to k, read from k on} b_v h_{v,k} ≤ P.
-            s + backward.matrix(n, width) @ x + self._held_there @ h <= peak,
+            #   s_k + Σ_{p ∋ k} B_p x_p + Σ_{v made up to k, read from k on} b_v h_{v,k} ≤ P + G_k.
+            s + backward.matrix(n, width) @ x + self._held_there @ h
+            <= peak + self._lent_backward_mib,
         )
         constraints: list[cp.Constraint] = list(rows)
         # What the pieces before block k keep, and values last read before it that they hold:

@@ -1,0 +1,150 @@
+"""Results that lend their memory: how much, what is predicted of it, and what the solver makes of
+it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_schedule import EXACT, MIB, QUICK, ROUNDING_BYTES, all_predictions, chains, make, option
+
+import jax_hremat
+from jax_hremat._compiler.target import get_target
+from jax_hremat._planner.bench import Workbench, prepare, uniform
+from jax_hremat._planner.candidates import NO_SOLVE, Candidates
+from jax_hremat._program.step import own_step
+from jax_hremat._program.trace import trace_loss
+from jax_hremat._schedule.chain import Chain, Crossing, Prediction, Selection, Ties, predict
+from jax_hremat._schedule.lending import fastest_lending
+from jax_hremat._schedule.results import Result, lent_bytes
+from jax_hremat._schedule.schedule import Lent, fastest_within
+
+
+@pytest.mark.parametrize(
+    ("sizes", "idle", "lent"),
+    [
+        ([], [5], 0),
+        ([5], [], 0),
+        ([5], [4], 0),
+        ([5], [5], 5),
+        ([5, 5, 3], [6], 5),
+        # The largest takes the smallest that it fits in, and leaves the larger one.
+        ([3, 4], [5, 3], 7),
+        ([10, 5, 5, 3], [5, 6], 10),
+    ],
+)
+def test_each_buffer_goes_to_the_smallest_idle_result(
+    sizes: list[int], idle: list[int], lent: int
+) -> None:
+    assert lent_bytes(sizes, idle) == lent
+
+
+def three_blocks() -> Chain:
+    sizes = {"kept_sizes": (6 * MIB, 3 * MIB), "backward_sizes": (4 * MIB,)}
+    one = option(1, 2, 9, 2, 4)
+    one = replace(one, cost=replace(one.cost, **sizes))
+    stream = [Crossing(2 * MIB, k, (k + 1,), True, frozenset({(k + 1, 0)})) for k in range(2)]
+    return make([[one]] * 3, [1.0] * 3, stream, fixed=20)
+
+
+def test_a_result_lends_until_its_own_backward() -> None:
+    chain, selection = three_blocks(), Selection((0, 0, 0))
+    results = [Result(0, 7 * MIB), Result(1, 3 * MIB)]
+    plain, lending = predict(chain, selection), predict(chain, selection, results)
+    # The last backward: 18 kept, two streams of 2, 4 of its own. 6 go into 7 and 3 into 3.
+    assert plain.peak_bytes == (20 + 18 + 4 + 4) * MIB
+    last = next(m for m in lending.moments if m.block == 2 and m.in_backward)
+    assert last.lent_bytes == 9 * MIB
+    assert last.live_bytes == (18 + 4 + 4 - 9) * MIB
+    # The second result is written in the backward of the second block, the first in the first's.
+    lent = {m.block: m.lent_bytes for m in lending.moments if m.in_backward}
+    assert (lent[1], lent[0]) == (6 * MIB, 0)
+    assert lending.time_s == plain.time_s
+
+
+def fits(found: Prediction, lent: Lent, limit_bytes: int) -> bool:
+    return all(
+        m.live_bytes <= limit_bytes + (lent.backward if m.in_backward else lent.forward)[m.block]
+        for m in found.moments
+    )
+
+
+@given(chains(), st.data())
+@QUICK
+def test_the_root_program_takes_what_is_lent_as_given(chain: Chain, data: st.DataObject) -> None:
+    some = st.lists(
+        st.integers(0, 9).map(lambda n: n * MIB), min_size=len(chain), max_size=len(chain)
+    )
+    lent = Lent(tuple(data.draw(some)), tuple(data.draw(some)))
+    everything = all_predictions(chain, groups=False)
+    peak_bytes = data.draw(st.sampled_from(sorted({p.peak_bytes for p in everything})))
+    limit_bytes = peak_bytes - chain.fixed_bytes
+    fitting = [p.time_s for p in everything if fits(p, lent, limit_bytes)]
+    found = fastest_within(chain, peak_bytes, EXACT, groups=False, lent=lent).selection
+    assert (found is None) == (not fitting)
+    if found is not None:
+        assert predict(chain, found).time_s == pytest.approx(min(fitting), abs=1e-9)
+    grouped = fastest_within(chain, peak_bytes, EXACT, lent=lent).selection
+    if grouped is not None:
+        promise = predict(chain, grouped)
+        assert fits(promise, lent, limit_bytes + ROUNDING_BYTES)
+        assert found is None or promise.time_s <= predict(chain, found).time_s + 1e-9
+
+
+@given(chains(), st.data())
+@QUICK
+def test_what_is_found_with_lending_fits(chain: Chain, data: st.DataObject) -> None:
+    size = st.integers(1, 12).map(lambda n: n * MIB)
+    block = st.integers(0, len(chain) - 1)
+    results = [Result(data.draw(block), data.draw(size)) for _ in range(3)]
+    peaks = sorted({p.peak_bytes for p in all_predictions(chain)})
+    peak_bytes = data.draw(st.sampled_from(peaks))
+    found = fastest_lending(
+        chain,
+        peak_bytes,
+        results,
+        lambda lent: fastest_within(chain, peak_bytes, EXACT, lent=lent),
+        lambda c, s: predict(c, s, results),
+    )
+    assert found.selection is not None
+    promise = predict(chain, found.selection, results)
+    assert promise.peak_bytes <= 1.001 * peak_bytes + ROUNDING_BYTES
+
+
+def heavy(weights: list[Any], x: jax.Array) -> jax.Array:
+    """Weights as large as activations."""
+    for w_in, w_out in weights:
+        x = x + jnp.sin(jax.nn.gelu(x @ w_in) @ w_out)
+    return (x * x).mean()
+
+
+@pytest.fixture(scope="module")
+def bench() -> Workbench:
+    def struct(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    program = trace_loss(heavy, ([(struct(64, 128), struct(128, 64))] * 8, struct(128, 64)), {})
+    config = jax_hremat.PlannerConfig(
+        search=jax_hremat.SearchConfig(max_runs=2, max_packings=1, max_saved_sets=1)
+    )
+    return prepare(own_step(program), get_target("cpu"), config, 0.0, lambda *_: None)
+
+
+def test_peaks_of_heavy_weights_are_predicted(bench: Workbench) -> None:
+    assert sum(r.size_bytes for r in bench.results) == 8 * 2 * 64 * 128 * 4
+    candidates = Candidates(bench, lambda *_: None)
+    wrapped = uniform(bench.chain(lambda o: (o.wrapped,)))
+    tight = candidates.solve(
+        candidates.chain, int(0.85 * candidates.bare.peak_bytes), bench.config.solver
+    )
+    assert tight.selection is not None
+    for chain, selection in (wrapped, (candidates.chain, tight.selection)):
+        found = candidates.add(chain, selection, NO_SOLVE, Ties.WRAPPED)
+        assert found.prediction.peak_bytes == pytest.approx(found.peak_bytes, rel=0.08)
+    linear = predict(*uniform(bench.chain(lambda o: (o.bare,))))
+    assert linear.peak_bytes > 1.15 * candidates.bare.peak_bytes
