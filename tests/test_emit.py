@@ -389,4 +389,6 @@ def test_a_wrapped_max_pool_keeps_no_zeros_through_the_step(h200: Target) -> Non
     names = [eqn.primitive.name for eqn in compat.open_jaxpr(program.jaxpr).eqns]
     stem = Region(0, names.index("reduce_window_max") + 1, wrapped=True)
     written_bytes = peak_bytes(traced(remat=True))
-    assert peak_bytes(program, stem) <= written_bytes - 2 * (images.size * 2)
+    # Two arrays of this size with jax 0.10, one with 0.12.
+    zeros_bytes = 2 * images.size
+    assert peak_bytes(program, stem) <= written_bytes - 0.99 * zeros_bytes
