@@ -153,11 +153,12 @@ def _different(candidates: Candidates) -> list[Candidate]:
         if candidates.num_compiled >= MAX_PLANS:
             break
         candidates.add(chain, selection, candidates.bare.outcome)
-    found = sorted(candidates.within(10 * whole_bytes), key=lambda c: c.peak_bytes)
+    others = [c for c in candidates.within(10 * whole_bytes) if c is not candidates.bare]
+    others.sort(key=lambda c: c.peak_bytes)
     # Both ends and evenly between.
-    last = len(found) - 1
-    count = min(MAX_PLANS, len(found))
-    return [found[round(i * last / max(count - 1, 1))] for i in range(count)]
+    last = len(others) - 1
+    count = min(MAX_PLANS - 1, len(others))
+    return [candidates.bare, *(others[round(i * last / max(count - 1, 1))] for i in range(count))]
 
 
 def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
