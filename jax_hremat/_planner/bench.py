@@ -128,19 +128,21 @@ class Costs:
             choose: Picks some of the options of a kind; without it, layers may also be wrapped
                 under the policies that a user would write.
         """
-        chosen = [choose(o) if choose is not None else o.options for o in self.of_blocks]
-        if choose is None:
-            for first, last in layer_groups(self.partition.kinds):
-                for block in range(first, last + 1):
-                    options = self.of_blocks[block]
-                    written = (options.written(policy) for policy in self.policies)
-                    chosen[block] = (*options.options, options.bare, *written)
-        only = [tuple(dict.fromkeys(options)) for options in chosen]
-        chain = make_chain(self.graph, self.partition, self.options, always_bytes, only=only)
+        of_blocks, policies = self.of_blocks, self.policies
         if choose is not None:
-            return chain
-        under = [group for policy in self.policies for group in self.layers_under(policy, chain)]
+            return self._chain_of(always_bytes, [choose(options) for options in of_blocks])
+        chosen = [options.options for options in of_blocks]
+        for first, last in layer_groups(self.partition.kinds):
+            for block in range(first, last + 1):
+                options = of_blocks[block]
+                chosen[block] += (options.bare, *(options.written(name) for name in policies))
+        chain = self._chain_of(always_bytes, chosen)
+        under = [group for name in policies for group in self.layers_under(name, chain)]
         return replace(chain, keeping=tuple(under))
+
+    def _chain_of(self, always_bytes: int, chosen: Sequence[Sequence[Option]]) -> Chain:
+        only = [tuple(dict.fromkeys(options)) for options in chosen]
+        return make_chain(self.graph, self.partition, self.options, always_bytes, only=only)
 
     def layers_under(self, policy: str, chain: Chain) -> list[KeepingGroup]:
         """The layers of several blocks, each under a policy by name."""
