@@ -74,7 +74,6 @@ class Candidates:
         self._timings_s = {"solve": 0.0, "certify": 0.0}
         self._found: dict[Region, Candidate] = {}
         bare = uniform(bench.chain(lambda o: (o.bare,)))
-        self._base_s = bench.predict(*bare).time_s
         self.bare = self.add(*bare, NO_SOLVE)
 
     @property
@@ -105,7 +104,7 @@ class Candidates:
 
     def step_s(self, prediction: Prediction) -> float:
         """A predicted time as a time of the whole step: the baseline's and the difference."""
-        added_s = prediction.time_s - self._base_s
+        added_s = prediction.time_s - self.bare.prediction.time_s
         return self.bench.baseline.step_s + self.bench.step.calls * added_s
 
     def within(self, peak_bytes: int) -> list[Candidate]:

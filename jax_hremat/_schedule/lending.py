@@ -17,7 +17,6 @@ _MAX_SOLVES = 8
 # A schedule is close enough if its peak is above the bound by no more than this part of it; what is
 # missing is less than predictions are off.
 _CLOSE = 0.001
-
 # With each schedule that does not fit, results are given this part of the limit less to lend.
 _SPARE = 0.003
 # While it is not known what results lend, schedules need not be the fastest to the last.

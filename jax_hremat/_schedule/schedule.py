@@ -13,7 +13,7 @@ Glossary
                 that are last read before it
     P           peak bytes, arguments and outputs left out
     F_k, G_k    bytes that results lend in the forward and in the backward of block k, as given
-    T_p, K_p    ms added; bytes kept (of a group, constants only)
+    T_p, K_p    ms added; bytes kept, by a group too (constants, what a policy keeps)
     A_{p,k}     peak of the forward of block k in p, with what p keeps of the blocks before it
     B_p         peak of the backward of p, the cotangents pending there included
 
