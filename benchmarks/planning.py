@@ -21,7 +21,7 @@ from benchmarks import command, zoo
 from benchmarks.measured import Pieces, pieces_of, say, traced
 from jax_hremat._planner.bench import priced, uniform
 from jax_hremat._program.step import own_step
-from jax_hremat._schedule.chain import predict
+from jax_hremat._schedule.prediction import predict
 from jax_hremat._schedule.schedule import fastest_within
 
 CONFIG = jax_hremat.PlannerConfig()

@@ -19,8 +19,10 @@ from jax_hremat._planner.bench import Workbench, prepare, uniform
 from jax_hremat._planner.candidates import NO_SOLVE, Candidates
 from jax_hremat._program.step import own_step
 from jax_hremat._program.trace import trace_loss
-from jax_hremat._schedule.chain import Chain, Crossing, Prediction, Selection, Ties, predict
+from jax_hremat._schedule.chain import Chain, Crossing, Selection
 from jax_hremat._schedule.lending import fastest_lending
+from jax_hremat._schedule.prediction import Prediction, predict
+from jax_hremat._schedule.regions import Ties
 from jax_hremat._schedule.results import Result, lent_bytes
 from jax_hremat._schedule.schedule import Lent, fastest_within
 

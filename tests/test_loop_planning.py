@@ -24,7 +24,9 @@ from jax_hremat._program.bodies import Scan, bodies_of
 from jax_hremat._program.graph import build_graph
 from jax_hremat._program.step import own_step
 from jax_hremat._program.trace import Program, trace_loss
-from jax_hremat._schedule.chain import Selection, Ties, predict, selection_region
+from jax_hremat._schedule.chain import Selection
+from jax_hremat._schedule.prediction import predict
+from jax_hremat._schedule.regions import Ties, selection_region
 from jax_hremat._shared.units import parse_budget
 
 QUICK = PlannerConfig(

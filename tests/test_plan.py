@@ -25,7 +25,7 @@ from jax_hremat._program.fingerprint import Fingerprint, fingerprint
 from jax_hremat._program.graph import build_graph
 from jax_hremat._program.region import Region
 from jax_hremat._program.trace import trace_loss
-from jax_hremat._schedule.chain import Moment
+from jax_hremat._schedule.prediction import Moment
 from jax_hremat._shared.errors import PlanFormatError
 
 MIB = 2**20

@@ -36,7 +36,7 @@ from jax_hremat._planner.rounds import Rounds
 from jax_hremat._program.region import Region
 from jax_hremat._program.step import own_step
 from jax_hremat._program.trace import trace_loss
-from jax_hremat._schedule.chain import Ties, selection_region
+from jax_hremat._schedule.regions import Ties, selection_region
 from jax_hremat._shared.units import parse_budget
 
 WIDE, BATCH, LENGTH = 16, 4, 64

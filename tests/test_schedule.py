@@ -20,16 +20,10 @@ from jax_hremat._program.graph import build_graph
 from jax_hremat._program.region import Region
 from jax_hremat._program.trace import trace_loss
 from jax_hremat._schedule import schedule
-from jax_hremat._schedule.chain import (
-    Chain,
-    Crossing,
-    KeepingGroup,
-    Prediction,
-    Selection,
-    predict,
-    selection_region,
-)
+from jax_hremat._schedule.chain import Chain, Crossing, KeepingGroup, Selection
 from jax_hremat._schedule.groups import MAX_GROUP
+from jax_hremat._schedule.prediction import Prediction, predict
+from jax_hremat._schedule.regions import selection_region
 from jax_hremat._schedule.schedule import fastest_within, least_peak
 from jax_hremat._shared.errors import SolverError
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status

@@ -19,7 +19,8 @@ from jax_hremat._modes.option import Option
 from jax_hremat._program.graph import Graph
 from jax_hremat._program.region import Region
 from jax_hremat._schedule import stretches
-from jax_hremat._schedule.chain import Chain, Crossing, Group, Selection, predict, recompute_s
+from jax_hremat._schedule.chain import Chain, Crossing, Group, Selection
+from jax_hremat._schedule.prediction import predict, recompute_s
 from jax_hremat._schedule.schedule import fastest_within, least_peak
 from jax_hremat._schedule.stretches import stretched
 from jax_hremat._solve.backend import SolverConfig

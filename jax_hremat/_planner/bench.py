@@ -34,16 +34,9 @@ from jax_hremat._program.layout import on_one_device
 from jax_hremat._program.region import Region
 from jax_hremat._program.step import Step
 from jax_hremat._program.trace import Program
-from jax_hremat._schedule.chain import (
-    Chain,
-    KeepingGroup,
-    Prediction,
-    Selection,
-    gradients_of,
-    make_chain,
-    predict,
-)
-from jax_hremat._schedule.results import Result
+from jax_hremat._schedule.chain import Chain, KeepingGroup, Selection, make_chain
+from jax_hremat._schedule.prediction import Prediction, predict
+from jax_hremat._schedule.results import Result, gradients_of
 from jax_hremat._shared import compat
 from jax_hremat._shared.errors import UnsupportedConfigError
 from jax_hremat._shared.progress import Progress

@@ -10,8 +10,10 @@ from jax_hremat._cost.certify import CompiledStep
 from jax_hremat._planner.bench import Workbench, timed, uniform
 from jax_hremat._program.fingerprint import Fingerprint, fingerprint
 from jax_hremat._program.region import Region
-from jax_hremat._schedule.chain import Chain, Prediction, Selection, Ties, selection_region
+from jax_hremat._schedule.chain import Chain, Selection
 from jax_hremat._schedule.lending import ROUGH_GAP, fastest_lending
+from jax_hremat._schedule.prediction import Prediction
+from jax_hremat._schedule.regions import Ties, selection_region
 from jax_hremat._schedule.schedule import (
     NOTHING_LENT,
     Lent,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jax_hremat._planner.candidates import NO_SOLVE, Candidate, Candidates
-from jax_hremat._schedule.chain import Ties
+from jax_hremat._schedule.regions import Ties
 from jax_hremat._schedule.stretches import Space, bottom
 from jax_hremat._solve.backend import SolverConfig, Status, out_of_time
 

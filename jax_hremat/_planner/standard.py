@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 
 from jax_hremat._modes.option import Option
-from jax_hremat._schedule.chain import Chain, Group, KeepingGroup, Selection, predict
+from jax_hremat._schedule.chain import Chain, Group, KeepingGroup, Selection
 from jax_hremat._schedule.layers import layer_runs
+from jax_hremat._schedule.prediction import predict
 
 # Numbers of consecutive blocks wrapped together.
 _GROUP_SIZES = (2, 3, 4)

@@ -14,7 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from jax_hremat._plans.frontier import Frontier
 from jax_hremat._plans.plan import BlockReport, RematPlan
 from jax_hremat._plans.show import devices_words, runs_of_equal, signed_seconds, unpriced_words
-from jax_hremat._schedule.chain import Moment
+from jax_hremat._schedule.prediction import Moment
 from jax_hremat._shared.files import write_whole
 from jax_hremat._shared.format import format_bytes, format_seconds
 

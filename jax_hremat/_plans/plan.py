@@ -15,7 +15,7 @@ from jax_hremat._cost.certify import BufferReport
 from jax_hremat._program.fingerprint import Fingerprint
 from jax_hremat._program.mesh import DeviceMesh
 from jax_hremat._program.region import Loop, Region
-from jax_hremat._schedule.chain import Moment
+from jax_hremat._schedule.prediction import Moment
 from jax_hremat._shared.errors import PlanFormatError
 from jax_hremat._shared.files import write_whole
 

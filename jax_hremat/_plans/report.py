@@ -12,7 +12,8 @@ from jax_hremat._partition.blocks import Partition
 from jax_hremat._plans.plan import BlockReport
 from jax_hremat._program.graph import Graph
 from jax_hremat._program.region import Loop, Region
-from jax_hremat._schedule.chain import Chain, Selection, recompute_s
+from jax_hremat._schedule.chain import Chain, Selection
+from jax_hremat._schedule.prediction import recompute_s
 from jax_hremat._shared.format import format_bytes
 
 _MAX_PARTS = 3
@@ -51,7 +52,9 @@ def block_reports(decision: Decision) -> tuple[BlockReport, ...]:
         option = options[decision.selection.options[index]]
         in_group = index in grouped
         # Whose values are kept seen from outside: of a block in a group, those the group keeps.
-        kept = options[keeps[index]] if index in keeps else None if in_group else option
+        kept = None if in_group else option
+        if index in keeps:
+            kept = options[keeps[index]]
         bare = decision.bare[index]
         mode = option.mode.shifted(block.start)
         source = _source(decision.graph, block.start, block.stop)

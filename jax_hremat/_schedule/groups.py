@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from jax_hremat._schedule.chain import Chain, KeepingGroup
+from jax_hremat._schedule.prediction import again_s
 
 MAX_GROUP = 8
 _MIB = 2.0**20
@@ -100,12 +101,6 @@ def single_pieces(chain: Chain) -> list[Piece]:
     return pieces
 
 
-def keeping_pieces(chain: Chain) -> list[Piece]:
-    """The groups of a chain that keep something, each as it is."""
-    needs = _needs(chain)
-    return [_keeping_piece(chain, needs, group) for group in chain.keeping]
-
-
 def _keeping_piece(chain: Chain, needs: list[list[list[int]]], group: KeepingGroup) -> Piece:
     blocks, keeps = range(group.first, group.last + 1), dict(group.keeps)
     read = [
@@ -124,16 +119,11 @@ def _keeping_piece(chain: Chain, needs: list[list[list[int]]], group: KeepingGro
     for k, o in zip(blocks, group.options, strict=True):
         cost = chain.options[k][o].cost
         fastest_s = min(option.cost.time_s for option in chain.options[k])
-        if k in keeps:
-            seen = chain.options[k][keeps[k]].cost
-            added_s += max(seen.time_s, cost.time_s) - fastest_s
-            forward_bytes.append(kept_bytes + seen.forward_peak_bytes)
-            kept_bytes += seen.kept_bytes
-        else:
-            again = chain.last_recompute_s[k][o] if k == group.last else chain.recompute_s[k]
-            added_s += cost.time_s - fastest_s + again
-            forward_bytes.append(kept_bytes + cost.forward_peak_bytes)
-            kept_bytes += chain.shared_bytes[k]
+        added_s += cost.time_s - fastest_s
+        added_s += again_s(chain, (group.first, group.last), k, o, keeps.get(k))
+        seen = chain.options[k][keeps[k]].cost if k in keeps else cost
+        forward_bytes.append(kept_bytes + seen.forward_peak_bytes)
+        kept_bytes += seen.kept_bytes if k in keeps else chain.shared_bytes[k]
         inside_bytes += sum(chain.crossings[v].size_bytes for v in needs[k][o] if v not in held)
         held.update(needs[k][o])
         own_bytes = cost.backward_peak_bytes + chain.pending_cotangent_bytes(k)
@@ -153,14 +143,16 @@ def _keeping_piece(chain: Chain, needs: list[list[list[int]]], group: KeepingGro
 
 
 class Groups:
-    """All groups of a chain that keep nothing, of two to `MAX_GROUP` blocks.
+    """The groups of a chain: those that keep something, as they are listed in it, and all that
+    keep nothing, of two to `MAX_GROUP` blocks.
 
-    The last block is in no group: its backward follows its forward at once, so wrapping it
-    gains nothing. Nor is a pinned one.
+    The last block is in no group that keeps nothing: its backward follows its forward at once, so
+    wrapping it gains nothing. Nor is a pinned one.
     """
 
     def __init__(self, chain: Chain) -> None:
         needs = _needs(chain)
+        self._keeping = [_keeping_piece(chain, needs, group) for group in chain.keeping]
         self._stretches = [
             _Stretch(chain, needs, first, min(first + MAX_GROUP, len(chain) - 1) - 1)
             for first in range(len(chain) - 1)
@@ -175,7 +167,7 @@ class Groups:
         by_time: bool = True,
         only: frozenset[tuple[int, int]] | None = None,
     ) -> list[Piece]:
-        """The Pareto ways to run every group.
+        """The groups that keep something, and the Pareto ways to run every other.
 
         Args:
             limit_bytes: Leave out what alone has a higher peak, arguments and outputs left out.
@@ -184,7 +176,12 @@ class Groups:
             by_time: Whether time counts; if not, only the peaks do.
             only: The groups to look at, by first and last block; all if None.
         """
-        pieces: list[Piece] = []
+        pieces = [
+            p
+            for p in self._keeping
+            if max(*p.forward_bytes, p.backward_bytes) <= limit_bytes
+            and (prices is None or prices.reduced_ms(p) <= worth_ms)
+        ]
         for stretch in self._stretches:
             if only is None or any(first == stretch.first for first, _ in only):
                 start = _Start(stretch, limit_bytes, prices, worth_ms)

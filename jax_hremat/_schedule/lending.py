@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from jax_hremat._schedule.chain import Chain, Prediction, Selection
+from jax_hremat._schedule.chain import Chain, Selection
+from jax_hremat._schedule.prediction import Prediction
 from jax_hremat._schedule.results import Result
 from jax_hremat._schedule.schedule import NOTHING_LENT, Lent, Schedule
 

@@ -11,6 +11,9 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from jax_hremat._partition.blocks import Partition
+from jax_hremat._program.graph import Graph
+
 
 class Result(NamedTuple):
     """A gradient.
@@ -22,6 +25,21 @@ class Result(NamedTuple):
 
     block: int
     size_bytes: int
+
+
+def gradients_of(graph: Graph, partition: Partition) -> tuple[Result, ...]:
+    """Gradients of the program's arguments, each complete in the backward of the first block that
+    reads the argument."""
+    block_of = {
+        op: index
+        for index, block in enumerate(partition.blocks)
+        for op in range(block.start, block.stop)
+    }
+    return tuple(
+        Result(min(block_of[op] for op in value.users), value.size_bytes)
+        for value in graph.values
+        if value.kind == "argument" and value.active and value.users
+    )
 
 
 def lent_bytes(sizes_bytes: Iterable[int], idle_bytes: Iterable[int]) -> int:

@@ -35,8 +35,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from jax_hremat._schedule.chain import Chain, Selection, predict
-from jax_hremat._schedule.groups import Groups, Piece, Prices, keeping_pieces, single_pieces
+from jax_hremat._schedule.chain import Chain, Selection
+from jax_hremat._schedule.groups import Groups, Piece, Prices, single_pieces
+from jax_hremat._schedule.prediction import predict
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status, out_of_time, solve
 from jax_hremat._solve.modelling import cp
 
@@ -125,7 +126,7 @@ def least_peak(chain: Chain, config: SolverConfig, *, groups: bool = True) -> Sc
         raise out_of_time(config)
     if groups:
         limit = program.peak_bytes(best.pieces)
-        inside = [*program.keeping, *program.groups.pieces(limit, by_time=False)]
+        inside = program.groups.pieces(limit, by_time=False)
         if inside:
             answer = program.lowest([*program.singles, *inside], limit)
             best = best.improved(answer).bounded(answer.lower)
@@ -133,8 +134,7 @@ def least_peak(chain: Chain, config: SolverConfig, *, groups: bool = True) -> Sc
     schedule = program.schedule(best)
     limit = program.peak_bytes(best.pieces)
     same = frozenset((p.first, p.last) for p in best.pieces if p.last > p.first)
-    inside = [p for p in program.keeping if (p.first, p.last) in same]
-    inside += program.groups.pieces(limit, only=same)
+    inside = program.groups.pieces(limit, only=same)
     faster = program.fastest([*program.singles, *inside], limit)
     if faster.pieces is None or program.peak_bytes(faster.pieces) > limit:
         return schedule
@@ -146,7 +146,7 @@ def _with_groups(program: _Program, limit: int, best: _Answer) -> _Answer:
     lent_bytes = program.most_lent_bytes
     if best.pieces is None:
         # There is a schedule only if there is one of the groups with the least peaks.
-        inside = [*program.keeping, *program.groups.pieces(limit + lent_bytes, by_time=False)]
+        inside = program.groups.pieces(limit + lent_bytes, by_time=False)
         rough_ms = _ROUGH * program.base_ms
         best = program.fastest([*program.singles, *inside], limit, gap_ms=rough_ms)
         if best.pieces is None:
@@ -158,8 +158,7 @@ def _with_groups(program: _Program, limit: int, best: _Answer) -> _Answer:
     worth_ms = _FIRST_WORTH * program.base_ms
     while bound_ms <= (wanted_ms := best.objective - program.gap_ms):
         worth_ms = min(worth_ms, wanted_ms - bound_ms)
-        listed = (*program.singles, *program.keeping)
-        pieces = [p for p in listed if prices.reduced_ms(p) <= worth_ms + _ZERO_MS]
+        pieces = [p for p in program.singles if prices.reduced_ms(p) <= worth_ms + _ZERO_MS]
         pieces += program.groups.pieces(
             limit + lent_bytes, prices=prices, worth_ms=worth_ms + _ZERO_MS
         )
@@ -210,7 +209,6 @@ class _Program:
         self._lent_backward_mib = np.array(lent.backward or nothing) / _MIB
         self.most_lent_bytes = max((0, *lent.forward, *lent.backward))
         self.singles = single_pieces(chain)
-        self.keeping = keeping_pieces(chain)
         self.groups = Groups(chain)
         self.base_ms = 1e3 * sum(min(o.cost.time_s for o in opts) for opts in chain.options)
         self.gap_ms = config.relative_gap * self.base_ms
@@ -283,7 +281,7 @@ class _Program:
         The relaxation may exceed the limit at a price, so that it has a solution and prices
         whatever the limit.
         """
-        pieces = [*self.singles, *self.keeping]
+        pieces = list(self.singles)
         known = set(pieces)
         penalty = 1e3 * self.most_ms / (limit_bytes / _MIB)
         most = max(len(self.chain) // 2, 1)
