@@ -26,6 +26,7 @@ from jax_hremat._program.graph import build_graph
 from jax_hremat._program.step import own_step
 from jax_hremat._program.trace import Program, abstract_leaf, trace_loss
 from jax_hremat._shared.errors import StalePlanError
+from jax_hremat._shared.methods import CALL
 from jax_hremat._shared.progress import Progress
 from jax_hremat._shared.units import parse_budget, parse_goal
 
@@ -212,6 +213,7 @@ def hremat(
     headroom_bytes: int = 0,
     config: PlannerConfig | None = None,
     progress: Progress | None = None,
+    methods: str | Sequence[str] = CALL,
 ) -> Any:
     """Plan a loss function, or a Flax module, when it is first traced.
 
@@ -220,15 +222,17 @@ def hremat(
     for the life of the function that is returned; see its `plans` attribute.
 
     On a linen module class it is `jax_hremat.linen.remat`: a class with the same variables, rngs
-    and mutable collections whose `__call__` is planned. The budget then bounds the compiled call
-    together with its pullback, all floating parameters and inputs differentiated. On an NNX module
-    class it is `jax_hremat.nnx.remat`, which also takes loss functions of NNX modules.
+    and mutable collections whose `__call__`, or other methods, are planned. The budget then bounds
+    the compiled call together with its pullback, all floating parameters and inputs differentiated.
+    On an NNX module class it is `jax_hremat.nnx.remat`, which also takes loss functions of NNX
+    modules.
 
     Args:
         fun: A loss function of arrays, or a `flax.linen.Module` or `flax.nnx.Module` class; left
             out when used as a decorator.
         budget, max_slowdown, argnums, has_aux, target, headroom_bytes, config, progress: As in
             `plan_remat`; `argnums` and `has_aux` are for functions only.
+        methods: Names of the methods that are planned; for modules only.
 
     Raises:
         What `plan_remat` raises; the budget's and the target's errors at once, the others when
@@ -243,12 +247,14 @@ def hremat(
         progress=progress,
     )
     if fun is None:
-        return functools.partial(hremat, argnums=argnums, has_aux=has_aux, **options)
+        return functools.partial(
+            hremat, argnums=argnums, has_aux=has_aux, methods=methods, **options
+        )
     if inspect.isclass(fun) and issubclass(fun, flax_nnx.Module):
-        return nnx.remat(fun, **options)
+        return nnx.remat(fun, methods=methods, **options)
     if linen.is_module(fun):
         module: Any = fun
-        return linen.remat(module, **options)
+        return linen.remat(module, methods=methods, **options)
     goal = parse_goal(budget, max_slowdown)
     request = PlanRequest.make(target, headroom_bytes, config, progress)
     positions = positions_of(argnums)

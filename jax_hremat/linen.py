@@ -1,4 +1,4 @@
-"""Flax linen modules whose call is planned."""
+"""Flax linen modules whose methods are planned."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from jax_hremat._program.step import own_step
 from jax_hremat._program.trace import Program, abstract_leaf, trace_call
 from jax_hremat._shared import compat
 from jax_hremat._shared.errors import UnsupportedProgramError
+from jax_hremat._shared.methods import CALL, methods_of
 from jax_hremat._shared.progress import Progress
 from jax_hremat._shared.static import merge_arrays, split_arrays
 from jax_hremat._shared.units import parse_goal
@@ -47,6 +48,7 @@ def remat(
     headroom_bytes: int = 0,
     config: PlannerConfig | None = None,
     progress: Progress | None = None,
+    methods: str | Sequence[str] = CALL,
 ) -> type[M]:
     """A linen module class whose `__call__` is rematerialized under a byte budget.
 
@@ -60,16 +62,17 @@ def remat(
     that a Python number of another value is another program.
 
     Args:
-        module_class: A `flax.linen.Module` class with a `__call__`, which alone is planned.
+        module_class: A `flax.linen.Module` class.
         budget, max_slowdown, target, headroom_bytes, config, progress: As in
             `jax_hremat.plan_remat`.
+        methods: Names of the methods that are planned, each by itself under the budget.
 
     Returns:
         The class. Its class method `hremat_plans()` gives the plans in use, in order of first
         call.
 
     Raises:
-        UnsupportedProgramError: Not a linen module class, or one without `__call__`; when
+        UnsupportedProgramError: Not a linen module class, or one without such a method; when
             called, no floating parameter or input, or an ordered effect.
         BudgetFormatError, UnknownTargetError, TargetUnavailableError: At once.
         InfeasibleBudgetError, UnsupportedConfigError: When called.
@@ -79,6 +82,7 @@ def remat(
     evaluation are planned too; `module_class` itself takes the same variables and is not.
     """
     _check_module_class(module_class)
+    originals = methods_of(module_class, methods)
     goal = parse_goal(budget, max_slowdown)
     request = PlanRequest.make(target, headroom_bytes, config, progress)
     plans: dict[tuple[Any, ...], RematPlan] = {}
@@ -93,11 +97,11 @@ def remat(
         return _lift_planned(scopes_fun, plan_for)
 
     def hremat_plans(cls: type[nn.Module]) -> tuple[RematPlan, ...]:
-        """The plans in use, one for each program the call was traced to."""
+        """The plans in use, one for each program that calls were traced to."""
         return tuple(plans.values())
 
     namespace = {
-        "__call__": transforms.lift_transform(planned, module_class.__call__),
+        **{name: transforms.lift_transform(planned, fun) for name, fun in originals.items()},
         "__doc__": module_class.__doc__,
         "__module__": module_class.__module__,
         "__qualname__": module_class.__qualname__,
@@ -119,12 +123,6 @@ def _check_module_class(module_class: Any) -> None:
             f"only loss functions and `flax.linen.Module` classes can be planned, and this is "
             f"{'the class' if is_class else 'an instance of'} `{given.__module__}."
             f"{given.__qualname__}`. Of any other model, plan the loss function that calls it"
-        )
-    # `hasattr` would find the `__call__` of classes, which makes instances.
-    if not any("__call__" in vars(base) for base in module_class.__mro__):
-        raise UnsupportedProgramError(
-            f"`{module_class.__name__}` has no `__call__`, the one method that is planned. "
-            f"Give it one, or plan the loss function that uses its other methods"
         )
 
 

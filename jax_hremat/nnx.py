@@ -1,4 +1,4 @@
-"""Flax NNX: loss functions of modules, and module classes, whose call is planned."""
+"""Flax NNX: loss functions of modules, and module classes, whose methods are planned."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from jax_hremat._program.emit import emit
 from jax_hremat._program.step import own_step
 from jax_hremat._program.trace import Program, abstract_leaf, trace_call, trace_loss
 from jax_hremat._shared.errors import UnsupportedProgramError
+from jax_hremat._shared.methods import CALL, methods_of
 from jax_hremat._shared.progress import Progress
 from jax_hremat._shared.static import merge_arrays, split_arrays
 from jax_hremat._shared.units import Budget, Slowdown, parse_goal
@@ -40,6 +41,7 @@ def remat(
     headroom_bytes: int = 0,
     config: PlannerConfig | None = None,
     progress: Progress | None = None,
+    methods: str | Sequence[str] = CALL,
 ) -> Any:
     """Plan a loss function of NNX modules, or a module class, when it is first called.
 
@@ -60,6 +62,8 @@ def remat(
         argnums: Arguments that are differentiated, as in `nnx.grad`; for functions.
         has_aux: Whether the function returns `(loss, aux)`; for functions.
         wrt: Filter of the state that is differentiated.
+        methods: Names of the methods that are planned, each by itself under the budget; for
+            classes.
         budget, max_slowdown, target, headroom_bytes, config, progress: As in
             `jax_hremat.plan_remat`.
 
@@ -68,7 +72,7 @@ def remat(
         method `hremat_plans()` gives them.
 
     Raises:
-        UnsupportedProgramError: An instance of a module, or a class without `__call__`; what
+        UnsupportedProgramError: An instance of a module, or a class without such a method; what
             `plan_remat` refuses, when called.
         The errors of `plan_remat`, the budget's and the target's at once.
 
@@ -87,6 +91,7 @@ def remat(
             headroom_bytes=headroom_bytes,
             config=config,
             progress=progress,
+            methods=methods,
         )
     goal = parse_goal(budget, max_slowdown)
     request = PlanRequest.make(target, headroom_bytes, config, progress)
@@ -96,7 +101,7 @@ def remat(
             f"that calls it"
         )
     if inspect.isclass(fun):
-        return _planned_class(fun, goal, request, wrt)
+        return _planned_class(fun, goal, request, wrt, methods)
     return _PlannedLoss(fun, goal, request, positions_of(argnums), has_aux, wrt)
 
 
@@ -158,40 +163,43 @@ class _PlannedLoss:
 
 
 def _planned_class(
-    module_class: type, goal: Budget | Slowdown, request: PlanRequest, wrt: Any
+    module_class: type,
+    goal: Budget | Slowdown,
+    request: PlanRequest,
+    wrt: Any,
+    methods: str | Sequence[str],
 ) -> type:
     if not issubclass(module_class, nnx.Module):
         raise UnsupportedProgramError(
             f"`{module_class.__name__}` is no `flax.nnx.Module` class; jax_hremat.linen.remat is "
             f"for linen modules"
         )
-    # `hasattr` would find the `__call__` of classes, which makes instances.
-    original = next(
-        (vars(base)["__call__"] for base in module_class.__mro__ if "__call__" in vars(base)), None
-    )
-    if original is None:
-        raise UnsupportedProgramError(
-            f"`{module_class.__name__}` has no `__call__`, the one method that is planned"
+    calls_of: dict[str, _Calls] = {}
+
+    def planned(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        calls_of[name] = calls = _Calls(
+            lambda pure, operands: trace_call(pure, operands, (_PARAMETERS, _INPUTS)),
+            lambda program, trace_s: request.plan(
+                own_step(program), trace_s, goal, (_PARAMETERS, _INPUTS)
+            ),
         )
-    calls = _Calls(
-        lambda pure, operands: trace_call(pure, operands, (_PARAMETERS, _INPUTS)),
-        lambda program, trace_s: request.plan(
-            own_step(program), trace_s, goal, (_PARAMETERS, _INPUTS)
-        ),
-    )
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        def call_original(modules: Sequence[Any], others: Any) -> tuple[Any, Any]:
-            return original(modules[0], *others[0], **others[1]), None
+        @functools.wraps(original)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            def call_original(modules: Sequence[Any], others: Any) -> tuple[Any, Any]:
+                return original(modules[0], *others[0], **others[1]), None
 
-        return calls.run(call_original, (self,), (args, kwargs), wrt)[0]
+            return calls.run(call_original, (self,), (args, kwargs), wrt)[0]
+
+        return call
 
     def hremat_plans(cls: type) -> tuple[RematPlan, ...]:
-        """The plans in use, one for each program the call was traced to."""
-        return calls.plans
+        """The plans in use, one for each program that calls were traced to."""
+        return tuple(plan for calls in calls_of.values() for plan in calls.plans)
 
+    originals = methods_of(module_class, methods)
     namespace = {
-        "__call__": functools.wraps(original)(call),
+        **{name: planned(name, original) for name, original in originals.items()},
         "__doc__": module_class.__doc__,
         "__module__": module_class.__module__,
         "__qualname__": module_class.__qualname__,

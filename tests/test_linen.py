@@ -352,6 +352,53 @@ def test_subclass_of_a_planned_class():
     assert_same(Louder().apply(variables, x), expected)
 
 
+class Autoencoder(nn.Module):
+    """Methods that share submodules, one of them compact in none."""
+
+    def setup(self) -> None:
+        self.up = Block()
+        self.down = nn.Dense(WIDTH // 2)
+
+    def encode(self, x: jax.Array, train: bool) -> jax.Array:
+        return self.down(jnp.sin(self.up(x, train)))
+
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        return jnp.sum(self.encode(x, train) ** 2)
+
+
+@pytest.mark.parametrize("methods", ["encode", ("__call__", "encode")])
+def test_other_methods(methods: Any):
+    planned = jax_hremat.hremat(Autoencoder, budget=1.0, methods=methods, **OPTIONS)
+    x = inputs(64, WIDTH)
+    variables = initial(Autoencoder(), x)
+    assert_same(initial(planned(), x), variables)
+    expected = train_call(Autoencoder(), variables, x)
+    assert_same(train_call(planned(), variables, x), expected)
+    assert len(planned.hremat_plans()) == (1 if methods == "encode" else 2)
+    code = planned().apply(variables, x, False, method="encode")
+    assert_same(code, Autoencoder().apply(variables, x, False, method="encode"))
+    # For evaluation it is another program.
+    assert len(planned.hremat_plans()) == (2 if methods == "encode" else 3)
+
+
+def test_methods_that_are_none():
+    class Odd(nn.Module):
+        encode: int = 3
+
+        @property
+        def size(self) -> int:
+            return 3
+
+    for name, message in [
+        ("decode", "`Odd` has no `decode`"),
+        ("encode", "`Odd` has no method `encode`"),
+        (("size",), "`Odd` has no method `size`"),
+        ((), "no method of `Odd` is named"),
+    ]:
+        with pytest.raises(jax_hremat.UnsupportedProgramError, match=message):
+            jax_hremat.linen.remat(Odd, budget=1.0, methods=name)
+
+
 def test_bad_input_is_refused_when_decorating():
     class Silent(nn.Module):
         features: int = 3

@@ -111,6 +111,29 @@ def test_a_class_has_the_same_state_and_outputs() -> None:
     nnx.update(Model(nnx.Rngs(1)), nnx.state(ours))
 
 
+class Encoding(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.block = Block(rngs)
+
+    def encode(self, x: jax.Array) -> jax.Array:
+        return jnp.sin(self.block(x))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jnp.sum(self.encode(x) ** 2)
+
+
+@pytest.mark.parametrize("methods", ["encode", ("__call__", "encode")])
+def test_other_methods(methods: Any) -> None:
+    planned = jax_hremat.hremat(budget=1.0, methods=methods, **OPTIONS)(Encoding)
+    ours, theirs = planned(nnx.Rngs(0)), Encoding(nnx.Rngs(0))
+    actual = nnx.value_and_grad(lambda m: m(batch()))(ours)
+    expected = nnx.value_and_grad(lambda m: m(batch()))(theirs)
+    assert_same(actual[0], expected[0])
+    assert_same(nnx.to_pure_dict(actual[1]), nnx.to_pure_dict(expected[1]))
+    assert_same(nnx.state(ours), nnx.state(theirs))
+    assert len(planned.hremat_plans()) == (1 if methods == "encode" else 2)
+
+
 def test_without_auxiliary_outputs() -> None:
     planned = jax_hremat.nnx.remat(budget=0.9, **OPTIONS)(lambda model, x: loss_fn(model, x)[0])
     ours, theirs = Model(nnx.Rngs(0)), Model(nnx.Rngs(0))
@@ -138,7 +161,7 @@ class NoCall(nnx.Module):
     ("make", "message"),
     [
         (lambda: Block(nnx.Rngs(0)), "is an instance of `Block`"),
-        (lambda: NoCall, "has no `__call__`"),
+        (lambda: NoCall, "`NoCall` has no `__call__`"),
         (lambda: int, "is no `flax.nnx.Module`"),
     ],
 )
