@@ -33,8 +33,10 @@ from benchmarks.measured import (
     ms,
     plan_row,
     prepared,
+    preset_rows,
     row_of,
 )
+from jax_hremat._modes.roles import PRESETS
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.goals import Terms, frontier_plans
 from jax_hremat._shared.errors import InfeasibleBudgetError
@@ -53,7 +55,7 @@ class Trade(Facts):
     Attributes:
         fixed_bytes: Arguments and outputs of the step, which no plan changes.
         plans: The frontier, lowest peak first.
-        hand: The policies by hand.
+        hand: The policies by hand, then MaxText's presets.
         beside: For each of them the plan for its peak, if one fits.
         num_steps: Whole steps compiled for the frontier.
         solve_s: Seconds in the solver.
@@ -77,6 +79,7 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Trade:
     plans = frontier_plans(candidates, NUM_BUDGETS, Terms((0,), bench.program.has_aux))
     num_steps, timings_s = candidates.num_compiled, candidates.timings_s
     hand = [hand_row(name, size, policy, target) for policy in HAND_POLICIES]
+    hand += preset_rows(bench)
     return Trade(
         **facts,
         fixed_bytes=bench.fixed_bytes,
@@ -109,8 +112,10 @@ def draw(target: str, data: Mapping[str, Any], path: Path) -> None:
     ax.step(*points(data["plans"]), where="post", color="#1f6feb", alpha=0.5)
     ax.plot(*points(data["plans"]), "o", color="#1f6feb", label="plans")
     ax.plot(*points([base]), "s", color="#57606a", label="no remat")
-    for row, marker in zip(data["hand"], "v^D", strict=True):
+    for row, marker in zip(data["hand"], "v^D", strict=False):
         ax.plot(*points([row]), marker, color="#cf222e", label=row["label"])
+    if presets := data["hand"][len(HAND_POLICIES) :]:
+        ax.plot(*points(presets), "x", color="#bc4c00", label="MaxText's presets, by role")
     ax.set_title(f"{data['model']} for {target}")
     ax.set_xlabel("peak of the compiled step (GiB)")
     ax.set_ylabel("added step time, estimated (%)")
@@ -139,17 +144,21 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         "the policy's added time (below 1 the plan is better), and both over no "
         "rematerialization. Where the policy adds nothing, only both are given.",
         "",
-        "| model | " + " | ".join(HAND_POLICIES) + " |",
-        "|---|" + "---|" * len(HAND_POLICIES),
     ]
-    ratios: list[float] = []
-    for data in found:
-        cells = []
-        for hand, plan in zip(data["hand"], data["beside"], strict=True):
-            ratio, words = _beside(data, hand, plan)
-            ratios += [ratio] if ratio is not None else []
-            cells.append(words)
-        lines.append(f"| {data['model']} | {' | '.join(cells)} |")
+    table, ratios = _beside_policies(found, HAND_POLICIES)
+    lines += table
+    with_presets = [data for data in found if len(data["hand"]) > len(HAND_POLICIES)]
+    if with_presets:
+        table, more = _beside_policies(with_presets, tuple(PRESETS))
+        lines += [
+            "",
+            "Likewise beside MaxText's presets on every layer, or on the steps of a scan; the "
+            "products they save are found by what they read, and the steps compiled as they would "
+            "be with the products named by hand.",
+            "",
+            *table,
+        ]
+        ratios += more
     if ratios:
         # A plan may add nothing; a mean of logarithms needs a least value.
         mean = math.exp(sum(math.log(max(r, _LEAST_RATIO)) for r in ratios) / len(ratios))
@@ -201,6 +210,22 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     for data in found:
         lines += _model_section(target, data)
     return "\n".join(lines) + "\n"
+
+
+def _beside_policies(
+    found: Sequence[Mapping[str, Any]], policies: Sequence[str]
+) -> tuple[list[str], list[float]]:
+    """A table of models by policies, and the ratios in it."""
+    lines = ["| model | " + " | ".join(policies) + " |", "|---|" + "---|" * len(policies)]
+    ratios: list[float] = []
+    for data in found:
+        words = dict.fromkeys(policies, "")
+        for hand, plan in zip(data["hand"], data["beside"], strict=True):
+            if hand["label"] in words:
+                ratio, words[hand["label"]] = _beside(data, hand, plan)
+                ratios += [ratio] if ratio is not None else []
+        lines.append(f"| {data['model']} | {' | '.join(words.values())} |")
+    return lines, ratios
 
 
 def _beside(

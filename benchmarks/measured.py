@@ -14,14 +14,20 @@ import jax_hremat
 from benchmarks import zoo
 from jax_hremat._compiler.compile import compiler_versions
 from jax_hremat._cost.certify import compile_step
+from jax_hremat._modes.roles import PRESETS
 from jax_hremat._planner.bench import Costs, Workbench, prepare
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.goals import Terms, plan_for
 from jax_hremat._plans.plan import RematPlan
+from jax_hremat._program.bodies import Scan
 from jax_hremat._program.region import Region
 from jax_hremat._program.step import own_step
 from jax_hremat._program.trace import Program, trace_loss
+from jax_hremat._schedule.regions import Ties, selection_region
 from jax_hremat._shared.units import Budget
+
+# Presets that come to `jax.checkpoint` without a policy where there is no attention.
+_OF_ATTENTION = {"save_qkv_proj", "save_out_proj"}
 
 # What may be done to a problem before it is traced.
 Place = Callable[[zoo.Problem], zoo.Problem]
@@ -129,6 +135,22 @@ def hand_row(
     program = traced(place(zoo.make(name, size, remat=policy, **overrides)))
     step = compile_step(own_step(program), Region(0, program.num_operations), target)
     return Row(policy, step.memory.peak_bytes, step.step_s)
+
+
+def preset_rows(bench: Workbench) -> list[Row]:
+    """MaxText's presets on every layer or step of a scan, compiled; none where there is no
+    attention."""
+    policies = bench.costs.policies
+    if not _OF_ATTENTION.issubset(policies):
+        return []
+    scans = any(isinstance(body, Scan) for body in bench.costs.bodies.values())
+    under = bench.steps_under if scans else bench.layers_under
+    rows = []
+    for name in (name for name in policies if name in PRESETS):
+        root = selection_region(bench.costs.graph, *under(name), Ties.NONE)
+        step = bench.compile_step(root)
+        rows.append(Row(name, step.memory.peak_bytes, step.step_s))
+    return rows
 
 
 def candidates_of(bench: Workbench) -> Candidates:

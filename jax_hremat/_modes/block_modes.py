@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from jax_hremat._cost.mode_cost import ModeCost
 from jax_hremat._modes.option import Option, Origin, pareto
 from jax_hremat._modes.packing import pareto_packings
+from jax_hremat._modes.roles import PRESETS, product_roles
 from jax_hremat._modes.runs import PRICES, Run, candidate_runs
 from jax_hremat._modes.saved import materialised_values, saved_value_sets, value_refs
 from jax_hremat._partition.blocks import Block, has_deferrable_input
@@ -179,22 +180,24 @@ class BlockSearch:
         return modes
 
     def hand_modes(self) -> dict[str, Region]:
-        """The block wrapped, plainly and under each standard policy, the saved values named one
-        by one."""
+        """The block wrapped, plainly, under each standard policy, and as MaxText's presets would
+        have it; the saved values named one by one."""
         if not self.wrapped.wrapped:
             return {}
-        products = [
-            op
-            for op in self._graph.operations[self._block.start : self._block.stop]
-            if op.primitive == "dot_general"
-        ]
+        operations = self._graph.operations[self._block.start : self._block.stop]
+        roles = product_roles(operations)
+        saved = {
+            "block": [],
+            "dots_saveable": list(roles),
+            "dots_with_no_batch_dims_saveable": [
+                op.id for op in operations if op.id in roles and not op.has_batch_dims
+            ],
+        }
+        for name, kept in PRESETS.items():
+            saved[name] = [op for op, role in roles.items() if role in kept]
         return {
-            "block": self.wrapped,
-            "dots_saveable": replace(self.wrapped, saved=tuple((op.id, 0) for op in products)),
-            "dots_with_no_batch_dims_saveable": replace(
-                self.wrapped,
-                saved=tuple((op.id, 0) for op in products if not op.has_batch_dims),
-            ),
+            name: replace(self.wrapped, saved=tuple((op, 0) for op in products))
+            for name, products in saved.items()
         }
 
     def _saved_sets(self) -> list[tuple[ValueRef, ...]]:

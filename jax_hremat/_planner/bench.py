@@ -23,9 +23,10 @@ from jax_hremat._modes.search import search_options
 from jax_hremat._partition.blocks import Partition, Partitioner, partition_graph
 from jax_hremat._partition.valleys import partition_by_width
 from jax_hremat._planner.standard import (
+    COUNTS,
     grouped_selections,
-    keeping_selection,
     layer_groups,
+    layer_selection,
     layers_keeping,
 )
 from jax_hremat._program.bodies import Cond, Scan, bodies_of
@@ -36,6 +37,7 @@ from jax_hremat._program.step import Step
 from jax_hremat._program.trace import Program
 from jax_hremat._schedule.chain import Chain, KeepingGroup, Selection, make_chain
 from jax_hremat._schedule.prediction import Prediction, predict
+from jax_hremat._schedule.regions import Ties, selection_region
 from jax_hremat._schedule.results import Result, gradients_of
 from jax_hremat._shared import compat
 from jax_hremat._shared.errors import UnsupportedConfigError
@@ -130,18 +132,23 @@ class Costs:
                 options = of_blocks[block]
                 chosen[block] += (options.bare, *(options.written(name) for name in policies))
         chain = self._chain_of(always_bytes, chosen)
-        under = [group for name in policies for group in self.layers_under(name, chain)]
-        return replace(chain, keeping=tuple(under))
+        under = [group for name in policies for group in self._layers_keeping(name, chain)]
+        return replace(chain, keeping=tuple(dict.fromkeys(under)))
 
     def _chain_of(self, always_bytes: int, chosen: Sequence[Sequence[Option]]) -> Chain:
         only = [tuple(dict.fromkeys(options)) for options in chosen]
         return make_chain(self.graph, self.partition, self.options, always_bytes, only=only)
 
-    def layers_under(self, policy: str, chain: Chain) -> list[KeepingGroup]:
-        """The layers of several blocks, each under a policy by name."""
+    def _layers_keeping(self, policy: str, chain: Chain) -> list[KeepingGroup]:
         bare = [options.bare for options in self.of_blocks]
         written = [options.written(policy) for options in self.of_blocks]
         return layers_keeping(chain, self.partition.kinds, bare, written)
+
+    def layers_under(self, policy: str, chain: Chain, every: int = 1) -> Selection:
+        """Every layer, or one in so many, under a policy by name; all else as it is."""
+        bare = [options.bare for options in self.of_blocks]
+        written = [options.written(policy) for options in self.of_blocks]
+        return layer_selection(chain, self.partition.kinds, bare, written, every)
 
     @property
     def of_blocks(self) -> list[BlockOptions]:
@@ -150,9 +157,13 @@ class Costs:
 
     @property
     def policies(self) -> list[str]:
-        """Names of the policies under which a user would write a block."""
-        names = (name for options in self.options.values() for name, _ in options.by_hand)
-        return list(dict.fromkeys(names))
+        """Names of the policies under which a user would write a block; of those that come to the
+        same, the first."""
+        names = [name for options in self.options.values() for name, _ in options.by_hand]
+        found: dict[tuple[Option, ...], str] = {}
+        for name in dict.fromkeys(names):
+            found.setdefault(tuple(o.written(name) for o in self.options.values()), name)
+        return list(found.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,20 +216,35 @@ class Workbench:
 
     def standard_plans(self) -> list[tuple[Chain, Selection]]:
         """What a user could write by hand: nothing, every block under one policy, the steps of
-        every scan under one and nothing else, every layer under one, every layer or every few
-        blocks together under `jax.checkpoint`."""
+        every scan under one and nothing else, every layer under one, one layer in a few or every
+        few blocks together under `jax.checkpoint`."""
         names = self.costs.policies
         bare = self.chain(lambda o: (o.bare,))
-        chains = [bare] + [self.chain(lambda o, name=name: (o.written(name),)) for name in names]
-        if any(isinstance(body, Scan) for body in self.costs.bodies.values()):
-            chains += [self.chain(lambda o, name=name: (_steps(o, name),)) for name in names]
-        plans = [uniform(chain) for chain in chains]
-        for name in names:
-            chain = self.chain(lambda o, name=name: (o.bare, o.written(name)))
-            if layers := self.costs.layers_under(name, chain):
-                plans.append((chain, keeping_selection(chain, layers)))
-        grouped = dict.fromkeys(grouped_selections(bare, self.costs.partition.kinds))
-        return plans + [(bare, s) for s in grouped]
+        plans = [uniform(bare)]
+        plans += [uniform(self.chain(lambda o, name=name: (o.written(name),))) for name in names]
+        plans += [self.steps_under(name) for name in names]
+        plans += [self.layers_under(name) for name in names]
+        plans += [self.layers_under("block", every) for every in COUNTS]
+        plans += [(bare, selection) for selection in grouped_selections(bare)]
+        found: dict[Region, tuple[Chain, Selection]] = {}
+        for chain, selection in plans:
+            root = selection_region(self.costs.graph, chain, selection, Ties.NONE)
+            found.setdefault(root, (chain, selection))
+        return list(found.values())
+
+    def steps_under(self, policy: str) -> tuple[Chain, Selection]:
+        """The steps of every scan under a policy by name; all else as it is."""
+
+        def steps(options: BlockOptions) -> Option:
+            written = options.written(policy)
+            return written if written.origin == "loop" else options.bare
+
+        return uniform(self.chain(lambda o: (steps(o),)))
+
+    def layers_under(self, policy: str, every: int = 1) -> tuple[Chain, Selection]:
+        """Every layer, or one in so many, under a policy by name; all else as it is."""
+        chain = self.chain(lambda o: (o.bare, o.written(policy)))
+        return chain, self.costs.layers_under(policy, chain, every)
 
 
 def priced(
@@ -299,12 +325,6 @@ def prepare(
         predicted = bench.predict(*bare)
     surplus_bytes = max(0, compiled.memory.peak_bytes - predicted.peak_bytes)
     return replace(bench, surplus_bytes=surplus_bytes)
-
-
-def _steps(options: BlockOptions, policy: str) -> Option:
-    """A scan's steps as a user would write them under a policy; any other block bare."""
-    written = options.written(policy)
-    return written if written.origin == "loop" else options.bare
 
 
 def uniform(chain: Chain) -> tuple[Chain, Selection]:

@@ -9,22 +9,14 @@ from jax_hremat._schedule.chain import Chain, Group, KeepingGroup, Selection
 from jax_hremat._schedule.layers import layer_runs
 from jax_hremat._schedule.prediction import predict
 
-# Numbers of consecutive blocks wrapped together.
-_GROUP_SIZES = (2, 3, 4)
+# Numbers of consecutive blocks wrapped together, and of layers of which one is wrapped.
+COUNTS = (2, 3, 4)
 
 
-def grouped_selections(chain: Chain, kinds: Sequence[Hashable]) -> Iterator[Selection]:
-    """`jax.checkpoint` around consecutive blocks, each in its first option: around each layer
-    as the pattern of kinds tells them, and around every two, three or four blocks.
-
-    Args:
-        chain: Blocks and their options.
-        kinds: The kind of each block; equal kinds are equal blocks.
-    """
-    layers = _layers(chain, kinds)
-    if layers.groups:
-        yield layers
-    for count in _GROUP_SIZES:
+def grouped_selections(chain: Chain) -> Iterator[Selection]:
+    """`jax.checkpoint` around every two, three or four consecutive blocks, each in its first
+    option."""
+    for count in COUNTS:
         if count < len(chain):
             phases = (_every(chain, count, first) for first in range(count))
             yield min(phases, key=lambda selection: predict(chain, selection).peak_bytes)
@@ -51,26 +43,36 @@ def layers_keeping(
     return groups
 
 
-def keeping_selection(chain: Chain, layers: Sequence[KeepingGroup]) -> Selection:
-    """Those layers, and the first option everywhere else."""
-    options = [0] * len(chain)
-    for layer in layers:
-        options[layer.first : layer.last + 1] = layer.options
-    return Selection(
-        options=tuple(options),
-        groups=tuple((layer.first, layer.last) for layer in layers),
-        keeps=tuple(keep for layer in layers for keep in layer.keeps),
-    )
+def layer_selection(
+    chain: Chain,
+    kinds: Sequence[Hashable],
+    bare: Sequence[Option],
+    written: Sequence[Option],
+    every: int = 1,
+) -> Selection:
+    """Every layer, or one in so many of each stack, under `jax.checkpoint` with a policy; all else
+    left as it is.
+
+    Args:
+        chain, kinds, bare, written: As of `layers_keeping`.
+        every: One in how many.
+    """
+    options = [chain.options[b].index(option) for b, option in enumerate(bare)]
+    layers = [layer for run in layer_runs(kinds) for layer in run[::every]]
+    groups, keeps = [], []
+    for first, last in _wrappable(chain, layers):
+        under = {b: chain.options[b].index(written[b]) for b in range(first, last + 1)}
+        if first == last:
+            options[first] = under[first]
+        else:
+            groups.append((first, last))
+            keeps += [(b, o) for b, o in under.items() if written[b].mode.saved]
+    return Selection(tuple(options), tuple(groups), tuple(keeps))
 
 
 def layer_groups(kinds: Sequence[Hashable]) -> list[Group]:
     """The layers of several blocks."""
     return [group for run in layer_runs(kinds) for group in run if group[1] > group[0]]
-
-
-def _layers(chain: Chain, kinds: Sequence[Hashable]) -> Selection:
-    """Every layer wrapped; blocks alone are wrapped by another standard plan."""
-    return _selection(chain, layer_groups(kinds))
 
 
 def _every(chain: Chain, count: int, first: int) -> Selection:

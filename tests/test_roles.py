@@ -1,0 +1,218 @@
+"""What products are for, told from what they read, beside what their author calls them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+from jax_hremat._compiler.target import get_target
+from jax_hremat._cost.certify import compile_step
+from jax_hremat._modes.block_modes import SearchConfig
+from jax_hremat._modes.roles import PRESETS, Role, product_roles
+from jax_hremat._planner.bench import PlannerConfig, prepare
+from jax_hremat._planner.candidates import Candidates
+from jax_hremat._planner.goals import Terms, plan_for
+from jax_hremat._program.graph import build_graph
+from jax_hremat._program.region import Region
+from jax_hremat._program.step import Step, own_step
+from jax_hremat._program.trace import trace_loss
+from jax_hremat._schedule.regions import Ties, selection_region
+from jax_hremat._shared.units import Budget
+
+BATCH, LENGTH, WIDTH, HEADS = 4, 32, 16, 2
+X = jax.ShapeDtypeStruct((BATCH, LENGTH, WIDTH), jnp.float32)
+# The names of MaxText's models.
+NAMES = {
+    "query": Role.QKV,
+    "key": Role.QKV,
+    "value": Role.QKV,
+    "qkv": Role.QKV,
+    "scores": Role.SCORES,
+    "context": Role.CONTEXT,
+    "out_proj": Role.OUT,
+    "mlpwi_0": Role.MLP_IN,
+    "mlpwi_1": Role.MLP_IN,
+    "mlpwo": Role.MLP_OUT,
+}
+
+
+def called(name: str, product: jax.Array) -> jax.Array:
+    return checkpoint_name(product, name)
+
+
+def dense(params: Any, name: str, x: jax.Array) -> jax.Array:
+    return called(name, x @ params[name])
+
+
+def normalized(x: jax.Array) -> jax.Array:
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
+
+
+def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    split = (*q.shape[:2], HEADS, -1)
+    q, k, v = (a.reshape(split) for a in (q, k, v))
+    scores = called("scores", jnp.einsum("bqhd,bkhd->bhqk", q, k))
+    weights = jax.nn.softmax(scores.astype(jnp.float32)).astype(v.dtype)
+    context = called("context", jnp.einsum("bhqk,bkhd->bqhd", weights, v))
+    return context.reshape(*split[:2], -1)
+
+
+def self_attention(params: Any, x: jax.Array) -> jax.Array:
+    h = normalized(x)
+    q, k, v = (dense(params, name, h) for name in ("query", "key", "value"))
+    return x + dense(params, "out_proj", attention(q, k, v))
+
+
+def fused(params: Any, x: jax.Array) -> jax.Array:
+    q, k, v = jnp.split(dense(params, "qkv", normalized(x)), 3, axis=-1)
+    return x + dense(params, "out_proj", attention(q, k, v))
+
+
+def gated(params: Any, x: jax.Array) -> jax.Array:
+    h = normalized(x)
+    up = jax.nn.silu(dense(params, "mlpwi_0", h)) * dense(params, "mlpwi_1", h)
+    return x + dense(params, "mlpwo", up)
+
+
+def experts(params: Any, x: jax.Array) -> jax.Array:
+    """Every token by every expert."""
+    h = called("mlpwi_0", jnp.einsum("btd,edf->ebtf", normalized(x), params["experts_in"]))
+    out = jnp.einsum("ebtf,efd->ebtd", jax.nn.gelu(h), params["experts_out"])
+    return x + called("mlpwo", out).mean(0)
+
+
+def cross_attention(params: Any, x: jax.Array) -> jax.Array:
+    """Over what the program is given, as a decoder over an encoder's output."""
+    h = normalized(x)
+    q = dense(params, "query", h)
+    k, v = (dense(params, name, jnp.cos(x)) for name in ("key", "value"))
+    return x + dense(params, "out_proj", attention(q, k, v))
+
+
+def weights() -> dict[str, jax.ShapeDtypeStruct]:
+    wide = 4 * WIDTH
+    shapes = {name: (WIDTH, WIDTH) for name in ("query", "key", "value", "out_proj")}
+    shapes |= {"qkv": (WIDTH, 3 * WIDTH), "mlpwi_0": (WIDTH, wide), "mlpwi_1": (WIDTH, wide)}
+    shapes |= {"mlpwo": (wide, WIDTH), "experts_in": (3, WIDTH, wide)}
+    shapes |= {"experts_out": (3, wide, WIDTH)}
+    return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+
+
+Part = Callable[[Any, jax.Array], jax.Array]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (self_attention, gated),
+        (fused, gated),
+        (self_attention, cross_attention, gated),
+        (self_attention, experts),
+        (self_attention,),
+        (gated,),
+    ],
+    ids=lambda parts: "-".join(part.__name__ for part in parts),
+)
+def test_roles_are_those_of_the_names(parts: tuple[Part, ...]) -> None:
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        for part in parts:
+            x = part(params, x)
+        return jnp.mean(x**2)
+
+    program = trace_loss(loss, (weights(), X), {})
+    graph = build_graph(program)
+    roles = product_roles(graph.operations)
+    names = {
+        graph.values[op.inputs[0]].producer: program.jaxpr.eqns[op.id].params["name"]
+        for op in graph.operations
+        if op.primitive == "name" and op.inputs[0] is not None
+    }
+    # A transposition may stand between a product and its name.
+    found = {}
+    for at, name in names.items():
+        while graph.operations[at].primitive != "dot_general":
+            at = graph.values[graph.operations[at].inputs[0]].producer
+        found[at] = NAMES[name]
+    assert roles == found
+    assert len(roles) >= 3
+
+
+def layers_loss(policy: Any, params: Any, x: jax.Array) -> jax.Array:
+    def layer(own: Any, x: jax.Array) -> jax.Array:
+        return gated(own, self_attention(own, x))
+
+    if policy is not None:
+        layer = jax.checkpoint(layer, policy=policy)
+    for own in params:
+        x = layer(own, x)
+    return jnp.mean(x**2)
+
+
+PRESET_NAMES = {
+    "save_qkv_proj": ["query", "key", "value"],
+    "save_out_proj": ["out_proj"],
+    "save_dot_except_mlp": ["query", "key", "value", "out_proj"],
+    "save_dot_with_context_except_mlp": ["query", "key", "value", "context", "out_proj"],
+    "save_dot_except_mlpwi": ["query", "key", "value", "out_proj", "mlpwo"],
+    "minimal_with_context": [
+        *("query", "key", "value", "context", "out_proj"),
+        *("mlpwi_0", "mlpwi_1", "mlpwo"),
+    ],
+}
+
+
+def test_presets_are_the_policies_over_the_names() -> None:
+    """Compiled, they take the same memory."""
+
+    def step_of(count: int, policy: Any = None) -> Step:
+        loss = functools.partial(layers_loss, policy)
+        return own_step(trace_loss(loss, ([weights()] * count, X), {}))
+
+    count, target = 2, get_target("cpu")
+    plain, more = step_of(count), step_of(count + 1)
+    operations = build_graph(plain.program).operations
+    length = more.program.num_operations - plain.program.num_operations
+    layers = [range(i * length, (i + 1) * length) for i in range(count)]
+    assert PRESET_NAMES.keys() == PRESETS.keys()
+    peaks = set()
+    for preset, names in PRESET_NAMES.items():
+        by_hand = step_of(count, jax.checkpoint_policies.save_only_these_names(*names))
+        nothing = Region(0, by_hand.program.num_operations)
+        hand = compile_step(by_hand, nothing, target)
+        wrapped = []
+        for layer in layers:
+            roles = product_roles(operations[layer.start : layer.stop])
+            saved = tuple((op, 0) for op, role in roles.items() if role in PRESETS[preset])
+            assert len(saved) == len(names)
+            wrapped.append(Region(layer.start, layer.stop, wrapped=True, saved=saved))
+        root = Region(0, len(operations), children=tuple(wrapped))
+        assert compile_step(plain, root, target).memory == hand.memory
+        peaks.add(hand.memory.peak_bytes)
+    # A context is as large as what an MLP returns.
+    assert len(peaks) == len(PRESETS) - 1
+
+
+def test_a_plan_at_a_presets_peak_is_not_slower() -> None:
+    loss = functools.partial(layers_loss, None)
+    program = trace_loss(loss, ([weights()] * 4, X), {}, argnums=(0, 1))
+    quick = PlannerConfig(
+        search=SearchConfig(max_runs=2, max_packings=1, max_saved_sets=1), max_rounds=1
+    )
+    bench = prepare(own_step(program), get_target("cpu"), quick, 0.0, lambda *_: None)
+    candidates = Candidates(bench, lambda *_: None)
+    assert set(PRESETS) <= set(bench.costs.policies)
+    for preset in PRESETS:
+        chain, selection = bench.layers_under(preset)
+        assert selection.groups or any(selection.options)
+        assert (chain, selection) in bench.standard_plans()
+        root = selection_region(bench.costs.graph, chain, selection, Ties.NONE)
+        hand = bench.compile_step(root)
+        plan = plan_for(candidates, Budget(bytes=hand.memory.peak_bytes), Terms((0, 1), False))
+        assert plan.certificate.peak_bytes <= hand.memory.peak_bytes
+        assert plan.estimated_step_s <= hand.step_s
