@@ -149,7 +149,7 @@ def _different(candidates: Candidates) -> list[Candidate]:
     for fraction in FRACTIONS:
         Rounds(candidates, int(fraction * whole_bytes)).search()
     _ = candidates.lowest
-    for chain, selection in candidates.standard:
+    for chain, selection, _ in candidates.standard:
         if candidates.num_compiled >= MAX_PLANS:
             break
         candidates.add(chain, selection, candidates.bare.outcome)

@@ -152,7 +152,10 @@ def test_where_the_solver_finds_nothing_a_plan_by_hand_that_fits_is_returned(
 ) -> None:
     by_hand = Candidates(bench, quiet)
     least = min(
-        (by_hand.add(*s, NO_SOLVE, Ties.NONE) for s in by_hand.standard),
+        (
+            by_hand.add(chain, selection, NO_SOLVE, Ties.NONE)
+            for chain, selection, _ in by_hand.standard
+        ),
         key=lambda c: c.peak_bytes,
     )
     monkeypatch.setattr(Rounds, "search", lambda self: None)

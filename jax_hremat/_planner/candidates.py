@@ -167,9 +167,9 @@ class Candidates:
         return fingerprint(self.bench.program, self.bench.costs.graph)
 
     @functools.cached_property
-    def standard(self) -> list[tuple[Chain, Selection]]:
-        """What a user could write by hand."""
-        return self.bench.standard_plans()
+    def standard(self) -> list[tuple[Chain, Selection, Prediction]]:
+        """What a user could write by hand, and what it is predicted to cost."""
+        return [(*plan, self.bench.predict(*plan)) for plan in self.bench.standard_plans()]
 
     @functools.cached_property
     def nested(self) -> tuple[Stretched, ...]:

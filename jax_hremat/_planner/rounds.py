@@ -133,8 +133,8 @@ class Rounds:
 
     def _try_standard(self, hope: float) -> None:
         """Compile the standard plans that may fit and be faster, as they are written by hand."""
-        for chain, selection in self._candidates.standard:
-            prediction, best = self._candidates.bench.predict(chain, selection), self._best()
+        for chain, selection, prediction in self._candidates.standard:
+            best = self._best()
             # Were its peak as much too high as the worst one seen, would it fit?
             hope_bytes = hope * self._candidates.overestimate * self._limit
             step_s = self._candidates.step_s(prediction)
