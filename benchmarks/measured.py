@@ -26,9 +26,6 @@ from jax_hremat._program.trace import Program, trace_loss
 from jax_hremat._schedule.regions import Ties, selection_region
 from jax_hremat._shared.units import Budget
 
-# Presets that come to `jax.checkpoint` without a policy where there is no attention.
-_OF_ATTENTION = {"save_qkv_proj", "save_out_proj"}
-
 # What may be done to a problem before it is traced.
 Place = Callable[[zoo.Problem], zoo.Problem]
 
@@ -140,13 +137,10 @@ def hand_row(
 def preset_rows(bench: Workbench) -> list[Row]:
     """MaxText's presets on every layer or step of a scan, compiled; none where there is no
     attention."""
-    policies = bench.costs.policies
-    if not _OF_ATTENTION.issubset(policies):
-        return []
     scans = any(isinstance(body, Scan) for body in bench.costs.bodies.values())
     under = bench.steps_under if scans else bench.layers_under
     rows = []
-    for name in (name for name in policies if name in PRESETS):
+    for name in (name for name in bench.costs.policies if name in PRESETS):
         root = selection_region(bench.costs.graph, *under(name), Ties.NONE)
         step = bench.compile_step(root)
         rows.append(Row(name, step.memory.peak_bytes, step.step_s))

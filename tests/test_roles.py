@@ -87,6 +87,15 @@ def experts(params: Any, x: jax.Array) -> jax.Array:
     return x + called("mlpwo", out).mean(0)
 
 
+def mixed(params: Any, x: jax.Array) -> jax.Array:
+    """Experts that a router weighs: a product with batch dimensions that is no attention."""
+    h = normalized(x)
+    weights = jax.nn.softmax(called("mlpwi_1", h @ params["router"]))
+    up = called("mlpwi_0", jnp.einsum("btd,edf->btef", h, params["experts_in"]))
+    out = called("mlpwo", jnp.einsum("btef,efd->bted", jax.nn.gelu(up), params["experts_out"]))
+    return x + called("mlpwo", jnp.einsum("bte,bted->btd", weights, out))
+
+
 def cross_attention(params: Any, x: jax.Array) -> jax.Array:
     """Over what the program is given, as a decoder over an encoder's output."""
     h = normalized(x)
@@ -100,7 +109,7 @@ def weights() -> dict[str, jax.ShapeDtypeStruct]:
     shapes = {name: (WIDTH, WIDTH) for name in ("query", "key", "value", "out_proj")}
     shapes |= {"qkv": (WIDTH, 3 * WIDTH), "mlpwi_0": (WIDTH, wide), "mlpwi_1": (WIDTH, wide)}
     shapes |= {"mlpwo": (wide, WIDTH), "experts_in": (3, WIDTH, wide)}
-    shapes |= {"experts_out": (3, wide, WIDTH)}
+    shapes |= {"experts_out": (3, wide, WIDTH), "router": (WIDTH, 3)}
     return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
 
 
@@ -115,7 +124,7 @@ Part = Callable[[Any, jax.Array], jax.Array]
         (self_attention, cross_attention, gated),
         (self_attention, experts),
         (self_attention,),
-        (gated,),
+        (self_attention, mixed),
     ],
     ids=lambda parts: "-".join(part.__name__ for part in parts),
 )
@@ -141,6 +150,11 @@ def test_roles_are_those_of_the_names(parts: tuple[Part, ...]) -> None:
         found[at] = NAMES[name]
     assert roles == found
     assert len(roles) >= 3
+
+
+def test_where_there_is_no_attention_there_are_no_roles() -> None:
+    program = trace_loss(lambda params, x: jnp.mean(gated(params, x) ** 2), (weights(), X), {})
+    assert product_roles(build_graph(program).operations) == {}
 
 
 def layers_loss(policy: Any, params: Any, x: jax.Array) -> jax.Array:

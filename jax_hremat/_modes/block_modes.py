@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from jax_hremat._cost.mode_cost import ModeCost
 from jax_hremat._modes.option import Option, Origin, pareto
 from jax_hremat._modes.packing import pareto_packings
-from jax_hremat._modes.roles import PRESETS, product_roles
+from jax_hremat._modes.roles import PRESETS, Role
 from jax_hremat._modes.runs import PRICES, Run, candidate_runs
 from jax_hremat._modes.saved import materialised_values, saved_value_sets, value_refs
 from jax_hremat._partition.blocks import Block, has_deferrable_input
@@ -97,6 +97,7 @@ class BlockSearch:
         self,
         graph: Graph,
         block: Block,
+        roles: Mapping[int, Role],
         times_s: Sequence[float],
         byte_s: float,
         config: SearchConfig,
@@ -104,6 +105,7 @@ class BlockSearch:
     ) -> None:
         self._graph = graph
         self._block = block
+        self._roles = roles
         self._config = config
         self._solver = solver
         self.bare = Region(block.start, block.stop)
@@ -184,20 +186,21 @@ class BlockSearch:
         have it; the saved values named one by one."""
         if not self.wrapped.wrapped:
             return {}
-        operations = self._graph.operations[self._block.start : self._block.stop]
-        roles = product_roles(operations)
+        products = [
+            op
+            for op in self._graph.operations[self._block.start : self._block.stop]
+            if op.primitive == "dot_general"
+        ]
         saved = {
             "block": [],
-            "dots_saveable": list(roles),
-            "dots_with_no_batch_dims_saveable": [
-                op.id for op in operations if op.id in roles and not op.has_batch_dims
-            ],
+            "dots_saveable": products,
+            "dots_with_no_batch_dims_saveable": [op for op in products if not op.has_batch_dims],
         }
-        for name, kept in PRESETS.items():
-            saved[name] = [op for op, role in roles.items() if role in kept]
+        for name, kept in PRESETS.items() if self._roles else ():
+            saved[name] = [op for op in products if self._roles[op.id] in kept]
         return {
-            name: replace(self.wrapped, saved=tuple((op, 0) for op in products))
-            for name, products in saved.items()
+            name: replace(self.wrapped, saved=tuple((op.id, 0) for op in kept))
+            for name, kept in saved.items()
         }
 
     def _saved_sets(self) -> list[tuple[ValueRef, ...]]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from jax_hremat._compiler.rates import Rates
 from jax_hremat._cost.analytic import operation_times_s
 from jax_hremat._modes.block_modes import BlockSearch, SearchConfig
+from jax_hremat._modes.roles import product_roles
 from jax_hremat._modes.runs import PRICES, Run
 from jax_hremat._partition.blocks import make_block
 from jax_hremat._program.bodies import Body, Cond, Scan
@@ -30,6 +31,7 @@ class BodySearch(BlockSearch):
         super().__init__(
             body.graph,
             make_block(body.graph, 0, len(body.graph.operations)),
+            product_roles(body.graph.operations),
             operation_times_s(body.graph, rates),
             1 / rates.bytes_per_s,
             config,

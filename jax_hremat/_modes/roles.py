@@ -1,4 +1,4 @@
-"""What each matrix product of a block is for in a Transformer's layer, and the policies by it.
+"""What each matrix product is for in a Transformer, and the policies by it.
 
 MaxText's remat presets save products by the names that its models give them (`decoders.py`). Here
 the products are told apart by what they read, so any model has them.
@@ -46,31 +46,40 @@ PRESETS: dict[str, set[Role]] = {
 
 
 def product_roles(operations: Sequence[Operation]) -> dict[int, Role]:
-    """The role of each matrix product among some operations, by the operation.
+    """The role of each matrix product of a program, by the operation; none if there is no
+    attention in it.
 
-    A product of attention has batch dimensions, and each of its operands comes from a product.
+    A context is a product with batch dimensions, both operands of which come from products, one of
+    them from such a product: the scores.
 
-    Unchecked: that the operations are one layer of a Transformer, or one half of it.
+    Unchecked: that the program is a Transformer; what looks like attention may be something else.
     """
     # For each value the products it comes from, with no other product in between.
     sources: dict[int, frozenset[int]] = {}
     reads: dict[int, frozenset[int]] = {}
-    attention: set[int] = set()
+    inner: set[int] = set()
     for op in operations:
-        operands = [sources.get(v, frozenset()) for v in op.inputs if v is not None]
-        read = frozenset().union(*operands)
+        operands = [sources[v] for v in op.inputs if v in sources]
+        different = set(operands)
+        # Along a stack of layers these sets are long; most operations have theirs from one operand.
+        read = different.pop() if len(different) == 1 else frozenset().union(*different)
         if op.primitive == "dot_general":
             reads[op.id] = read
-            if op.has_batch_dims and all(operands):
-                attention.add(op.id)
+            if op.has_batch_dims and len(operands) == len(op.inputs):
+                inner.add(op.id)
             read = frozenset((op.id,))
-        sources |= dict.fromkeys(op.outputs, read)
-
-    in_attention = frozenset().union(*(reads[op] for op in attention))
+        if read:
+            sources |= dict.fromkeys(op.outputs, read)
+    contexts = {op for op in inner if reads[op] & inner}
+    if not contexts:
+        return {}
+    scores = {read for op in contexts for read in reads[op] & inner}
+    attention = contexts | scores
+    in_attention = {read for op in attention for read in reads[op]}
     roles: dict[int, Role] = {}
     for op, read in reads.items():
         if op in attention:
-            roles[op] = Role.SCORES if op in in_attention else Role.CONTEXT
+            roles[op] = Role.SCORES if op in scores else Role.CONTEXT
         elif op in in_attention:
             roles[op] = Role.QKV
         elif read & attention:

@@ -13,6 +13,7 @@ from jax_hremat._cost.source import Price
 from jax_hremat._modes.block_modes import BlockOptions, BlockSearch, SearchConfig
 from jax_hremat._modes.branch_modes import BranchSearch
 from jax_hremat._modes.loop_modes import LoopSearch
+from jax_hremat._modes.roles import product_roles
 from jax_hremat._partition.blocks import Block, Partition
 from jax_hremat._program.bodies import Cond, Scan
 from jax_hremat._program.graph import Graph
@@ -59,6 +60,7 @@ def search_options(
         CompilationError: A block cannot be compiled as it is.
     """
     times_s = operation_times_s(graph, rates)
+    roles = product_roles(graph.operations)
     byte_s = 1 / rates.bytes_per_s
     limits = config.for_shares(_residual_shares(graph, partition))
 
@@ -69,7 +71,7 @@ def search_options(
             return LoopSearch(graph, block, inside, rates, scaled, solver)
         if isinstance(inside, Cond):
             return BranchSearch(graph, block, inside, rates, scaled, solver)
-        return BlockSearch(graph, block, times_s, byte_s, scaled, solver)
+        return BlockSearch(graph, block, roles, times_s, byte_s, scaled, solver)
 
     searches = {kind: search(kind) for kind in partition.unique}
     with ThreadPoolExecutor(config.max_workers) as pool:
