@@ -146,7 +146,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         "",
     ]
     table, ratios = _beside_policies(found, HAND_POLICIES)
-    lines += table
+    lines += [*table, *_mean_words(ratios)]
     with_presets = [data for data in found if len(data["hand"]) > len(HAND_POLICIES)]
     if with_presets:
         table, more = _beside_policies(with_presets, tuple(PRESETS))
@@ -157,15 +157,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
             "be with the products named by hand.",
             "",
             *table,
-        ]
-        ratios += more
-    if ratios:
-        # A plan may add nothing; a mean of logarithms needs a least value.
-        mean = math.exp(sum(math.log(max(r, _LEAST_RATIO)) for r in ratios) / len(ratios))
-        lines += [
-            "",
-            f"Geometric mean of the {len(ratios)} ratios, each counted as {_LEAST_RATIO} at least: "
-            f"{mean:.3f}; the largest is {max(ratios):.2f}.",
+            *_mean_words(more),
         ]
     lines += [
         "",
@@ -226,6 +218,18 @@ def _beside_policies(
                 ratios += [ratio] if ratio is not None else []
         lines.append(f"| {data['model']} | {' | '.join(words.values())} |")
     return lines, ratios
+
+
+def _mean_words(ratios: Sequence[float]) -> list[str]:
+    if not ratios:
+        return []
+    # A plan may add nothing; a mean of logarithms needs a least value.
+    mean = math.exp(sum(math.log(max(r, _LEAST_RATIO)) for r in ratios) / len(ratios))
+    return [
+        "",
+        f"Geometric mean of the {len(ratios)} ratios, each counted as {_LEAST_RATIO} at least: "
+        f"{mean:.3f}; the largest is {max(ratios):.2f}.",
+    ]
 
 
 def _beside(
