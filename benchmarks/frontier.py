@@ -112,9 +112,10 @@ def draw(target: str, data: Mapping[str, Any], path: Path) -> None:
     ax.step(*points(data["plans"]), where="post", color="#1f6feb", alpha=0.5)
     ax.plot(*points(data["plans"]), "o", color="#1f6feb", label="plans")
     ax.plot(*points([base]), "s", color="#57606a", label="no remat")
-    for row, marker in zip(data["hand"], "v^D", strict=False):
+    policies, presets = data["hand"][: len(HAND_POLICIES)], data["hand"][len(HAND_POLICIES) :]
+    for row, marker in zip(policies, "v^D", strict=True):
         ax.plot(*points([row]), marker, color="#cf222e", label=row["label"])
-    if presets := data["hand"][len(HAND_POLICIES) :]:
+    if presets:
         ax.plot(*points(presets), "x", color="#bc4c00", label="MaxText's presets, by role")
     ax.set_title(f"{data['model']} for {target}")
     ax.set_xlabel("peak of the compiled step (GiB)")
@@ -152,9 +153,8 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         table, more = _beside_policies(with_presets, tuple(PRESETS))
         lines += [
             "",
-            "Likewise beside MaxText's presets on every layer, or on the steps of a scan; the "
-            "products they save are found by what they read, and the steps compiled as they would "
-            "be with the products named by hand.",
+            "Likewise beside MaxText's presets on every layer, as the pattern of blocks tells it, "
+            "or on the steps of a scan; the products they save are found by what they read.",
             "",
             *table,
             *_mean_words(more),

@@ -19,7 +19,6 @@ from jax_hremat._planner.bench import Costs, Workbench, prepare
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.goals import Terms, plan_for
 from jax_hremat._plans.plan import RematPlan
-from jax_hremat._program.bodies import Scan
 from jax_hremat._program.region import Region
 from jax_hremat._program.step import own_step
 from jax_hremat._program.trace import Program, trace_loss
@@ -137,8 +136,7 @@ def hand_row(
 def preset_rows(bench: Workbench) -> list[Row]:
     """MaxText's presets on every layer or step of a scan, compiled; none where there is no
     attention."""
-    scans = any(isinstance(body, Scan) for body in bench.costs.bodies.values())
-    under = bench.steps_under if scans else bench.layers_under
+    under = bench.steps_under if bench.costs.has_scans else bench.layers_under
     rows = []
     for name in (name for name in bench.costs.policies if name in PRESETS):
         root = selection_region(bench.costs.graph, *under(name), Ties.NONE)

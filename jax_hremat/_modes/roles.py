@@ -6,7 +6,7 @@ the products are told apart by what they read, so any model has them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from jax_hremat._program.graph import Operation
@@ -32,16 +32,16 @@ class Role(Enum):
     MLP_OUT = "mlp out"
 
 
-_ATTENTION = {Role.QKV, Role.OUT}
+_PROJECTIONS = frozenset((Role.QKV, Role.OUT))
 
 # `minimal` is `dots_with_no_batch_dims_saveable`, `full` is a plain `jax.checkpoint`.
-PRESETS: dict[str, set[Role]] = {
-    "save_qkv_proj": {Role.QKV},
-    "save_out_proj": {Role.OUT},
-    "save_dot_except_mlp": _ATTENTION,
-    "save_dot_with_context_except_mlp": _ATTENTION | {Role.CONTEXT},
-    "save_dot_except_mlpwi": _ATTENTION | {Role.MLP_OUT},
-    "minimal_with_context": _ATTENTION | {Role.CONTEXT, Role.MLP_IN, Role.MLP_OUT},
+PRESETS: Mapping[str, frozenset[Role]] = {
+    "save_qkv_proj": frozenset((Role.QKV,)),
+    "save_out_proj": frozenset((Role.OUT,)),
+    "save_dot_except_mlp": _PROJECTIONS,
+    "save_dot_with_context_except_mlp": _PROJECTIONS | {Role.CONTEXT},
+    "save_dot_except_mlpwi": _PROJECTIONS | {Role.MLP_OUT},
+    "minimal_with_context": _PROJECTIONS | {Role.CONTEXT, Role.MLP_IN, Role.MLP_OUT},
 }
 
 

@@ -123,32 +123,39 @@ class Costs:
             choose: Picks some of the options of a kind; without it, layers may also be wrapped
                 under the policies that a user would write.
         """
-        of_blocks, policies = self.of_blocks, self.policies
+        of_blocks = self.of_blocks
         if choose is not None:
             return self._chain_of(always_bytes, [choose(options) for options in of_blocks])
+        policies = self.policies
         chosen = [options.options for options in of_blocks]
         for first, last in layer_groups(self.partition.kinds):
             for block in range(first, last + 1):
                 options = of_blocks[block]
                 chosen[block] += (options.bare, *(options.written(name) for name in policies))
         chain = self._chain_of(always_bytes, chosen)
-        under = [group for name in policies for group in self._layers_keeping(name, chain)]
-        return replace(chain, keeping=tuple(dict.fromkeys(under)))
+        keeping = [group for name in policies for group in self._layers_keeping(name, chain)]
+        return replace(chain, keeping=tuple(dict.fromkeys(keeping)))
 
     def _chain_of(self, always_bytes: int, chosen: Sequence[Sequence[Option]]) -> Chain:
         only = [tuple(dict.fromkeys(options)) for options in chosen]
         return make_chain(self.graph, self.partition, self.options, always_bytes, only=only)
 
     def _layers_keeping(self, policy: str, chain: Chain) -> list[KeepingGroup]:
-        bare = [options.bare for options in self.of_blocks]
-        written = [options.written(policy) for options in self.of_blocks]
-        return layers_keeping(chain, self.partition.kinds, bare, written)
+        return layers_keeping(chain, self.partition.kinds, *self._by_hand(policy))
 
     def layers_under(self, policy: str, chain: Chain, every: int = 1) -> Selection:
         """Every layer, or one in so many, under a policy by name; all else as it is."""
-        bare = [options.bare for options in self.of_blocks]
-        written = [options.written(policy) for options in self.of_blocks]
-        return layer_selection(chain, self.partition.kinds, bare, written, every)
+        return layer_selection(chain, self.partition.kinds, *self._by_hand(policy), every)
+
+    def _by_hand(self, policy: str) -> tuple[list[Option], list[Option]]:
+        """Each block left as it is, and each wrapped under a policy by name."""
+        of_blocks = self.of_blocks
+        return [o.bare for o in of_blocks], [o.written(policy) for o in of_blocks]
+
+    @property
+    def has_scans(self) -> bool:
+        """Whether there is a scan to plan."""
+        return any(isinstance(body, Scan) for body in self.bodies.values())
 
     @property
     def of_blocks(self) -> list[BlockOptions]:
@@ -222,7 +229,8 @@ class Workbench:
         bare = self.chain(lambda o: (o.bare,))
         plans = [uniform(bare)]
         plans += [uniform(self.chain(lambda o, name=name: (o.written(name),))) for name in names]
-        plans += [self.steps_under(name) for name in names]
+        if self.costs.has_scans:
+            plans += [self.steps_under(name) for name in names]
         plans += [self.layers_under(name) for name in names]
         plans += [self.layers_under("block", every) for every in COUNTS]
         plans += [(bare, selection) for selection in grouped_selections(bare)]

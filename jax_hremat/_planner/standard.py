@@ -25,7 +25,7 @@ def grouped_selections(chain: Chain) -> Iterator[Selection]:
 def layers_keeping(
     chain: Chain, kinds: Sequence[Hashable], bare: Sequence[Option], written: Sequence[Option]
 ) -> list[KeepingGroup]:
-    """`jax.checkpoint` under a policy around each layer that has several blocks.
+    """`jax.checkpoint` under a policy that keeps something, around each layer of several blocks.
 
     Args:
         chain: Blocks and their options.
@@ -33,14 +33,9 @@ def layers_keeping(
         bare: Of each block, the option that leaves it as it is.
         written: Of each block, the option that wraps it alone under the policy.
     """
-    groups = []
-    for first, last in _wrappable(chain, layer_groups(kinds)):
-        blocks = range(first, last + 1)
-        keeps = [(b, chain.options[b].index(written[b])) for b in blocks if written[b].mode.saved]
-        options = tuple(chain.options[b].index(bare[b]) for b in blocks)
-        if keeps:
-            groups.append(KeepingGroup(first, last, options, tuple(keeps)))
-    return groups
+    layers = _wrappable(chain, layer_groups(kinds))
+    groups = [_layer_keeping(chain, layer, bare, written) for layer in layers]
+    return [group for group in groups if group.keeps]
 
 
 def layer_selection(
@@ -54,20 +49,37 @@ def layer_selection(
     left as it is.
 
     Args:
-        chain, kinds, bare, written: As of `layers_keeping`.
+        chain: Blocks and their options.
+        kinds: The kind of each block; equal kinds are equal blocks.
+        bare: Of each block, the option that leaves it as it is.
+        written: Of each block, the option that wraps it alone under the policy.
         every: One in how many.
     """
     options = [chain.options[b].index(option) for b, option in enumerate(bare)]
     layers = [layer for run in layer_runs(kinds) for layer in run[::every]]
     groups, keeps = [], []
     for first, last in _wrappable(chain, layers):
-        under = {b: chain.options[b].index(written[b]) for b in range(first, last + 1)}
         if first == last:
-            options[first] = under[first]
+            options[first] = chain.options[first].index(written[first])
         else:
             groups.append((first, last))
-            keeps += [(b, o) for b, o in under.items() if written[b].mode.saved]
+            keeps += _layer_keeping(chain, (first, last), bare, written).keeps
     return Selection(tuple(options), tuple(groups), tuple(keeps))
+
+
+def _layer_keeping(
+    chain: Chain, layer: Group, bare: Sequence[Option], written: Sequence[Option]
+) -> KeepingGroup:
+    first, last = layer
+    blocks = range(first, last + 1)
+    return KeepingGroup(
+        first,
+        last,
+        options=tuple(chain.options[b].index(bare[b]) for b in blocks),
+        keeps=tuple(
+            (b, chain.options[b].index(written[b])) for b in blocks if written[b].mode.saved
+        ),
+    )
 
 
 def layer_groups(kinds: Sequence[Hashable]) -> list[Group]:
