@@ -67,12 +67,19 @@ def gpu(session: nox.Session) -> None:
 
 
 @nox.session(python=OLDEST_PYTHON)
+def browser(session: nox.Session) -> None:
+    """The tests that look at the report in Chromium, which must be installed, with its driver."""
+    session.install(".[test]", "selenium>=4.30")
+    session.run("python", "-m", "pytest", "-m", "browser", *session.posargs)
+
+
+@nox.session(python=OLDEST_PYTHON)
 def examples(session: nox.Session) -> None:
     """The examples as the README runs them, at a size that takes a minute."""
     session.install(".[examples]")
     arguments = session.posargs or ["--size", "tiny", "--steps", "50", "--budget", "0.7"]
     session.run("python", "examples/train_gpt.py", *arguments)
-    for name in ("fit_llama", "nnx_vit", "too_small"):
+    for name in ("fit_llama", "nnx_vit", "unet_diffusion", "encoder_decoder", "too_small"):
         session.run("python", f"examples/{name}.py")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import yaml
 
 import encoder_decoder
 import fit_llama
@@ -17,6 +18,7 @@ import jax_hremat
 import nnx_vit
 import too_small
 import train_gpt
+import train_yaml
 import unet_diffusion
 
 # Few candidates, so that planning takes seconds.
@@ -82,6 +84,25 @@ def test_encoder_decoder_learns_with_planned_layers() -> None:
     # Two layers of either kind, planned once each.
     assert len(plans) == 2
     assert all(plan.certificate.holds for plan in plans)
+
+
+def test_a_trainer_that_a_yaml_file_drives(tmp_path: Path) -> None:
+    path = Path(__file__).parents[1] / "examples" / "mixer.yaml"
+    given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    given["model"]["layers"] = 2
+    given["training"]["steps"] = 12
+    given["remat"]["config"] = dict(
+        max_rounds=0, cost="analytic", search=dict(max_runs=1), cache_dir=str(tmp_path)
+    )
+    plan, losses = train_yaml.main(given)
+    assert plan is not None
+    assert plan.certificate.peak_bytes <= plan.certificate.budget_bytes < plan.baseline_peak_bytes
+    assert losses[-1] < losses[0] - 0.3
+    assert list(tmp_path.iterdir())
+    del given["remat"]
+    nothing, bare = train_yaml.main(given)
+    assert nothing is None
+    np.testing.assert_allclose(losses, bare, rtol=1e-2)
 
 
 def test_the_notebook_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:

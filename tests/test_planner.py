@@ -179,7 +179,7 @@ def test_plain_dense_layers_are_planned_no_worse_than_wrapped_by_hand() -> None:
     assert plan.estimated_step_s <= hand.step_s
 
 
-@pytest.mark.parametrize("margin", [1.0, 1.06])
+@pytest.mark.parametrize("margin", [1.0, pytest.param(1.06, marks=pytest.mark.slow)])
 def test_where_a_standard_plan_fits_it_is_not_faster(bench: Workbench, margin: float) -> None:
     for chain, selection in bench.standard_plans():
         by_hand = selection_region(bench.costs.graph, chain, selection, Ties.NONE)

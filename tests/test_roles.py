@@ -188,7 +188,7 @@ def test_presets_are_the_policies_over_the_names() -> None:
         loss = functools.partial(layers_loss, policy)
         return own_step(trace_loss(loss, ([weights()] * count, X), {}))
 
-    count, target = 2, get_target("cpu")
+    count, target = 1, get_target("cpu")
     plain, more = step_of(count), step_of(count + 1)
     operations = build_graph(plain.program).operations
     length = more.program.num_operations - plain.program.num_operations

@@ -13,10 +13,11 @@ from jinja2 import Environment, StrictUndefined
 
 from jax_hremat._plans.frontier import Frontier
 from jax_hremat._plans.plan import BlockReport, RematPlan
-from jax_hremat._plans.show import devices_words, runs_of_equal, signed_seconds, unpriced_words
+from jax_hremat._plans.show import devices_words, unpriced_words
+from jax_hremat._plans.tree import tree_lines
 from jax_hremat._schedule.prediction import Moment
 from jax_hremat._shared.files import write_whole
-from jax_hremat._shared.format import format_bytes, format_seconds
+from jax_hremat._shared.format import format_bytes, format_seconds, format_signed_seconds
 
 # The pictures' size, in the units of their own coordinates.
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720.0, 240.0, 64.0, 24.0
@@ -52,7 +53,9 @@ def report(plan: RematPlan, path: str | os.PathLike[str], frontier: Frontier | N
 def page(plan: RematPlan, frontier: Frontier | None = None) -> str:
     """The page's HTML."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters |= dict(bytes=format_bytes, seconds=format_seconds, signed=signed_seconds)
+    environment.filters |= dict(
+        bytes=format_bytes, seconds=format_seconds, signed=format_signed_seconds
+    )
     text = (resources.files("jax_hremat") / "templates" / "plan.html").read_text(encoding="utf-8")
     return environment.from_string(text).render(
         plan=plan,
@@ -61,7 +64,7 @@ def page(plan: RematPlan, frontier: Frontier | None = None) -> str:
         memory=_memory_charts(plan) if plan.moments else None,
         trade=_trade_chart(plan, frontier) if frontier is not None else None,
         frame=dict(width=_WIDTH, height=_HEIGHT, left=_LEFT, bottom=_BOTTOM),
-        runs=runs_of_equal(plan.blocks),
+        lines=tree_lines(plan.root, plan.blocks),
         advice=_ADVICE,
         unpriced=unpriced_words(plan),
         fixed=[b for b in plan.buffers if b.kind != "temp"],

@@ -58,17 +58,13 @@ def block_reports(decision: Decision) -> tuple[BlockReport, ...]:
         bare = decision.bare[index]
         mode = option.mode.shifted(block.start)
         source = _source(decision.graph, block.start, block.stop)
-        words = _mode_words(decision.graph, mode)
-        if in_group:
-            keeping = f" that keeps {len(kept.mode.saved)} values" if kept else ""
-            words = f"in a group{keeping}; {words}"
         reports.append(
             BlockReport(
                 start=block.start,
                 stop=block.stop,
                 # NNX names no scopes; the line says where the block stands too.
                 scope=block_scope(decision.graph, block.start, block.stop) or source or _NOWHERE,
-                mode=words,
+                mode=_mode_words(decision.graph, mode),
                 kept_bytes=kept.cost.kept_bytes if kept else 0,
                 bare_bytes=bare.cost.kept_bytes,
                 added_s=option.cost.time_s - bare.cost.time_s + again_s[index],

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.table import Table
 from rich.text import Text
 
-from jax_hremat._plans.plan import BlockReport, Certificate, RematPlan
-from jax_hremat._shared.format import format_bytes, format_seconds
+from jax_hremat._plans.plan import Certificate, RematPlan
+from jax_hremat._plans.tree import tree_lines
+from jax_hremat._shared.format import format_bytes, format_seconds, format_signed_seconds
 from jax_hremat._shared.text import plain_table, plain_text
 
 _MAX_SAVED = 4
@@ -77,50 +76,21 @@ def _blocks(plan: RematPlan) -> Table:
     table.add_column("of", justify="right")
     table.add_column("adds", justify="right")
     table.add_column("what is done", overflow="fold")
-    for blocks in runs_of_equal(plan.blocks):
-        first = blocks[0]
-        scope = first.scope if len(blocks) == 1 else f"{first.scope} … {blocks[-1].scope}"
-        count = f"{len(blocks)} × " if len(blocks) > 1 else ""
-        words = [first.mode, *(f"  keeps {s}" for s in first.saved[:_MAX_SAVED])]
-        if len(first.saved) > _MAX_SAVED:
-            words.append(f"  and {len(first.saved) - _MAX_SAVED} more")
+    for line in tree_lines(plan.root, plan.blocks):
+        scope = line.first if line.first == line.last else f"{line.first} … {line.last}"
+        count = f"{line.count} × " if line.count > 1 else ""
+        words = [line.mode, *(f"  keeps {s}" for s in line.saved[:_MAX_SAVED])]
+        if len(line.saved) > _MAX_SAVED:
+            words.append(f"  and {len(line.saved) - _MAX_SAVED} more")
+        indent = "  " * line.depth
         table.add_row(
-            Text(count + scope),
-            format_bytes(first.kept_bytes),
-            format_bytes(first.bare_bytes),
-            signed_seconds(first.added_s),
-            Text("\n".join(words)),
+            Text(indent + count + scope),
+            format_bytes(line.kept_bytes),
+            format_bytes(line.bare_bytes),
+            format_signed_seconds(line.added_s),
+            Text("\n".join(indent + w for w in words)),
         )
     return table
-
-
-def runs_of_equal(blocks: Sequence[BlockReport]) -> list[list[BlockReport]]:
-    """Consecutive blocks that do the same at the same cost."""
-    runs: list[list[BlockReport]] = []
-    for block in blocks:
-        if runs and _alike(runs[-1][-1], block):
-            runs[-1].append(block)
-        else:
-            runs.append([block])
-    return runs
-
-
-def _alike(a: BlockReport, b: BlockReport) -> bool:
-    return (a.mode, a.kept_bytes, a.bare_bytes, a.added_s, a.saved) == (
-        b.mode,
-        b.kept_bytes,
-        b.bare_bytes,
-        b.added_s,
-        b.saved,
-    )
-
-
-def signed_seconds(seconds: float) -> str:
-    """A difference of times, with its sign."""
-    # Below a picosecond it is what is left of a sum that should be nothing.
-    if abs(seconds) < 1e-12:
-        return "0"
-    return ("+" if seconds > 0 else "−") + format_seconds(abs(seconds))
 
 
 def _buffers(plan: RematPlan) -> Table:

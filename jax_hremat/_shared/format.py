@@ -35,6 +35,14 @@ def format_seconds(duration_s: float) -> str:
     return f"{_three_digits(duration_s / 1e-9)} ns"
 
 
+def format_signed_seconds(difference_s: float) -> str:
+    """Returns a difference of durations with its sign: -0.0123 gives "−12.3 ms"."""
+    # Below a picosecond it is what is left of a sum that should be nothing.
+    if abs(difference_s) < 1e-12:
+        return "0"
+    return ("+" if difference_s > 0 else "−") + format_seconds(abs(difference_s))
+
+
 def _three_digits(value: float) -> str:
     size = abs(value)
     decimals = 2 if size < 9.995 else 1 if size < 99.95 else 0

@@ -1,0 +1,101 @@
+"""The region tree as lines: groups before what is in them, equal neighbours as one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jax_hremat._plans.plan import BlockReport
+from jax_hremat._plans.tree import tree_lines
+from jax_hremat._program.region import Region
+
+SIZE = 10
+
+
+def block(index: int, **changes: Any) -> BlockReport:
+    given: dict[str, Any] = dict(
+        start=SIZE * index,
+        stop=SIZE * (index + 1),
+        scope=f"layer_{index}",
+        mode="bare",
+        kept_bytes=3,
+        bare_bytes=7,
+        added_s=1e-3,
+        recomputed=2,
+        saved=(),
+        source="model.py:12 (layer)",
+    )
+    return BlockReport(**given | changes)
+
+
+def group(first: int, last: int, *inside: Region, **options: Any) -> Region:
+    return Region(SIZE * first, SIZE * (last + 1), wrapped=True, children=inside, **options)
+
+
+def root(count: int, *children: Region) -> Region:
+    return Region(0, SIZE * count, children=children)
+
+
+def shown(region: Region, blocks: list[BlockReport]) -> list[tuple[int, int, str, str]]:
+    return [(x.depth, x.count, x.first, x.last) for x in tree_lines(region, blocks)]
+
+
+def test_blocks_alone() -> None:
+    blocks = [block(0), block(1), block(2, mode="wrapped"), block(3)]
+    assert shown(root(4, group(2, 2)), blocks) == [
+        (0, 2, "layer_0", "layer_1"),
+        (0, 1, "layer_2", "layer_2"),
+        (0, 1, "layer_3", "layer_3"),
+    ]
+
+
+def test_equal_groups_are_one_line_above_the_blocks_of_the_first() -> None:
+    blocks = [block(i) for i in range(7)]
+    region = root(7, group(0, 2), group(3, 5))
+    assert shown(region, blocks) == [
+        (0, 2, "layer_0", "layer_5"),
+        (1, 3, "layer_0", "layer_2"),
+        (0, 1, "layer_6", "layer_6"),
+    ]
+    line = tree_lines(region, blocks)[0]
+    assert (line.kept_bytes, line.bare_bytes, line.recomputed) == (9, 21, 6)
+    assert line.mode == "one checkpoint around 3 blocks"
+
+
+def test_groups_in_groups() -> None:
+    blocks = [block(i) for i in range(5)]
+    region = root(5, group(0, 3, group(0, 1), group(2, 3)))
+    assert shown(region, blocks) == [
+        (0, 1, "layer_0", "layer_3"),
+        (1, 2, "layer_0", "layer_3"),
+        (2, 2, "layer_0", "layer_1"),
+        (0, 1, "layer_4", "layer_4"),
+    ]
+
+
+def test_a_group_says_what_it_keeps_and_differs_by_it() -> None:
+    blocks = [block(i) for i in range(4)]
+    lines = tree_lines(root(4, group(0, 1, saved=((3, 0),)), group(2, 3)), blocks)
+    assert [(x.depth, x.mode) for x in lines if x.depth == 0] == [
+        (0, "one checkpoint around 2 blocks, keeps 1 values"),
+        (0, "one checkpoint around 2 blocks"),
+    ]
+
+
+def test_differences_that_are_not_shown_are_none() -> None:
+    blocks = [block(0, added_s=1e-3), block(1, added_s=1.000001e-3), block(2, added_s=2e-3)]
+    assert [count for _, count, *_ in shown(root(3), blocks)] == [2, 1]
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=12), st.data())
+def test_every_block_is_told_once(kinds: list[int], data: st.DataObject) -> None:
+    blocks = [block(i, bare_bytes=kind) for i, kind in enumerate(kinds)]
+    edges = sorted(data.draw(st.sets(st.integers(0, len(kinds)))))
+    groups = [group(a, b - 1) for a, b in zip(edges, edges[1:], strict=False)]
+    lines = tree_lines(root(len(kinds), *groups), blocks)
+    assert sum(x.count * x.bare_bytes for x in lines if x.depth == 0) == sum(kinds)
+    assert sum(x.count * x.recomputed for x in lines if x.depth == 0) == 2 * len(kinds)
+    for above, below in zip(lines, lines[1:], strict=False):
+        assert below.depth <= above.depth + 1
