@@ -88,6 +88,9 @@ def test_the_whole_step_is_what_is_bounded(fitted: jax_hremat.FittedStep) -> Non
     assert plan.root.num_wrapped > 0
     # Arguments are the state and the batch, by their paths.
     assert any("args[" in buffer.made_by for buffer in plan.buffers)
+    # So are the activations, which are in the loop over microbatches.
+    inside = [b for b in plan.buffers if b.made_by.startswith("(loop)")]
+    assert any(b.text == f"f32[{4096 // MICROBATCHES},{4 * WIDTH}]" for b in inside)
 
 
 def test_training_is_unchanged(fitted: jax_hremat.FittedStep) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from jax_hremat._compiler.compile import compile_flat
 from jax_hremat._compiler.target import get_target
-from jax_hremat._hlo.liveness import buffer_timeline
+from jax_hremat._hlo.buffer import own_temps
+from jax_hremat._hlo.liveness import buffer_timeline, live_at_peak
 from jax_hremat._hlo.parse import parse_hlo
 from jax_hremat._shared.errors import TargetUnavailableError
 
@@ -322,10 +323,13 @@ def test_peak_agrees_with_buffer_assignment(program, target):
         compiled = compile_flat(fun, avals, get_target(target))
     except TargetUnavailableError as error:
         pytest.skip(str(error))
-    found = buffer_timeline(parse_hlo(compiled.hlo_text))
+    module = parse_hlo(compiled.hlo_text)
+    found = buffer_timeline(module)
     assert compiled.memory.temp_bytes > 1_000_000
     assert found.peak()[1] == pytest.approx(compiled.memory.temp_bytes, rel=0.05)
     assert found.packed_temp_bytes() == pytest.approx(compiled.memory.temp_bytes, rel=0.05)
+    live = [buffer for _, buffer in live_at_peak(module)]
+    assert sum(b.nbytes for b in own_temps(live)) == found.peak()[1]
     # Every weight's gradient has a buffer, and no output is counted as a temporary.
     output_bytes = sum(b.nbytes for b in found.buffers if b.kind == "output" and not b.inside)
     assert output_bytes == pytest.approx(compiled.memory.output_bytes, abs=1024)

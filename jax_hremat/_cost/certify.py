@@ -10,8 +10,8 @@ from jax_hremat._compiler.compile import MemoryStats, compile_flat, without_laun
 from jax_hremat._compiler.rates import rates
 from jax_hremat._compiler.target import Target
 from jax_hremat._hlo.buffer import Buffer
-from jax_hremat._hlo.liveness import buffer_timeline
-from jax_hremat._hlo.parse import HloModule, parse_hlo
+from jax_hremat._hlo.liveness import live_at_peak
+from jax_hremat._hlo.parse import Computation, parse_hlo
 from jax_hremat._hlo.roofline import estimate_step
 from jax_hremat._program.emit import emit_flat
 from jax_hremat._program.mesh import DeviceMesh
@@ -46,7 +46,8 @@ class CompiledStep:
         memory: Its memory, on one device.
         step_s: Roofline estimate of its kernels.
         flops: Matrix flops of its kernels.
-        buffers: The largest buffers alive at the peak of its temporaries, largest first.
+        buffers: The largest buffers alive at the peak of its temporaries, those of a loop that runs
+            there among them, largest first.
         unknown: Operations the estimate does not price, with their number.
         mesh: The devices it runs on, where there are several.
     """
@@ -72,27 +73,25 @@ def compile_step(
     )
     module = parse_hlo(compiled.hlo_text)
     roofline = estimate_step(module, rates(target))
-    timeline = buffer_timeline(module)
-    position, _ = timeline.peak()
-    live = sorted(timeline.live_at(position), key=lambda b: (-b.nbytes, b.name))
-    own = [b for b in live if b.inside is None and b.kind != "constant" and b.nbytes > 0]
+    live = sorted(live_at_peak(module), key=lambda at: (-at[1].nbytes, at[1].name))
+    own = [(c, b) for c, b in live if b.inside is None and b.kind != "constant" and b.nbytes > 0]
     return CompiledStep(
         memory=compiled.memory,
         step_s=roofline.time_s,
         flops=roofline.flops,
         buffers=tuple(
-            BufferReport(b.nbytes, _shape_text(module, b.name), b.kind, _maker(step, b))
-            for b in own[:_NUM_BUFFERS]
+            BufferReport(b.nbytes, _shape_text(computation, b.name), b.kind, _maker(step, b))
+            for computation, b in own[:_NUM_BUFFERS]
         ),
         unknown=tuple(sorted(roofline.unknown.items())),
         mesh=step.mesh,
     )
 
 
-def _shape_text(module: HloModule, buffer_name: str) -> str:
+def _shape_text(computation: Computation, buffer_name: str) -> str:
     """Dtype and shape of the instruction's result, or of one of its results: `fusion.3{1}`."""
     name, _, leaf = buffer_name.removesuffix("}").partition("{")
-    shape = module.entry[name].shape.leaves[int(leaf or 0)]
+    shape = computation[name].shape.leaves[int(leaf or 0)]
     return f"{shape.dtype}[{','.join(map(str, shape.dims))}]"
 
 
@@ -119,7 +118,8 @@ class StepCompiler:
 
 
 def _scope(op_name: str) -> str:
-    """The user's scopes in an HLO `op_name`, without the transformations around them."""
+    """The user's scopes in an HLO `op_name`, without the transformations around them; such as
+    `(loop)/Model/(recomputed)/layer_0/tanh`."""
     transforms = ("jit(", "jvp(", "transpose(", "vmap(")
     parts = []
     # Of an instruction merged from several, the first names it.
@@ -128,6 +128,10 @@ def _scope(op_name: str) -> str:
         while core.startswith(transforms):
             core = core[core.index("(") + 1 :].removesuffix(")")
         core = core.rstrip(")")
-        if core and not part.startswith("jit(") and core not in ("checkpoint",):
+        if part.startswith("jit(") or core in ("", "checkpoint", "closed_call"):
+            continue
+        if core == "body" and parts[-1:] == ["while"]:
+            parts[-1] = "(loop)"
+        else:
             parts.append("(recomputed)" if core == "rematted_computation" else core)
     return "/".join(parts)

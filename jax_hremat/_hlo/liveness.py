@@ -107,18 +107,34 @@ def buffer_timeline(module: HloModule) -> Timeline:
     Unchecked: alignment and fragmentation, the pointer tables of tuples, buffers in host
     memory (left out), and scratch memory that libraries ask for when they run.
     """
-    entry = module.entry
-    values = Values(module, entry)
-    buffers = _assigned(module, values, donations(module, values))
-    inside_bytes = _inside_bytes(module, entry, {})
-    return Timeline(
-        buffers=tuple(sorted(buffers, key=lambda b: b.start)),
-        num_positions=len(entry.instructions),
-        live_temp_bytes=_sum_live(own_temps(buffers), inside_bytes),
-        inner_bytes=tuple(inside_bytes),
-        names=tuple(i.name for i in entry.instructions),
-        opcodes=tuple(i.opcode for i in entry.instructions),
-    )
+    return _timeline(module, module.entry, {})
+
+
+def live_at_peak(module: HloModule) -> list[tuple[Computation, Buffer]]:
+    """The buffers that live where the temporaries of the entry computation take most, each with
+    the computation it is in.
+
+    Where a loop, a branch or a call runs there, its own temporaries are among them, as they are at
+    their own peak: what a step over microbatches holds is in a loop.
+
+    Raises:
+        KeyError, Unchecked: As of `buffer_timeline`.
+    """
+    peaks: dict[str, int] = {}
+    found: list[tuple[Computation, Buffer]] = []
+    computation: Computation | None = module.entry
+    while computation is not None:
+        timeline = _timeline(module, computation, peaks)
+        position, _ = timeline.peak()
+        live = timeline.live_at(position)
+        # What a body is given is its caller's.
+        own = live if computation is module.entry else own_temps(live)
+        found += [(computation, buffer) for buffer in own]
+        inside = timeline.inner_bytes[position] > 0
+        called = computation.instructions[position].called if inside else ()
+        largest = max(called, key=lambda name: _inner_peak(module, name, peaks), default=None)
+        computation = None if largest is None else module.computations[largest]
+    return found
 
 
 def reads_and_results(module: HloModule) -> tuple[Mapping[str, int], tuple[str, ...]]:
@@ -132,6 +148,22 @@ def reads_and_results(module: HloModule) -> tuple[Mapping[str, int], tuple[str, 
     values = Values(module, entry)
     last_read = {label(entry, key): position for key, position in values.end.items()}
     return last_read, tuple(label(entry, key) for key in values.leaves[entry.root.name])
+
+
+def _timeline(module: HloModule, computation: Computation, peaks: dict[str, int]) -> Timeline:
+    """That of any computation; `peaks` has those of the computations seen so far."""
+    values = Values(module, computation)
+    in_place = donations(module, values) if computation is module.entry else _loop_state(values)
+    buffers = _assigned(module, values, in_place)
+    inside_bytes = _inside_bytes(module, computation, peaks)
+    return Timeline(
+        buffers=tuple(sorted(buffers, key=lambda b: b.start)),
+        num_positions=len(computation.instructions),
+        live_temp_bytes=_sum_live(own_temps(buffers), inside_bytes),
+        inner_bytes=tuple(inside_bytes),
+        names=tuple(i.name for i in computation.instructions),
+        opcodes=tuple(i.opcode for i in computation.instructions),
+    )
 
 
 def _buffers(values: Values, donated: Mapping[Key, Key]) -> list[Buffer]:
@@ -203,10 +235,7 @@ def _inside_bytes(module: HloModule, computation: Computation, peaks: dict[str, 
 
 def _inner_peak(module: HloModule, name: str, peaks: dict[str, int]) -> int:
     if name not in peaks:
-        computation = module.computations[name]
-        values = Values(module, computation)
-        temps = own_temps(_assigned(module, values, _loop_state(values)))
-        peaks[name] = max(_sum_live(temps, _inside_bytes(module, computation, peaks)))
+        peaks[name] = _timeline(module, module.computations[name], peaks).peak()[1]
     return peaks[name]
 
 
