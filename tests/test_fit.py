@@ -91,6 +91,8 @@ def test_the_whole_step_is_what_is_bounded(fitted: jax_hremat.FittedStep) -> Non
     # So are the activations, which are in the loop over microbatches.
     inside = [b for b in plan.buffers if b.made_by.startswith("(loop)")]
     assert any(b.text == f"f32[{4096 // MICROBATCHES},{4 * WIDTH}]" for b in inside)
+    # Kernels and copies without a name of their own say what is in them.
+    assert {b.made_by for b in plan.buffers}.isdisjoint({"fusion", "copy", "call"})
 
 
 def test_training_is_unchanged(fitted: jax_hremat.FittedStep) -> None:

@@ -11,7 +11,7 @@ from jax_hremat._compiler.rates import rates
 from jax_hremat._compiler.target import Target
 from jax_hremat._hlo.buffer import Buffer
 from jax_hremat._hlo.liveness import live_at_peak
-from jax_hremat._hlo.parse import Computation, parse_hlo
+from jax_hremat._hlo.parse import Computation, HloModule, parse_hlo
 from jax_hremat._hlo.roofline import estimate_step
 from jax_hremat._program.emit import emit_flat
 from jax_hremat._program.mesh import DeviceMesh
@@ -80,8 +80,8 @@ def compile_step(
         step_s=roofline.time_s,
         flops=roofline.flops,
         buffers=tuple(
-            BufferReport(b.nbytes, _shape_text(computation, b.name), b.kind, _maker(step, b))
-            for computation, b in own[:_NUM_BUFFERS]
+            BufferReport(b.nbytes, _shape_text(c, b.name), b.kind, _maker(step, module, c, b))
+            for c, b in own[:_NUM_BUFFERS]
         ),
         unknown=tuple(sorted(roofline.unknown.items())),
         mesh=step.mesh,
@@ -95,11 +95,22 @@ def _shape_text(computation: Computation, buffer_name: str) -> str:
     return f"{shape.dtype}[{','.join(map(str, shape.dims))}]"
 
 
-def _maker(step: Step, buffer: Buffer) -> str:
-    number = re.fullmatch(r"flat\[(\d+)\]", buffer.op_name)
+def _maker(step: Step, module: HloModule, computation: Computation, buffer: Buffer) -> str:
+    """The operation that made it; of what XLA put in and gave no name, what it was made of."""
+    first = instruction = computation[buffer.name.partition("{")[0]]
+    while True:
+        called = (module.computations[name] for name in instruction.called)
+        inside = (i.op_name for body in called for i in reversed(body.instructions))
+        name = instruction.op_name or next(filter(None, inside), "")
+        if name or not instruction.operands:
+            break
+        instruction = computation[instruction.operands[0]]
+    number = re.fullmatch(r"flat\[(\d+)\]", name)
     if number and int(number[1]) < len(step.input_names):
-        return step.input_names[int(number[1])]
-    return _scope(buffer.op_name) or buffer.opcode
+        maker = step.input_names[int(number[1])]
+    else:
+        maker = _scope(name) or instruction.opcode
+    return maker if instruction is first else f"{buffer.opcode} of {maker}"
 
 
 class StepCompiler:
