@@ -51,7 +51,17 @@ def loss_fn(params: Any, x: jax.Array) -> jax.Array:
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def chromium() -> tuple[Any, str, str]:
+    """Selenium, and the paths of Chromium and its driver."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    paths = [shutil.which(name) for name in ("chromium", "chromedriver")]
+    if None in paths:
+        pytest.skip("there is no Chromium with its driver here")
+    return webdriver, *paths
+
+
+@pytest.fixture(scope="module")
+def report(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of the plan that takes the least memory, which is the longest."""
     args = (
         [(jnp.ones((16, 64)), jnp.ones((64, 16)))] * 12,
@@ -66,13 +76,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=SIZES)
-def browser(request: pytest.FixtureRequest, report: Path) -> Iterator[Any]:
-    webdriver = pytest.importorskip("selenium.webdriver")
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("there is no Chromium with its driver here")
+def browser(request: pytest.FixtureRequest, chromium: Any, report: Path) -> Iterator[Any]:
+    webdriver, binary, driver = chromium
     options = webdriver.ChromeOptions()
-    options.binary_location = chromium
+    options.binary_location = binary
     for argument in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "hide-scrollbars"):
         options.add_argument(f"--{argument}")
     width, height = SIZES[request.param]

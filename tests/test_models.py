@@ -6,6 +6,7 @@ test plans one. Dropout is on and the inputs are real.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -35,7 +36,8 @@ COMPILER_OPTIONS = {**jax_hremat.compiler_options("cpu"), "xla_backend_optimizat
 # Relative to the largest element of each leaf, as `equality.difference` says. A plan moves no
 # rounding but XLA's, which fuses in another way.
 TOLERANCES = {"float32": 2e-5, "bfloat16": 4 * float(jnp.finfo(jnp.bfloat16).eps)}
-# Those that every tree is run on; the others get the one with most in it.
+# Those that every tree is run on, all but the first in the slow tests; the others get the one with
+# most in it.
 THOROUGHLY = ("gpt2-small", "encdec", "unet", "resnet50")
 # At the zoo's tiny size a 3 x 3 kernel meets an image of 2 x 2, and XLA leaves out the taps that
 # only meet padding.
@@ -144,10 +146,19 @@ TREES = {
 }
 
 
+def thorough(*more: str) -> Iterator[Any]:
+    """Each model that every tree is run on, and the tree."""
+    for name in THOROUGHLY:
+        for tree in TREES:
+            fast = name == THOROUGHLY[0] or tree == "pairs_with_runs"
+            marks = [] if fast else [pytest.mark.slow]
+            yield pytest.param(name, *more, tree, marks=marks)
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "tree"),
     [
-        *((name, "float32", tree) for name in THOROUGHLY for tree in TREES),
+        *thorough("float32"),
         *((n, "float32", "pairs_with_runs") for n in equality.MODELS if n not in THOROUGHLY),
         ("gpt2-small", "bfloat16", "products_saved"),
         ("gpt2-small", "bfloat16", "pairs_with_runs"),
@@ -161,8 +172,7 @@ def test_step_is_unchanged(name, dtype, tree):
         assert found.relative <= TOLERANCES[dtype], found
 
 
-@pytest.mark.parametrize("tree", TREES)
-@pytest.mark.parametrize("name", THOROUGHLY)
+@pytest.mark.parametrize(("name", "tree"), [*thorough()])
 def test_compiled_step_recomputes_what_the_replay_says(name, tree):
     """Equal values show nothing if XLA has merged the recompute with the first forward."""
     one = model(name, "float32")

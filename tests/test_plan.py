@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 import jax_hremat
 from jax_hremat._cost.certify import BufferReport
-from jax_hremat._plans.plan import BlockReport, Certificate, RematPlan
+from jax_hremat._plans.block import BlockReport
+from jax_hremat._plans.plan import Certificate, RematPlan
 from jax_hremat._program.fingerprint import Fingerprint, fingerprint
 from jax_hremat._program.graph import build_graph
 from jax_hremat._program.region import Region

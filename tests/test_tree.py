@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_hremat._plans.plan import BlockReport
+from jax_hremat._plans.block import BlockReport
 from jax_hremat._plans.tree import tree_lines
 from jax_hremat._program.region import Region
 
@@ -39,7 +39,7 @@ def root(count: int, *children: Region) -> Region:
 
 
 def shown(region: Region, blocks: list[BlockReport]) -> list[tuple[int, int, str, str]]:
-    return [(x.depth, x.count, x.first, x.last) for x in tree_lines(region, blocks)]
+    return [(x.depth, x.count, x.report.scope, x.last_scope) for x in tree_lines(region, blocks)]
 
 
 def test_blocks_alone() -> None:
@@ -59,7 +59,7 @@ def test_equal_groups_are_one_line_above_the_blocks_of_the_first() -> None:
         (1, 3, "layer_0", "layer_2"),
         (0, 1, "layer_6", "layer_6"),
     ]
-    line = tree_lines(region, blocks)[0]
+    line = tree_lines(region, blocks)[0].report
     assert (line.kept_bytes, line.bare_bytes, line.recomputed) == (9, 21, 6)
     assert line.mode == "one checkpoint around 3 blocks"
 
@@ -78,7 +78,7 @@ def test_groups_in_groups() -> None:
 def test_a_group_says_what_it_keeps_and_differs_by_it() -> None:
     blocks = [block(i) for i in range(4)]
     lines = tree_lines(root(4, group(0, 1, saved=((3, 0),)), group(2, 3)), blocks)
-    assert [(x.depth, x.mode) for x in lines if x.depth == 0] == [
+    assert [(x.depth, x.report.mode) for x in lines if x.depth == 0] == [
         (0, "one checkpoint around 2 blocks, keeps 1 values"),
         (0, "one checkpoint around 2 blocks"),
     ]
@@ -95,7 +95,7 @@ def test_every_block_is_told_once(kinds: list[int], data: st.DataObject) -> None
     edges = sorted(data.draw(st.sets(st.integers(0, len(kinds)))))
     groups = [group(a, b - 1) for a, b in zip(edges, edges[1:], strict=False)]
     lines = tree_lines(root(len(kinds), *groups), blocks)
-    assert sum(x.count * x.bare_bytes for x in lines if x.depth == 0) == sum(kinds)
-    assert sum(x.count * x.recomputed for x in lines if x.depth == 0) == 2 * len(kinds)
+    assert sum(x.count * x.report.bare_bytes for x in lines if x.depth == 0) == sum(kinds)
+    assert sum(x.count * x.report.recomputed for x in lines if x.depth == 0) == 2 * len(kinds)
     for above, below in zip(lines, lines[1:], strict=False):
         assert below.depth <= above.depth + 1

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
+from jax_hremat._plans.block import BlockReport
 from jax_hremat._plans.frontier import Frontier
-from jax_hremat._plans.plan import BlockReport, RematPlan
+from jax_hremat._plans.plan import RematPlan
 from jax_hremat._plans.show import devices_words, unpriced_words
 from jax_hremat._plans.tree import tree_lines
 from jax_hremat._schedule.prediction import Moment

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jax_hremat._cost.certify import BufferReport
+from jax_hremat._plans.block import BlockReport
 from jax_hremat._program.fingerprint import Fingerprint
 from jax_hremat._program.mesh import DeviceMesh
 from jax_hremat._program.region import Loop, Region
@@ -60,37 +61,6 @@ class Certificate:
     def holds(self) -> bool:
         """Whether the compiled peak and the headroom are within the budget."""
         return self.peak_bytes + self.headroom_bytes <= self.budget_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class BlockReport:
-    """What was decided for one block.
-
-    Attributes:
-        start: First operation.
-        stop: One past the last operation.
-        scope: `jax.named_scope` path of the block (Flax linen: the module path); where there is
-            none, `source`.
-        mode: What is done, in words.
-        kept_bytes: Held between the block's forward and its backward, inputs left out.
-        bare_bytes: What it would hold without rematerialization.
-        added_s: Estimated seconds added to the step; negative if it gets faster.
-        recomputed: Operations that run again.
-        saved: Names, shapes and bytes of the values kept by name.
-        source: The line of your code that its first differentiated operation comes from; empty if
-            all come from installed packages.
-    """
-
-    start: int
-    stop: int
-    scope: str
-    mode: str
-    kept_bytes: int
-    bare_bytes: int
-    added_s: float
-    recomputed: int
-    saved: tuple[str, ...]
-    source: str
 
 
 @dataclass(frozen=True, slots=True)

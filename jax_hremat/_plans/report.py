@@ -9,7 +9,7 @@ from pathlib import PurePath
 from jax_hremat._cost.certify import CompiledStep
 from jax_hremat._modes.option import Option
 from jax_hremat._partition.blocks import Partition
-from jax_hremat._plans.plan import BlockReport
+from jax_hremat._plans.block import BlockReport
 from jax_hremat._program.graph import Graph
 from jax_hremat._program.region import Loop, Region
 from jax_hremat._schedule.chain import Chain, Selection

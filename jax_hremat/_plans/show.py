@@ -77,17 +77,18 @@ def _blocks(plan: RematPlan) -> Table:
     table.add_column("adds", justify="right")
     table.add_column("what is done", overflow="fold")
     for line in tree_lines(plan.root, plan.blocks):
-        scope = line.first if line.first == line.last else f"{line.first} … {line.last}"
+        done, last = line.report, line.last_scope
+        scope = done.scope if done.scope == last else f"{done.scope} … {last}"
         count = f"{line.count} × " if line.count > 1 else ""
-        words = [line.mode, *(f"  keeps {s}" for s in line.saved[:_MAX_SAVED])]
-        if len(line.saved) > _MAX_SAVED:
-            words.append(f"  and {len(line.saved) - _MAX_SAVED} more")
+        words = [done.mode, *(f"  keeps {s}" for s in done.saved[:_MAX_SAVED])]
+        if len(done.saved) > _MAX_SAVED:
+            words.append(f"  and {len(done.saved) - _MAX_SAVED} more")
         indent = "  " * line.depth
         table.add_row(
             Text(indent + count + scope),
-            format_bytes(line.kept_bytes),
-            format_bytes(line.bare_bytes),
-            format_signed_seconds(line.added_s),
+            format_bytes(done.kept_bytes),
+            format_bytes(done.bare_bytes),
+            format_signed_seconds(done.added_s),
             Text("\n".join(indent + w for w in words)),
         )
     return table

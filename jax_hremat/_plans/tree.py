@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from jax_hremat._plans.plan import BlockReport
+from jax_hremat._plans.block import BlockReport
 from jax_hremat._program.region import Region
 from jax_hremat._shared.format import format_signed_seconds
 
@@ -32,29 +32,16 @@ class Line:
 
     Attributes:
         depth: How many groups it is in.
-        count: How many equal ones it stands for; bytes and seconds are of one of them.
-        first: Scope of the first block.
-        last: Scope of the last block.
-        source: Line of code of a block; empty for a group.
-        mode: What is done, in words.
-        kept_bytes: Held between forward and backward.
-        bare_bytes: What would be held without rematerialization.
-        added_s: Estimated seconds added to the step.
-        recomputed: Operations that run again.
-        saved: Values kept by name, of a group's blocks in their own lines.
+        count: Equal ones that it stands for.
+        report: What is done with one of them: the first; of a group, the sums over its blocks,
+            and what is kept by name said in their lines.
+        last_scope: Scope of the last block in any of them.
     """
 
     depth: int
     count: int
-    first: str
-    last: str
-    source: str
-    mode: str
-    kept_bytes: int
-    bare_bytes: int
-    added_s: float
-    recomputed: int
-    saved: tuple[str, ...]
+    report: BlockReport
+    last_scope: str
 
 
 def tree_lines(root: Region, blocks: Sequence[BlockReport]) -> list[Line]:
@@ -90,36 +77,35 @@ def _groups_from(
 
 def _lines(nodes: Sequence[Node], depth: int) -> Iterator[Line]:
     for run in _runs_of_equal(nodes):
-        first, last = _blocks(run[0]), _blocks(run[-1])
-        node = run[0]
-        alone = isinstance(node, BlockReport)
-        yield Line(
-            depth=depth,
-            count=len(run),
-            first=first[0].scope,
-            last=last[-1].scope,
-            source=node.source if alone else "",
-            mode=node.mode if alone else _group_words(node, len(first)),
-            kept_bytes=sum(b.kept_bytes for b in first),
-            bare_bytes=sum(b.bare_bytes for b in first),
-            added_s=sum(b.added_s for b in first),
-            recomputed=sum(b.recomputed for b in first),
-            saved=node.saved if alone else (),
-        )
-        if not alone:
-            yield from _lines(node.inside, depth + 1)
+        first = run[0]
+        report = _whole(first) if isinstance(first, Group) else first
+        yield Line(depth, len(run), report, _blocks(run[-1])[-1].scope)
+        if isinstance(first, Group):
+            yield from _lines(first.inside, depth + 1)
+
+
+def _whole(group: Group) -> BlockReport:
+    """All blocks of a group as one."""
+    blocks = _blocks(group)
+    keeps = f", keeps {len(group.region.saved)} values" if group.region.saved else ""
+    return BlockReport(
+        start=group.region.start,
+        stop=group.region.stop,
+        scope=blocks[0].scope,
+        mode=f"one checkpoint around {len(blocks)} blocks{keeps}",
+        kept_bytes=sum(b.kept_bytes for b in blocks),
+        bare_bytes=sum(b.bare_bytes for b in blocks),
+        added_s=sum(b.added_s for b in blocks),
+        recomputed=sum(b.recomputed for b in blocks),
+        saved=(),
+        source="",
+    )
 
 
 def _blocks(node: Node) -> list[BlockReport]:
     if isinstance(node, BlockReport):
         return [node]
     return [block for inner in node.inside for block in _blocks(inner)]
-
-
-def _group_words(group: Group, num_blocks: int) -> str:
-    """Such as `one checkpoint around 3 blocks, keeps 2 values`."""
-    keeps = f", keeps {len(group.region.saved)} values" if group.region.saved else ""
-    return f"one checkpoint around {num_blocks} blocks{keeps}"
 
 
 def _runs_of_equal(nodes: Sequence[Node]) -> list[list[Node]]:

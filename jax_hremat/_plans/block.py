@@ -1,0 +1,36 @@
+"""What a plan does with one block, in words and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BlockReport:
+    """What was decided for one block.
+
+    Attributes:
+        start: First operation.
+        stop: One past the last operation.
+        scope: `jax.named_scope` path of the block (Flax linen: the module path); where there is
+            none, `source`.
+        mode: What is done, in words.
+        kept_bytes: Held between the block's forward and its backward, inputs left out.
+        bare_bytes: What it would hold without rematerialization.
+        added_s: Estimated seconds added to the step; negative if it gets faster.
+        recomputed: Operations that run again.
+        saved: Names, shapes and bytes of the values kept by name.
+        source: The line of your code that its first differentiated operation comes from; empty if
+            all come from installed packages.
+    """
+
+    start: int
+    stop: int
+    scope: str
+    mode: str
+    kept_bytes: int
+    bare_bytes: int
+    added_s: float
+    recomputed: int
+    saved: tuple[str, ...]
+    source: str
