@@ -81,6 +81,7 @@ def examples(session: nox.Session) -> None:
     session.run("python", "examples/train_gpt.py", *arguments)
     for name in ("fit_llama", "nnx_vit", "unet_diffusion", "encoder_decoder", "too_small"):
         session.run("python", f"examples/{name}.py")
+    session.run("python", "examples/train_yaml.py", "examples/mixer.yaml")
 
 
 @nox.session(python=OLDEST_PYTHON)

@@ -157,10 +157,10 @@ def test_the_memory_of_a_cpu_is_no_budget() -> None:
 def test_the_largest_batch() -> None:
     sizes = [256 * n for n in range(1, 9)]
     find = jax_hremat.max_batch(
-        make_step, loss_fn, budget="600KiB", sizes=sizes, has_aux=True, max_trials=4, **OPTIONS
+        make_step, loss_fn, budget="600KiB", sizes=sizes, has_aux=True, max_trials=5, **OPTIONS
     )
     found = find(new_state(), batch_of)
-    assert 2 <= len(found.trials) <= 4
+    assert 2 <= len(found.trials) <= 5
     assert [t.size for t in found.trials] == sorted({t.size for t in found.trials})
     for trial in found.trials:
         if trial.fitted is None:

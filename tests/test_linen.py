@@ -366,18 +366,21 @@ class Autoencoder(nn.Module):
         return jnp.sum(self.encode(x, train) ** 2)
 
 
-def test_other_methods():
-    planned = jax_hremat.hremat(Autoencoder, budget=1.0, methods="encode", **OPTIONS)
+@pytest.mark.parametrize(
+    "methods", ["encode", pytest.param(("__call__", "encode"), marks=pytest.mark.slow)]
+)
+def test_other_methods(methods: Any):
+    planned = jax_hremat.hremat(Autoencoder, budget=1.0, methods=methods, **OPTIONS)
     x = inputs(64, WIDTH)
     variables = initial(Autoencoder(), x)
     assert_same(initial(planned(), x), variables)
     expected = train_call(Autoencoder(), variables, x)
     assert_same(train_call(planned(), variables, x), expected)
-    assert len(planned.hremat_plans()) == 1
+    assert len(planned.hremat_plans()) == (1 if methods == "encode" else 2)
     code = planned().apply(variables, x, False, method="encode")
     assert_same(code, Autoencoder().apply(variables, x, False, method="encode"))
     # For evaluation it is another program.
-    assert len(planned.hremat_plans()) == 2
+    assert len(planned.hremat_plans()) == (2 if methods == "encode" else 3)
 
 
 def test_methods_that_are_none():

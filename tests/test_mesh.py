@@ -139,7 +139,15 @@ def mapped(params: Any, x: jax.Array) -> jax.Array:
     return (x * x).mean()
 
 
-@pytest.mark.parametrize(("target", "around"), [("cpu", True), ("cpu", False), ("h200", True)])
+@pytest.mark.parametrize(
+    ("target", "around"),
+    [
+        ("cpu", False),
+        ("cpu", True),
+        ("h200", True),
+        pytest.param("h200", False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_map_over_the_devices_is_planned_for_others(target: str, around: bool) -> None:
     args = arguments(MESH)
     config = PlannerConfig(search=CONFIG.search, max_rounds=0)

@@ -188,7 +188,7 @@ def test_presets_are_the_policies_over_the_names() -> None:
         loss = functools.partial(layers_loss, policy)
         return own_step(trace_loss(loss, ([weights()] * count, X), {}))
 
-    count, target = 1, get_target("cpu")
+    count, target = 2, get_target("cpu")
     plain, more = step_of(count), step_of(count + 1)
     operations = build_graph(plain.program).operations
     length = more.program.num_operations - plain.program.num_operations
@@ -233,7 +233,7 @@ QUICKLY = ("save_qkv_proj", "minimal_with_context")
 )
 def test_a_plan_at_a_presets_peak_is_not_slower(candidates: Candidates, preset: str) -> None:
     bench = candidates.bench
-    assert preset in bench.costs.policies
+    assert set(PRESETS) <= set(bench.costs.policies)
     chain, selection = bench.layers_under(preset)
     assert selection.groups or any(selection.options)
     assert (chain, selection) in bench.standard_plans()

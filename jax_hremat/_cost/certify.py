@@ -11,7 +11,7 @@ from jax_hremat._compiler.rates import rates
 from jax_hremat._compiler.target import Target
 from jax_hremat._hlo.buffer import Buffer
 from jax_hremat._hlo.liveness import live_at_peak
-from jax_hremat._hlo.parse import Computation, HloModule, parse_hlo
+from jax_hremat._hlo.parse import Computation, HloModule, Instruction, parse_hlo
 from jax_hremat._hlo.roofline import estimate_step
 from jax_hremat._program.emit import emit_flat
 from jax_hremat._program.mesh import DeviceMesh
@@ -80,7 +80,7 @@ def compile_step(
         step_s=roofline.time_s,
         flops=roofline.flops,
         buffers=tuple(
-            BufferReport(b.nbytes, _shape_text(c, b.name), b.kind, _maker(step, module, c, b))
+            BufferReport(b.nbytes, _shape_text(c, b), b.kind, _maker(step, module, c, b))
             for c, b in own[:_NUM_BUFFERS]
         ),
         unknown=tuple(sorted(roofline.unknown.items())),
@@ -88,22 +88,23 @@ def compile_step(
     )
 
 
-def _shape_text(computation: Computation, buffer_name: str) -> str:
-    """Dtype and shape of the instruction's result, or of one of its results: `fusion.3{1}`."""
-    name, _, leaf = buffer_name.removesuffix("}").partition("{")
-    shape = computation[name].shape.leaves[int(leaf or 0)]
+def _written_by(computation: Computation, buffer: Buffer) -> tuple[Instruction, int]:
+    """The instruction that first writes a buffer, and which of its results that is."""
+    name, _, leaf = buffer.name.removesuffix("}").partition("{")
+    return computation[name], int(leaf or 0)
+
+
+def _shape_text(computation: Computation, buffer: Buffer) -> str:
+    instruction, leaf = _written_by(computation, buffer)
+    shape = instruction.shape.leaves[leaf]
     return f"{shape.dtype}[{','.join(map(str, shape.dims))}]"
 
 
 def _maker(step: Step, module: HloModule, computation: Computation, buffer: Buffer) -> str:
     """The operation that made it; of what XLA put in and gave no name, what it was made of."""
-    first = instruction = computation[buffer.name.partition("{")[0]]
-    while True:
-        called = (module.computations[name] for name in instruction.called)
-        inside = (i.op_name for body in called for i in reversed(body.instructions))
-        name = instruction.op_name or next(filter(None, inside), "")
-        if name or not instruction.operands:
-            break
+    first, _ = _written_by(computation, buffer)
+    instruction = first
+    while not (name := _op_name(module, instruction)) and instruction.operands:
         instruction = computation[instruction.operands[0]]
     number = re.fullmatch(r"flat\[(\d+)\]", name)
     if number and int(number[1]) < len(step.input_names):
@@ -111,6 +112,14 @@ def _maker(step: Step, module: HloModule, computation: Computation, buffer: Buff
     else:
         maker = _scope(name) or instruction.opcode
     return maker if instruction is first else f"{buffer.opcode} of {maker}"
+
+
+def _op_name(module: HloModule, instruction: Instruction) -> str:
+    """The traced operation an instruction comes from, or else the last one known of those that are
+    in its kernel."""
+    called = (module.computations[name] for name in instruction.called)
+    inside = (i.op_name for body in called for i in reversed(body.instructions))
+    return instruction.op_name or next(filter(None, inside), "")
 
 
 class StepCompiler:

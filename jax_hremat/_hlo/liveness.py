@@ -120,11 +120,11 @@ def live_at_peak(module: HloModule) -> list[tuple[Computation, Buffer]]:
     Raises:
         KeyError, Unchecked: As of `buffer_timeline`.
     """
-    peaks: dict[str, int] = {}
+    known: dict[str, Timeline] = {}
     found: list[tuple[Computation, Buffer]] = []
     computation: Computation | None = module.entry
     while computation is not None:
-        timeline = _timeline(module, computation, peaks)
+        timeline = _timeline(module, computation, known)
         position, _ = timeline.peak()
         live = timeline.live_at(position)
         # What a body is given is its caller's.
@@ -132,7 +132,7 @@ def live_at_peak(module: HloModule) -> list[tuple[Computation, Buffer]]:
         found += [(computation, buffer) for buffer in own]
         inside = timeline.inner_bytes[position] > 0
         called = computation.instructions[position].called if inside else ()
-        largest = max(called, key=lambda name: _inner_peak(module, name, peaks), default=None)
+        largest = max(called, key=lambda name: _inner_peak(module, name, known), default=None)
         computation = None if largest is None else module.computations[largest]
     return found
 
@@ -150,13 +150,15 @@ def reads_and_results(module: HloModule) -> tuple[Mapping[str, int], tuple[str, 
     return last_read, tuple(label(entry, key) for key in values.leaves[entry.root.name])
 
 
-def _timeline(module: HloModule, computation: Computation, peaks: dict[str, int]) -> Timeline:
-    """That of any computation; `peaks` has those of the computations seen so far."""
+def _timeline(module: HloModule, computation: Computation, known: dict[str, Timeline]) -> Timeline:
+    """That of any computation; `known` has those found so far, by the computation's name."""
+    if computation.name in known:
+        return known[computation.name]
     values = Values(module, computation)
     in_place = donations(module, values) if computation is module.entry else _loop_state(values)
     buffers = _assigned(module, values, in_place)
-    inside_bytes = _inside_bytes(module, computation, peaks)
-    return Timeline(
+    inside_bytes = _inside_bytes(module, computation, known)
+    known[computation.name] = Timeline(
         buffers=tuple(sorted(buffers, key=lambda b: b.start)),
         num_positions=len(computation.instructions),
         live_temp_bytes=_sum_live(own_temps(buffers), inside_bytes),
@@ -164,6 +166,7 @@ def _timeline(module: HloModule, computation: Computation, peaks: dict[str, int]
         names=tuple(i.name for i in computation.instructions),
         opcodes=tuple(i.opcode for i in computation.instructions),
     )
+    return known[computation.name]
 
 
 def _buffers(values: Values, donated: Mapping[Key, Key]) -> list[Buffer]:
@@ -223,20 +226,20 @@ def _sum_live(buffers: list[Buffer], inside_bytes: list[int]) -> tuple[int, ...]
     return tuple(own + inside for own, inside in zip(live, inside_bytes, strict=True))
 
 
-def _inside_bytes(module: HloModule, computation: Computation, peaks: dict[str, int]) -> list[int]:
+def _inside_bytes(
+    module: HloModule, computation: Computation, known: dict[str, Timeline]
+) -> list[int]:
     """For each position, the temporary bytes its loop, branch or call needs at its peak."""
     return [
-        max((_inner_peak(module, name, peaks) for name in instruction.called), default=0)
+        max((_inner_peak(module, name, known) for name in instruction.called), default=0)
         if instruction.opcode in _CALLERS
         else 0
         for instruction in computation.instructions
     ]
 
 
-def _inner_peak(module: HloModule, name: str, peaks: dict[str, int]) -> int:
-    if name not in peaks:
-        peaks[name] = _timeline(module, module.computations[name], peaks).peak()[1]
-    return peaks[name]
+def _inner_peak(module: HloModule, name: str, known: dict[str, Timeline]) -> int:
+    return _timeline(module, module.computations[name], known).peak()[1]
 
 
 def _loop_state(values: Values) -> Mapping[Key, Key]:

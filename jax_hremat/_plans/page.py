@@ -36,9 +36,9 @@ def report(plan: RematPlan, path: str | os.PathLike[str], frontier: Frontier | N
     """Write one HTML page that explains a plan: no other file, no script, nothing loaded.
 
     It shows the certificate; the predicted memory over the step, with and without the plan, what is
-    kept stacked by scope; what each block does, keeps and adds; the largest buffers at the peak,
-    and what can be done about those that no plan can change; and the frontier, if given, with this
-    plan marked.
+    kept stacked by scope; the tree of regions, and what each block in it does, keeps and adds; the
+    largest buffers at the peak, and what can be done about those that no plan can change; and the
+    frontier, if given, with this plan marked.
 
     Args:
         plan: The plan.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from jax_hremat._plans.block import BlockReport
 from jax_hremat._program.region import Region
@@ -55,31 +56,28 @@ def tree_lines(root: Region, blocks: Sequence[BlockReport]) -> list[Line]:
 
 
 def _nodes(region: Region, blocks: Sequence[BlockReport]) -> tuple[Node, ...]:
+    wrapped = {child.start: child for child in region.children if child.wrapped}
     nodes: list[Node] = []
     at = 0
     while at < len(blocks):
-        group, inside = next(_groups_from(region, blocks[at:]), (None, ()))
-        nodes.append(Group(group, _nodes(group, inside)) if group else blocks[at])
-        at += len(inside) or 1
+        child = wrapped.get(blocks[at].start)
+        inside = [b for b in blocks[at:] if b.stop <= child.stop] if child else []
+        # One block alone is no group: its own report says how it is wrapped.
+        if child and len(inside) > 1:
+            nodes.append(Group(child, _nodes(child, inside)))
+            at += len(inside)
+        else:
+            nodes.append(blocks[at])
+            at += 1
     return tuple(nodes)
 
 
-def _groups_from(
-    region: Region, blocks: Sequence[BlockReport]
-) -> Iterator[tuple[Region, Sequence[BlockReport]]]:
-    """The region's child that is a group and begins with the first of the blocks, and its
-    blocks."""
-    for child in region.children:
-        inside = [b for b in blocks if child.start <= b.start and b.stop <= child.stop]
-        if child.wrapped and child.start == blocks[0].start and len(inside) > 1:
-            yield child, inside
-
-
 def _lines(nodes: Sequence[Node], depth: int) -> Iterator[Line]:
-    for run in _runs_of_equal(nodes):
-        first = run[0]
+    for _, equal in groupby(nodes, key=_alike):
+        first, *more = equal
+        last = more[-1] if more else first
         report = _whole(first) if isinstance(first, Group) else first
-        yield Line(depth, len(run), report, _blocks(run[-1])[-1].scope)
+        yield Line(depth, 1 + len(more), report, _blocks(last)[-1].scope)
         if isinstance(first, Group):
             yield from _lines(first.inside, depth + 1)
 
@@ -106,16 +104,6 @@ def _blocks(node: Node) -> list[BlockReport]:
     if isinstance(node, BlockReport):
         return [node]
     return [block for inner in node.inside for block in _blocks(inner)]
-
-
-def _runs_of_equal(nodes: Sequence[Node]) -> list[list[Node]]:
-    runs: list[list[Node]] = []
-    for node in nodes:
-        if runs and _alike(runs[-1][-1]) == _alike(node):
-            runs[-1].append(node)
-        else:
-            runs.append([node])
-    return runs
 
 
 def _alike(node: Node) -> tuple[object, ...]:
