@@ -128,8 +128,8 @@ def _solve(
     edges = [
         (row[op.id], column[u], row[_producer(graph, u)])
         for op in operations
-        for u in op.inputs
-        if u is not None and u in column
+        for u in op.reads
+        if u in column
     ]
     if edges:
         e, u, p = (list(x) for x in zip(*edges, strict=True))

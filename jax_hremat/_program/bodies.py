@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jax_hremat._program.graph import Graph, build_graph, is_cond, is_loop
+from jax_hremat._program.rules import open_rules
 from jax_hremat._program.trace import Program, inline, is_inexact
 from jax_hremat._shared import compat
 
@@ -37,6 +38,8 @@ def branch_bodies(eqn: Any, active: Sequence[bool] = ()) -> list[Program]:
 def _body_program(closed: Any, active: Sequence[bool]) -> Program:
     jaxpr = inline(closed)
     avals = [v.aval for v in compat.open_jaxpr(jaxpr).invars]
+    # Whatever is differentiated, so that its operations are always the same.
+    jaxpr = open_rules(jaxpr, [i for i, a in enumerate(avals) if is_inexact(a.dtype)])
     num_outputs = len(compat.open_jaxpr(jaxpr).outvars)
     flags = [*active, *[False] * (len(avals) - len(active))]
     return Program(

@@ -13,7 +13,8 @@ from jax_hremat._program.checkpoint import checkpoint, checkpoint_name
 from jax_hremat._program.loop import run_scan
 from jax_hremat._program.pooling import bind_apart
 from jax_hremat._program.region import Loop, Region
-from jax_hremat._program.trace import Program, is_inexact
+from jax_hremat._program.rules import active_variables
+from jax_hremat._program.trace import Program
 from jax_hremat._shared import compat
 
 FlatFunction = Callable[..., list[Any]]
@@ -89,7 +90,7 @@ class _Emitter:
                 last_use[var] = len(self._jaxpr.eqns)
         self._last_use = last_use
         self._arguments = frozenset(self._jaxpr.invars[i] for i in program.differentiated)
-        self._active = _active_variables(program)
+        self._active = active_variables(self._jaxpr, program.differentiated) - self._arguments
 
     def function(
         self,
@@ -244,19 +245,6 @@ def _step(
         env.update(zip(outputs, function(*given.values()), strict=True))
 
     return step
-
-
-def _active_variables(program: Program) -> frozenset[Any]:
-    """Values computed from differentiated arguments; the arguments themselves left out."""
-    jaxpr = compat.open_jaxpr(program.jaxpr)
-    moving = {jaxpr.invars[i] for i in program.differentiated}
-    arguments = frozenset(moving)
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name != "stop_gradient" and any(
-            not isinstance(v, compat.Literal) and v in moving for v in eqn.invars
-        ):
-            moving.update(v for v in eqn.outvars if is_inexact(v.aval.dtype))
-    return frozenset(moving) - arguments
 
 
 @jax.custom_jvp

@@ -13,13 +13,15 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from jax_hremat._program.mesh import is_known, sharding_on_mesh, shardings_on_one_mesh
+from jax_hremat._program.rules import open_rules
 from jax_hremat._shared import compat
 from jax_hremat._shared.errors import UnsupportedConfigError, UnsupportedProgramError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A function traced before differentiation, every plain inner `jit` opened.
+    """A function traced before differentiation, every plain inner `jit` opened and the rules of
+    `custom_vjp` calls taken apart (`rules.py`).
 
     Attributes:
         jaxpr: The closed, flat jaxpr; equation `i` is operation `i` of the graph.
@@ -249,7 +251,7 @@ def _trace(
             f"arrays and keys in an argument that is not differentiated"
         )
     return Program(
-        jaxpr=jaxpr,
+        jaxpr=open_rules(jaxpr, differentiated),
         in_tree=in_tree,
         out_tree=out_trees[0],
         input_names=names,
