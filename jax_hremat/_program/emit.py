@@ -13,7 +13,7 @@ from jax_hremat._program.checkpoint import checkpoint, checkpoint_name
 from jax_hremat._program.loop import run_scan
 from jax_hremat._program.pooling import bind_apart
 from jax_hremat._program.region import Loop, Region
-from jax_hremat._program.rules import active_variables
+from jax_hremat._program.rules import active_variables, are_in
 from jax_hremat._program.trace import Program
 from jax_hremat._shared import compat
 
@@ -91,6 +91,7 @@ class _Emitter:
         self._last_use = last_use
         self._arguments = frozenset(self._jaxpr.invars[i] for i in program.differentiated)
         self._active = active_variables(self._jaxpr, program.differentiated) - self._arguments
+        self._moving = active_variables(self._jaxpr, program.moving)
 
     def function(
         self,
@@ -143,7 +144,7 @@ class _Emitter:
     ) -> Callable[[dict[Any, Any]], None]:
         eqn = self._jaxpr.eqns[index]
         name = f"{self._program_name}{index}/"
-        body = emit_flat(scan_body(eqn), loop.body, name=name, in_loop=True)
+        body = emit_flat(scan_body(eqn, are_in(self._moving, eqn.invars)), loop.body, name=name, in_loop=True)
         prevent_cse = inside.prevents_cse
         return self._assign(
             index,
@@ -155,14 +156,15 @@ class _Emitter:
         self, index: int, branches: Sequence[Region], saved: frozenset[tuple[int, int]]
     ) -> Callable[[dict[Any, Any]], None]:
         eqn = self._jaxpr.eqns[index]
-        bodies = [
+        bodies = branch_bodies(eqn, are_in(self._moving, eqn.invars))
+        functions = [
             emit_flat(body, branch, name=f"{self._program_name}{index}.{k}/", in_loop=self._in_loop)
-            for k, (body, branch) in enumerate(zip(branch_bodies(eqn), branches, strict=True))
+            for k, (body, branch) in enumerate(zip(bodies, branches, strict=True))
         ]
 
         def run(inputs: list[Any]) -> list[Any]:
             with compat.context_of(eqn):
-                return jax.lax.switch(inputs[0], bodies, *inputs[1:])
+                return jax.lax.switch(inputs[0], functions, *inputs[1:])
 
         return self._assign(index, saved, run)
 

@@ -318,11 +318,15 @@ def _residuals_of(eqn: Any, mask: Sequence[bool]) -> _Residuals:
         outputs, pullback, others = jax.vjp(
             active_part, *(inputs[i] for i in moving), has_aux=True
         )
+        pullbacks.append(jax.tree.structure(pullback))
         return outputs, others, pullback
 
+    pullbacks: list[Any] = []
     jaxpr = compat.open_jaxpr(jax.make_jaxpr(forward)(*in_avals))
     results, residuals = jaxpr.outvars[: len(eqn.outvars)], jaxpr.outvars[len(eqn.outvars) :]
     primal_out = results[: len(floating)]
+    if compat.is_custom_vjp(eqn):
+        residuals = _read_back(pullbacks[0], residuals, primal_out)
     in_position = {v: i for i, v in enumerate(jaxpr.invars)}
     out_position = {
         v: floating[i]
@@ -354,6 +358,21 @@ def _residuals_of(eqn: Any, mask: Sequence[bool]) -> _Residuals:
         spared=tuple(i for i, is_read in enumerate(read) if not is_read),
         renames=all(not isinstance(v, compat.Literal) and v in in_position for v in results),
     )
+
+
+def _read_back(
+    pullback: Any, residuals: Sequence[Any], outputs: Sequence[Any]
+) -> Sequence[Any]:
+    """Those residuals that cotangents are computed from; a rule keeps the same for every set of
+    inputs that are differentiated."""
+
+    def pulled(residuals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+        return jax.tree.unflatten(pullback, residuals)(cotangents)
+
+    avals = [[abstract(v.aval) for v in atoms] for atoms in (residuals, outputs)]
+    jaxpr = compat.open_jaxpr(jax.make_jaxpr(pulled)(*avals))
+    is_read = compat.inputs_read(jaxpr, len(jaxpr.outvars))
+    return [v for v, read in zip(residuals, is_read, strict=False) if read]
 
 
 def _sources(

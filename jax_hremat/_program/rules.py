@@ -15,7 +15,7 @@ function itself on `inputs`, and the forward rule is dead code.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -29,74 +29,96 @@ from jax_hremat._shared import compat
 STOPS = frozenset({"stop_gradient", compat.DETACH})
 
 
-def open_rules(closed: Any, differentiated: Iterable[int]) -> Any:
-    """The flat jaxpr with the rules of its differentiated `custom_vjp` calls taken apart.
+def open_program(closed: Any, moving: Iterable[int]) -> Any:
+    """The closed jaxpr traced again with every plain inner `jit` opened, and the rules of the
+    `custom_vjp` calls in it that may be differentiated taken apart.
 
     A call stays one operation if
-    - nothing it reads depends on a differentiated input,
+    - nothing it reads depends on a moving input,
     - it closes over such a value, which JAX refuses to differentiate,
+    - its rule computes nothing (one that was taken apart before does not),
     - its rule has an effect, which must not happen where nothing is differentiated,
     - its rule closes over a value that was being traced outside the program.
 
     Args:
-        closed: The closed jaxpr.
-        differentiated: Positions of the inputs that may be differentiated.
+        closed: A closed jaxpr.
+        moving: Positions of the inputs that may be differentiated.
     """
-    jaxpr = compat.open_jaxpr(closed)
-    active = active_variables(jaxpr, differentiated)
-    rules = [_rule(eqn, [v in active for v in _variables(eqn.invars)]) for eqn in jaxpr.eqns]
-    if not any(rules):
-        return closed
-    consts = compat.jaxpr_consts(closed)
+    consts, avals = compat.jaxpr_consts(closed), closed.in_avals
+    positions = set(moving)
 
     def flat(*inputs: Any) -> list[Any]:
-        env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *inputs), strict=True))
+        flags = [i in positions for i in range(len(inputs))]
+        return _evaluate(closed, consts, inputs, flags)[0]
 
-        def read(atoms: Iterable[Any]) -> list[Any]:
-            return [v.val if isinstance(v, compat.Literal) else env[v] for v in atoms]
-
-        for eqn, rule in zip(jaxpr.eqns, rules, strict=True):
-            given = read(eqn.invars)
-            outputs = compat.bind_equation(eqn, given) if rule is None else _apart(rule, given)
-            env.update(zip(eqn.outvars, outputs, strict=True))
-        return read(jaxpr.outvars)
-
-    return jax.make_jaxpr(flat)(*(v.aval for v in jaxpr.invars))
+    return jax.make_jaxpr(flat)(*avals)
 
 
-def active_variables(jaxpr: Any, differentiated: Iterable[int]) -> frozenset[Any]:
-    """The differentiated inputs and the floating values computed from them."""
-    active = {jaxpr.invars[i] for i in differentiated}
+def _evaluate(
+    closed: Any, consts: Sequence[Any], inputs: Sequence[Any], moving: Sequence[bool]
+) -> tuple[list[Any], list[bool]]:
+    """The outputs, and which of them depend on the moving inputs."""
+    jaxpr = compat.open_jaxpr(closed)
+    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *inputs), strict=True))
+    active = {v for v, on in zip(jaxpr.invars, moving, strict=True) if on}
+
+    def read(atoms: Sequence[Any]) -> list[Any]:
+        return [v.val if isinstance(v, compat.Literal) else env[v] for v in atoms]
+
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name not in STOPS and not active.isdisjoint(_variables(eqn.invars)):
+        given, flags = read(eqn.invars), are_in(active, eqn.invars)
+        inner = compat.inlinable_jaxpr(eqn)
+        if inner is not None:
+            with compat.context_of(eqn):
+                outputs, made = _evaluate(inner, compat.jaxpr_consts(inner), given, flags)
+        else:
+            rule = _rule(eqn, flags)
+            outputs = compat.bind_equation(eqn, given) if rule is None else _apart(rule, given)
+            made = [_goes_on(eqn, flags)] * len(outputs)
+        env.update(zip(eqn.outvars, outputs, strict=True))
+        active.update(v for v, on in zip(eqn.outvars, made, strict=True) if on and _is_inexact(v))
+    return read(jaxpr.outvars), are_in(active, jaxpr.outvars)
+
+
+def active_variables(jaxpr: Any, moving: Iterable[int]) -> frozenset[Any]:
+    """The moving inputs of an open jaxpr and the floating values computed from them."""
+    active = {jaxpr.invars[i] for i in moving}
+    for eqn in jaxpr.eqns:
+        if _goes_on(eqn, are_in(active, eqn.invars)):
             active.update(v for v in eqn.outvars if _is_inexact(v))
     return frozenset(active)
 
 
-def _rule(eqn: Any, moving: Sequence[bool]) -> compat.ForwardRule | None:
-    rule = compat.forward_rule(eqn, moving) if any(moving) else None
-    if rule is None or any(moving[: rule.num_consts]):
-        return None
-    traced_outside = any(isinstance(c, Tracer) for c in rule.consts)
-    return None if rule.jaxpr.effects or traced_outside else rule
-
-
-def _apart(rule: compat.ForwardRule, inputs: Sequence[Any]) -> list[Any]:
-    with compat.context_of(rule.eqn):
-        floating = [i for i, on in enumerate(rule.moving) if on]
-        given = list(inputs)
-        for i, value in zip(floating, compat.detach(*(inputs[i] for i in floating)), strict=True):
-            given[i] = value
-        made = compat.evaluate_inlined(rule.jaxpr, rule.consts, given[rule.num_consts :])
-    results = iter(made)
-    residuals = [next(results) if i is None else inputs[i] for i in rule.sources]
-    return compat.bind_attached(rule, inputs, list(results), residuals)
-
-
-def _variables(atoms: Iterable[Any]) -> list[Any]:
-    """The atoms, None for a literal."""
-    return [None if isinstance(v, compat.Literal) else v for v in atoms]
+def are_in(variables: Collection[Any], atoms: Iterable[Any]) -> list[bool]:
+    """Which atoms are among the variables."""
+    return [not isinstance(v, compat.Literal) and v in variables for v in atoms]
 
 
 def _is_inexact(variable: Any) -> bool:
     return jnp.issubdtype(variable.aval.dtype, np.inexact)
+
+
+def _goes_on(eqn: Any, moving: Sequence[bool]) -> bool:
+    return any(moving) and eqn.primitive.name not in STOPS
+
+
+def _rule(eqn: Any, moving: Sequence[bool]) -> compat.ForwardRule | None:
+    if not any(moving) or any(moving[: compat.num_closed_over(eqn)]):
+        return None
+    rule = compat.forward_rule(eqn, moving)
+    if rule is None or rule.jaxpr.effects or not compat.open_jaxpr(rule.jaxpr).eqns:
+        return None
+    return None if any(isinstance(c, Tracer) for c in rule.consts) else rule
+
+
+def _apart(rule: compat.ForwardRule, inputs: Sequence[Any]) -> list[Any]:
+    given = list(inputs)
+    floating = [i for i, v in enumerate(rule.eqn.invars) if _is_inexact(v)]
+    with compat.context_of(rule.eqn):
+        # All of them: with one of them alone the forward rule would be differentiated for others.
+        for i, value in zip(floating, compat.detach(*(inputs[i] for i in floating)), strict=True):
+            given[i] = value
+        results = compat.evaluate_inlined(rule.jaxpr, rule.consts, given[rule.num_consts :])
+    made = iter(results)
+    residuals = [next(made) if i is None else inputs[i] for i in rule.sources]
+    return compat.bind_attached(rule, inputs, list(made), residuals)

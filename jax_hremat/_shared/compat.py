@@ -147,6 +147,16 @@ class ForwardRule:
     sources: tuple[int | None, ...]
 
 
+def is_custom_vjp(eqn: Any) -> bool:
+    """Whether the equation is a `jax.custom_vjp` call."""
+    return eqn.primitive is jex_core.primitives.custom_vjp_call_p
+
+
+def num_closed_over(eqn: Any) -> int:
+    """How many inputs of a `custom_vjp` call, the first, the function closes over."""
+    return eqn.params["num_consts"] if is_custom_vjp(eqn) else 0
+
+
 def forward_rule(eqn: Any, moving: Sequence[bool]) -> ForwardRule | None:
     """The forward rule of a `custom_vjp` call; None for anything else.
 
@@ -154,9 +164,9 @@ def forward_rule(eqn: Any, moving: Sequence[bool]) -> ForwardRule | None:
         eqn: An equation.
         moving: Which of its inputs are differentiated.
     """
-    if eqn.primitive is not jex_core.primitives.custom_vjp_call_p:
+    if not is_custom_vjp(eqn):
         return None
-    num_consts = eqn.params["num_consts"]
+    num_consts = num_closed_over(eqn)
     jaxpr, consts = eqn.params["fwd_jaxpr_thunk"].call_wrapped(*moving[num_consts:])
     _, _, sources = eqn.params["out_trees"]()
     return ForwardRule(eqn, tuple(moving), num_consts, jaxpr, consts, tuple(sources))
