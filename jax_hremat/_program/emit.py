@@ -11,10 +11,11 @@ import jax
 from jax_hremat._program.bodies import branch_bodies, scan_body
 from jax_hremat._program.checkpoint import checkpoint, checkpoint_name
 from jax_hremat._program.loop import run_scan
+from jax_hremat._program.naming import reads_its_results, run_named
 from jax_hremat._program.pooling import bind_apart
 from jax_hremat._program.region import Loop, Region
-from jax_hremat._program.rules import active_variables, are_in
-from jax_hremat._program.trace import Program
+from jax_hremat._program.rules import STOPS, active_variables, are_in
+from jax_hremat._program.trace import Program, abstract
 from jax_hremat._shared import compat
 
 FlatFunction = Callable[..., list[Any]]
@@ -137,7 +138,31 @@ class _Emitter:
     ) -> Callable[[dict[Any, Any]], None]:
         eqn = self._jaxpr.eqns[index]
         bind = bind_apart if inside.wrapped else compat.bind_equation
-        return self._assign(index, saved, lambda inputs: bind(eqn, inputs))
+        names = self._names(index, saved)
+        at = [i for i, v in enumerate(eqn.invars) if not isinstance(v, compat.Literal)]
+
+        def evaluate(values: list[Any]) -> list[Any]:
+            given = dict(zip(at, values, strict=True))
+            return bind(eqn, [given[i] if i in given else v.val for i, v in enumerate(eqn.invars)])
+
+        variables = [eqn.invars[i] for i in at]
+        moving = [i for i, on in enumerate(are_in(self._moving, variables)) if on]
+        shapes = [abstract(v.aval) for v in variables]
+        if not (
+            names
+            and moving
+            and eqn.primitive.name not in STOPS
+            and reads_its_results(evaluate, shapes, moving, names)
+        ):
+            return self._assign(index, saved, lambda inputs: bind(eqn, inputs))
+
+        def step(env: dict[Any, Any]) -> None:
+            inputs = [env[v] for v in variables]
+            with compat.context_of(eqn):
+                results = run_named(evaluate, inputs, len(eqn.outvars), names)
+            env.update(zip(eqn.outvars, results, strict=True))
+
+        return step
 
     def _scan(
         self, index: int, loop: Loop, saved: frozenset[tuple[int, int]], inside: _Inside
@@ -175,14 +200,18 @@ class _Emitter:
         evaluate: Callable[[list[Any]], list[Any]],
     ) -> Callable[[dict[Any, Any]], None]:
         eqn = self._jaxpr.eqns[index]
+        names = self._names(index, saved)
 
         def step(env: dict[Any, Any]) -> None:
             inputs = [v.val if isinstance(v, compat.Literal) else env[v] for v in eqn.invars]
             for k, (var, value) in enumerate(zip(eqn.outvars, evaluate(inputs), strict=True)):
-                named = (index, k) in saved
-                env[var] = checkpoint_name(value, self._name(index, k)) if named else value
+                env[var] = checkpoint_name(value, names[k]) if k in names else value
 
         return step
+
+    def _names(self, index: int, saved: frozenset[tuple[int, int]]) -> dict[int, str]:
+        positions = range(len(self._jaxpr.eqns[index].outvars))
+        return {k: self._name(index, k) for k in positions if (index, k) in saved}
 
     def _name(self, index: int, position: int) -> str:
         return value_name(index, position, self._program_name)

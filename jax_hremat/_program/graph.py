@@ -328,9 +328,10 @@ def _residuals_of(eqn: Any, mask: Sequence[bool]) -> _Residuals:
     if compat.is_custom_vjp(eqn):
         residuals = _read_back(pullbacks[0], residuals, primal_out)
     in_position = {v: i for i, v in enumerate(jaxpr.invars)}
+    order = [*floating, *(i for i in range(len(results)) if i not in floating)]
     out_position = {
-        v: floating[i]
-        for i, v in reversed(list(enumerate(primal_out)))
+        v: i
+        for i, v in reversed(list(zip(order, results, strict=True)))
         if not isinstance(v, compat.Literal) and v not in in_position
     }
     producers = {o: e for e in jaxpr.eqns for o in e.outvars}
