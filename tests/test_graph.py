@@ -74,19 +74,43 @@ def test_masks_are_read_through_what_they_are_made_of() -> None:
     assert set(reduced.needs) == {reduced.inputs[0], reduced.outputs[0]}
 
 
-def test_residuals_of_a_custom_rule_are_opaque() -> None:
+def test_residuals_of_a_custom_rule() -> None:
+    @jax.custom_vjp
+    def scaled(x: jax.Array, y: jax.Array) -> jax.Array:
+        return x * y
+
+    # One residual is the input, another is made by the rule, the last is for the cotangent of `y`.
+    scaled.defvjp(
+        lambda x, y: (x * y, (y, jnp.cumsum(x, 0), jnp.sin(x))),
+        lambda kept, g: (g * kept[0] * kept[1], g * kept[2]),
+    )
+
+    def loss(x: jax.Array, y: jax.Array) -> jax.Array:
+        return scaled(x, y).sum()
+
+    def needs(argnums: Any) -> set[str]:
+        graph = graph_of(loss, SQUARE, SQUARE, argnums=argnums)
+        rule = only(graph, "custom_vjp_call")
+        assert rule.opaque_bytes == 0
+        producers = [graph.values[v].producer for v in rule.needs]
+        return {"" if p is None else graph.operations[p].primitive for p in producers}
+
+    assert needs(0) == {"", "cumsum"}
+    assert needs(1) == {"sin"}
+    assert needs((0, 1)) == {"", "cumsum", "sin"}
+
+
+def test_residuals_of_a_rule_that_stays_one_operation_are_opaque() -> None:
     @jax.custom_vjp
     def scaled(x: jax.Array) -> jax.Array:
         return x * 2
 
-    # One residual is the input, the other is made by the rule: 4 × 4 in bfloat16.
-    scaled.defvjp(
-        lambda x: (x * 2, (x, jnp.cumsum(x, 0).astype(jnp.bfloat16))),
-        lambda kept, g: (g * kept[0] * kept[1],),
-    )
-    (op,) = [
-        op for op in graph_of(lambda x: scaled(x).sum()).operations if "custom_vjp" in op.primitive
-    ]
+    def forward(x: jax.Array) -> Any:
+        jax.debug.callback(lambda: None)
+        return x * 2, (x, jnp.cumsum(x, 0).astype(jnp.bfloat16))
+
+    scaled.defvjp(forward, lambda kept, g: (g * kept[0] * kept[1],))
+    op = only(graph_of(lambda x: scaled(x).sum()), "custom_vjp_call")
     assert op.needs == (op.inputs[0],)
     assert op.opaque_bytes == 4 * 4 * 2
 

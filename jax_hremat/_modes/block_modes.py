@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jax_hremat._cost.mode_cost import ModeCost
@@ -15,7 +15,7 @@ from jax_hremat._modes.roles import PRESETS, Role
 from jax_hremat._modes.runs import PRICES, Run, candidate_runs
 from jax_hremat._modes.saved import materialised_values, saved_value_sets, value_refs
 from jax_hremat._partition.blocks import Block, has_deferrable_input
-from jax_hremat._program.graph import Graph
+from jax_hremat._program.graph import Graph, Operation
 from jax_hremat._program.region import Region, ValueRef
 from jax_hremat._solve.backend import SolverConfig
 
@@ -186,20 +186,17 @@ class BlockSearch:
         have it; the saved values named one by one."""
         if not self.wrapped.wrapped:
             return {}
-        products = [
-            op
-            for op in self._graph.operations[self._block.start : self._block.stop]
-            if op.primitive == "dot_general"
-        ]
+        operations = self._graph.operations[self._block.start : self._block.stop]
+        products = [op for op in operations if op.primitive == "dot_general"]
         saved = {
             "block": [],
             "dots_saveable": products,
             "dots_with_no_batch_dims_saveable": [op for op in products if not op.has_batch_dims],
         }
         for name, kept in PRESETS.items() if self._roles else ():
-            saved[name] = [op for op in products if self._roles[op.id] in kept]
+            saved[name] = [op for op in operations if self._roles.get(op.id) in kept]
         return {
-            name: replace(self.wrapped, saved=tuple((op.id, 0) for op in kept))
+            name: replace(self.wrapped, saved=value_refs(self._graph, _results(kept)))
             for name, kept in saved.items()
         }
 
@@ -226,6 +223,10 @@ class BlockSearch:
         return block_options(
             self._block.start, self.bare, self.wrapped, self.hand_modes(), measured
         )
+
+
+def _results(operations: Iterable[Operation]) -> list[int]:
+    return [v for op in operations for v in op.outputs]
 
 
 def block_options(

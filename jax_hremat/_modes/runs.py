@@ -104,7 +104,7 @@ def _endpoints(graph: Graph, block: Block) -> list[int]:
     """Positions before and after each operation that XLA does not fuse away."""
     points = {block.start, block.stop}
     for op in graph.operations[block.start : block.stop]:
-        if not op.fusible and op.active:
+        if not op.fusible and op.on_path:
             points |= {op.id, op.id + 1}
     if len(points) > _MAX_ENDPOINTS:
         heavy = sorted(points, key=lambda p: -_weight(graph, block, p))[:_MAX_ENDPOINTS]
@@ -153,7 +153,7 @@ def evaluate_run(
             frontier.add(v)
             continue
         again.add(producer)
-        stack.extend(u for u in graph.operations[producer].inputs if u is not None)
+        stack.extend(graph.operations[producer].reads)
     freed = sum(op.opaque_bytes for op in inside)
     for op in inside:
         for v in op.outputs:

@@ -11,9 +11,11 @@ import jax
 from jax_hremat._program.bodies import branch_bodies, scan_body
 from jax_hremat._program.checkpoint import checkpoint, checkpoint_name
 from jax_hremat._program.loop import run_scan
+from jax_hremat._program.naming import reads_its_results, run_named
 from jax_hremat._program.pooling import bind_apart
 from jax_hremat._program.region import Loop, Region
-from jax_hremat._program.trace import Program, is_inexact
+from jax_hremat._program.rules import STOPS, active_variables, are_in
+from jax_hremat._program.trace import Program, abstract
 from jax_hremat._shared import compat
 
 FlatFunction = Callable[..., list[Any]]
@@ -89,7 +91,8 @@ class _Emitter:
                 last_use[var] = len(self._jaxpr.eqns)
         self._last_use = last_use
         self._arguments = frozenset(self._jaxpr.invars[i] for i in program.differentiated)
-        self._active = _active_variables(program)
+        self._active = active_variables(self._jaxpr, program.differentiated) - self._arguments
+        self._moving = active_variables(self._jaxpr, program.moving)
 
     def function(
         self,
@@ -135,14 +138,38 @@ class _Emitter:
     ) -> Callable[[dict[Any, Any]], None]:
         eqn = self._jaxpr.eqns[index]
         bind = bind_apart if inside.wrapped else compat.bind_equation
-        return self._assign(index, saved, lambda inputs: bind(eqn, inputs))
+        names = self._names(index, saved)
+        at = [i for i, v in enumerate(eqn.invars) if not isinstance(v, compat.Literal)]
+
+        def evaluate(values: list[Any]) -> list[Any]:
+            given = dict(zip(at, values, strict=True))
+            return bind(eqn, [given[i] if i in given else v.val for i, v in enumerate(eqn.invars)])
+
+        variables = [eqn.invars[i] for i in at]
+        moving = [i for i, on in enumerate(are_in(self._moving, variables)) if on]
+        shapes = [abstract(v.aval) for v in variables]
+        if not (
+            names
+            and moving
+            and eqn.primitive.name not in STOPS
+            and reads_its_results(evaluate, shapes, moving, names)
+        ):
+            return self._assign(index, saved, lambda inputs: bind(eqn, inputs))
+
+        def step(env: dict[Any, Any]) -> None:
+            inputs = [env[v] for v in variables]
+            with compat.context_of(eqn):
+                results = run_named(evaluate, inputs, len(eqn.outvars), names)
+            env.update(zip(eqn.outvars, results, strict=True))
+
+        return step
 
     def _scan(
         self, index: int, loop: Loop, saved: frozenset[tuple[int, int]], inside: _Inside
     ) -> Callable[[dict[Any, Any]], None]:
         eqn = self._jaxpr.eqns[index]
         name = f"{self._program_name}{index}/"
-        body = emit_flat(scan_body(eqn), loop.body, name=name, in_loop=True)
+        body = emit_flat(scan_body(eqn, are_in(self._moving, eqn.invars)), loop.body, name=name, in_loop=True)
         prevent_cse = inside.prevents_cse
         return self._assign(
             index,
@@ -154,14 +181,15 @@ class _Emitter:
         self, index: int, branches: Sequence[Region], saved: frozenset[tuple[int, int]]
     ) -> Callable[[dict[Any, Any]], None]:
         eqn = self._jaxpr.eqns[index]
-        bodies = [
+        bodies = branch_bodies(eqn, are_in(self._moving, eqn.invars))
+        functions = [
             emit_flat(body, branch, name=f"{self._program_name}{index}.{k}/", in_loop=self._in_loop)
-            for k, (body, branch) in enumerate(zip(branch_bodies(eqn), branches, strict=True))
+            for k, (body, branch) in enumerate(zip(bodies, branches, strict=True))
         ]
 
         def run(inputs: list[Any]) -> list[Any]:
             with compat.context_of(eqn):
-                return jax.lax.switch(inputs[0], bodies, *inputs[1:])
+                return jax.lax.switch(inputs[0], functions, *inputs[1:])
 
         return self._assign(index, saved, run)
 
@@ -172,14 +200,18 @@ class _Emitter:
         evaluate: Callable[[list[Any]], list[Any]],
     ) -> Callable[[dict[Any, Any]], None]:
         eqn = self._jaxpr.eqns[index]
+        names = self._names(index, saved)
 
         def step(env: dict[Any, Any]) -> None:
             inputs = [v.val if isinstance(v, compat.Literal) else env[v] for v in eqn.invars]
             for k, (var, value) in enumerate(zip(eqn.outvars, evaluate(inputs), strict=True)):
-                named = (index, k) in saved
-                env[var] = checkpoint_name(value, self._name(index, k)) if named else value
+                env[var] = checkpoint_name(value, names[k]) if k in names else value
 
         return step
+
+    def _names(self, index: int, saved: frozenset[tuple[int, int]]) -> dict[int, str]:
+        positions = range(len(self._jaxpr.eqns[index].outvars))
+        return {k: self._name(index, k) for k in positions if (index, k) in saved}
 
     def _name(self, index: int, position: int) -> str:
         return value_name(index, position, self._program_name)
@@ -244,19 +276,6 @@ def _step(
         env.update(zip(outputs, function(*given.values()), strict=True))
 
     return step
-
-
-def _active_variables(program: Program) -> frozenset[Any]:
-    """Values computed from differentiated arguments; the arguments themselves left out."""
-    jaxpr = compat.open_jaxpr(program.jaxpr)
-    moving = {jaxpr.invars[i] for i in program.differentiated}
-    arguments = frozenset(moving)
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name != "stop_gradient" and any(
-            not isinstance(v, compat.Literal) and v in moving for v in eqn.invars
-        ):
-            moving.update(v for v in eqn.outvars if is_inexact(v.aval.dtype))
-    return frozenset(moving) - arguments
 
 
 @jax.custom_jvp

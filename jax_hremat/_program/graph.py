@@ -15,8 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from jax_hremat._program.mesh import DeviceMesh, Spec
+from jax_hremat._program.rules import STOPS
 from jax_hremat._program.trace import Program, abstract, is_inexact
 from jax_hremat._shared import compat
+from jax_hremat._shared.compat import DETACH
 
 ValueKind = Literal["argument", "constant", "computed"]
 
@@ -32,7 +34,7 @@ FUSIBLE = frozenset(
     transpose xor custom_jvp_call random_bits random_wrap random_unwrap threefry2x32 random_seed
     random_fold_in dynamic_slice gather
     """.split()
-)
+) | {DETACH}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,10 @@ class Operation:
         literals: The literal values.
         scope: `jax.named_scope` path (the Flax module path).
         source: User's source line.
+        spared: Inputs that a run of it under differentiation does not read (the arguments of a
+            custom rule that was taken apart, which are there for their cotangents).
+        of_rule: Whether it is part of a custom rule's forward: not active itself, but what it makes
+            of a differentiated argument is read by the rule's backward.
     """
 
     id: int
@@ -109,6 +115,18 @@ class Operation:
     literals: str
     scope: str
     source: str
+    spared: tuple[int, ...] = ()
+    of_rule: bool = False
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """Values that must be there to run it again."""
+        return tuple(v for v in self.inputs if v is not None and v not in self.spared)
+
+    @property
+    def on_path(self) -> bool:
+        """Whether it lies between the differentiated arguments and the results."""
+        return self.active or self.of_rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +187,7 @@ def build_graph(program: Program) -> Graph:
     differentiated = tuple(arguments[i] for i in program.differentiated)
     active: set[int] = set(differentiated)
     users: dict[int, list[int]] = {}
+    detached: set[int] = set()
     residual_cache: dict[Any, _Residuals] = {}
     operations: list[Operation] = []
     for index, eqn in enumerate(jaxpr.eqns):
@@ -183,13 +202,18 @@ def build_graph(program: Program) -> Graph:
         # inside custom rules, which only their identity tells apart.
         key = (signature, mask, _callables(eqn))
         residuals = _NO_RESIDUALS
-        if any(mask) and floating and eqn.primitive.name != "stop_gradient":
+        if any(mask) and floating and eqn.primitive.name not in STOPS:
             if key not in residual_cache:
                 residual_cache[key] = _residuals_of(eqn, mask)
             residuals = residual_cache[key]
         if residuals.differentiable:
             active.update(floating)
         needs = [inputs[i] for i in residuals.inputs] + [outputs[i] for i in residuals.outputs]
+        spared = {inputs[i] for i in residuals.spared}
+        spared.difference_update(v for i, v in enumerate(inputs) if i not in residuals.spared)
+        of_rule = not residuals.differentiable and not detached.isdisjoint(inputs)
+        if of_rule or eqn.primitive.name == DETACH:
+            detached.update(outputs)
         sizes = [size_bytes_of(v.aval) for v in (*eqn.invars, *eqn.outvars)]
         operations.append(
             Operation(
@@ -200,9 +224,9 @@ def build_graph(program: Program) -> Graph:
                 active=residuals.differentiable,
                 needs=tuple(v for v in dict.fromkeys(needs) if v is not None),
                 opaque_bytes=residuals.opaque_bytes,
-                flops=equation_flops(eqn),
-                moved_bytes=sum(sizes),
-                fusible=eqn.primitive.name in FUSIBLE,
+                flops=0 if residuals.renames else equation_flops(eqn),
+                moved_bytes=0 if residuals.renames else sum(sizes),
+                fusible=residuals.renames or eqn.primitive.name in FUSIBLE,
                 has_batch_dims=_has_batch_dims(eqn),
                 trips=eqn.params["length"] if eqn.primitive.name == "scan" else 1,
                 pinned=compat.has_effects(eqn),
@@ -210,6 +234,8 @@ def build_graph(program: Program) -> Graph:
                 literals=",".join(str(v.val) for v in eqn.invars if isinstance(v, compat.Literal)),
                 scope=compat.scope_name(eqn),
                 source=compat.source_line(eqn),
+                spared=tuple(v for v in dict.fromkeys(inputs) if v is not None and v in spared),
+                of_rule=of_rule,
             )
         )
     outputs_ids = tuple(None if isinstance(v, compat.Literal) else ids[v] for v in jaxpr.outvars)
@@ -257,12 +283,15 @@ def _without_dead_ends(
 
 @dataclass(frozen=True, slots=True)
 class _Residuals:
-    """What one equation's linearization keeps: positions of inputs and outputs, other bytes."""
+    """What one equation's linearization keeps: positions of inputs and outputs, other bytes; which
+    inputs its results do not depend on, and whether they are inputs themselves."""
 
     differentiable: bool
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
     opaque_bytes: int = 0
+    spared: tuple[int, ...] = ()
+    renames: bool = False
 
 
 _NO_RESIDUALS = _Residuals(differentiable=False)
@@ -283,16 +312,26 @@ def _residuals_of(eqn: Any, mask: Sequence[bool]) -> _Residuals:
             for position, value in zip(moving, active, strict=True):
                 merged[position] = value
             outputs = compat.bind_equation(eqn, merged)
-            return [outputs[i] for i in floating]
+            others = [x for i, x in enumerate(outputs) if i not in floating]
+            return [outputs[i] for i in floating], others
 
-        return jax.vjp(active_part, *(inputs[i] for i in moving))
+        outputs, pullback, others = jax.vjp(
+            active_part, *(inputs[i] for i in moving), has_aux=True
+        )
+        pullbacks.append(jax.tree.structure(pullback))
+        return outputs, others, pullback
 
+    pullbacks: list[Any] = []
     jaxpr = compat.open_jaxpr(jax.make_jaxpr(forward)(*in_avals))
-    primal_out, residuals = jaxpr.outvars[: len(floating)], jaxpr.outvars[len(floating) :]
+    results, residuals = jaxpr.outvars[: len(eqn.outvars)], jaxpr.outvars[len(eqn.outvars) :]
+    primal_out = results[: len(floating)]
+    if compat.is_custom_vjp(eqn):
+        residuals = _read_back(pullbacks[0], residuals, primal_out)
     in_position = {v: i for i, v in enumerate(jaxpr.invars)}
+    order = [*floating, *(i for i in range(len(results)) if i not in floating)]
     out_position = {
-        v: floating[i]
-        for i, v in reversed(list(enumerate(primal_out)))
+        v: i
+        for i, v in reversed(list(zip(order, results, strict=True)))
         if not isinstance(v, compat.Literal) and v not in in_position
     }
     producers = {o: e for e in jaxpr.eqns for o in e.outvars}
@@ -311,12 +350,30 @@ def _residuals_of(eqn: Any, mask: Sequence[bool]) -> _Residuals:
             else:
                 reads |= sources[0]
                 makes |= sources[1]
+    read = compat.inputs_read(jaxpr, len(results))
     return _Residuals(
         differentiable=True,
         inputs=tuple(sorted(i for i in reads if i not in literals)),
         outputs=tuple(sorted(makes)),
         opaque_bytes=opaque_bytes,
+        spared=tuple(i for i, is_read in enumerate(read) if not is_read),
+        renames=all(not isinstance(v, compat.Literal) and v in in_position for v in results),
     )
+
+
+def _read_back(
+    pullback: Any, residuals: Sequence[Any], outputs: Sequence[Any]
+) -> Sequence[Any]:
+    """Those residuals that cotangents are computed from; a rule keeps the same for every set of
+    inputs that are differentiated."""
+
+    def pulled(residuals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+        return jax.tree.unflatten(pullback, residuals)(cotangents)
+
+    avals = [[abstract(v.aval) for v in atoms] for atoms in (residuals, outputs)]
+    jaxpr = compat.open_jaxpr(jax.make_jaxpr(pulled)(*avals))
+    is_read = compat.inputs_read(jaxpr, len(jaxpr.outvars))
+    return [v for v, read in zip(residuals, is_read, strict=False) if read]
 
 
 def _sources(

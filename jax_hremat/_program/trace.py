@@ -13,13 +13,15 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from jax_hremat._program.mesh import is_known, sharding_on_mesh, shardings_on_one_mesh
+from jax_hremat._program.rules import open_program
 from jax_hremat._shared import compat
 from jax_hremat._shared.errors import UnsupportedConfigError, UnsupportedProgramError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A function traced before differentiation, every plain inner `jit` opened.
+    """A function traced before differentiation, every plain inner `jit` opened and the rules of
+    `custom_vjp` calls taken apart (`rules.py`).
 
     Attributes:
         jaxpr: The closed, flat jaxpr; equation `i` is operation `i` of the graph.
@@ -27,6 +29,8 @@ class Program:
         out_tree: Structure of what the function returns.
         input_names: A readable path for each flat input, such as `args[0]['params']['w']`.
         differentiated: Positions of the flat inputs that gradients are taken of.
+        moving: Positions of those that rules were taken apart for, the differentiated ones among
+            them.
         is_loss: Whether flat output 0 is a scalar loss and all others are auxiliary. If not,
             the cotangents of all floating outputs are inputs of the step (a module's call).
         has_aux: Whether a loss function returns `(loss, aux)`.
@@ -40,6 +44,7 @@ class Program:
     out_tree: Any
     input_names: tuple[str, ...]
     differentiated: tuple[int, ...]
+    moving: tuple[int, ...]
     is_loss: bool
     has_aux: bool
     shardings: tuple[NamedSharding | None, ...] = ()
@@ -229,10 +234,9 @@ def _trace(
             f"`vmap` or `shard_map`, without which it cannot be compiled on its own. Plan the "
             f"function that contains the mapping"
         )
-    jaxpr = inline(nested)
     ranges = _leaf_ranges(args)
     chosen = [i for p in positions for i in range(*ranges[p])]
-    invars = compat.open_jaxpr(jaxpr).invars
+    invars = compat.open_jaxpr(nested).invars
     differentiated = tuple(i for i in chosen if is_inexact(invars[i].aval.dtype))
     if not differentiated:
         dtypes = sorted({str(invars[i].aval.dtype) for i in chosen})
@@ -249,25 +253,16 @@ def _trace(
             f"arrays and keys in an argument that is not differentiated"
         )
     return Program(
-        jaxpr=jaxpr,
+        jaxpr=open_program(nested, differentiated),
         in_tree=in_tree,
         out_tree=out_trees[0],
         input_names=names,
         differentiated=differentiated,
+        moving=differentiated,
         is_loss=is_loss,
         has_aux=has_aux,
         shardings=shardings_on_one_mesh(names, structs),
     )
-
-
-def inline(closed: Any) -> Any:
-    """The closed jaxpr traced again with every plain inner `jit` opened."""
-    consts = compat.jaxpr_consts(closed)
-
-    def flat(*inputs: Any) -> list[Any]:
-        return compat.evaluate_inlined(closed, consts, inputs)
-
-    return jax.make_jaxpr(flat)(*(v.aval for v in compat.open_jaxpr(closed).invars))
 
 
 def _leaf_ranges(args: Sequence[Any]) -> list[tuple[int, int]]:

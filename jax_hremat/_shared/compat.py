@@ -9,14 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax._src import config, core, source_info_util
+from jax._src import config, core, custom_derivatives, linear_util, source_info_util
 from jax._src import effects as effects_lib
 from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax.extend import core as jex_core
-from jax.interpreters import partial_eval
+from jax.interpreters import ad, batching, mlir, partial_eval
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from jax_hremat._shared.errors import UnsupportedProgramError
@@ -122,6 +123,125 @@ def inlinable_jaxpr(eqn: Any) -> Any | None:
     if name in ("closed_call", "core_call", "eval_jaxpr"):  # The last: JAX 0.12.
         return eqn.params["call_jaxpr"]
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardRule:
+    """The forward rule of a `custom_vjp` call, for certain inputs that are differentiated.
+
+    Attributes:
+        eqn: The call.
+        moving: Which of its inputs are differentiated.
+        num_consts: How many of them, the first, the function closes over.
+        jaxpr: From the other inputs to those residuals that are not inputs themselves, then the
+            outputs.
+        consts: Its constants.
+        sources: For each residual, the input of the call that it is, or None.
+    """
+
+    eqn: Any
+    moving: tuple[bool, ...]
+    num_consts: int
+    jaxpr: Any
+    consts: Sequence[Any]
+    sources: tuple[int | None, ...]
+
+
+def is_custom_vjp(eqn: Any) -> bool:
+    """Whether the equation is a `jax.custom_vjp` call."""
+    return eqn.primitive is jex_core.primitives.custom_vjp_call_p
+
+
+def num_closed_over(eqn: Any) -> int:
+    """How many inputs of a `custom_vjp` call, the first, the function closes over."""
+    return eqn.params["num_consts"] if is_custom_vjp(eqn) else 0
+
+
+def forward_rule(eqn: Any, moving: Sequence[bool]) -> ForwardRule | None:
+    """The forward rule of a `custom_vjp` call; None for anything else.
+
+    Args:
+        eqn: An equation.
+        moving: Which of its inputs are differentiated.
+    """
+    if not is_custom_vjp(eqn):
+        return None
+    num_consts = num_closed_over(eqn)
+    jaxpr, consts = eqn.params["fwd_jaxpr_thunk"].call_wrapped(*moving[num_consts:])
+    _, _, sources = eqn.params["out_trees"]()
+    return ForwardRule(eqn, tuple(moving), num_consts, jaxpr, consts, tuple(sources))
+
+
+def bind_attached(
+    rule: ForwardRule, inputs: Sequence[Any], outputs: Sequence[Any], residuals: Sequence[Any]
+) -> list[Any]:
+    """A `custom_vjp` call whose forward rule was evaluated before.
+
+    Differentiated, it returns `outputs` and has the cotangents of `inputs` from the backward rule
+    and `residuals`. If it is differentiated for other inputs than the rule was evaluated for, and
+    the rule asks which (`symbolic_zeros`), or for what the function closes over, it is the call
+    as it was. Not differentiated, it is the function of `inputs`.
+    """
+    params = rule.eqn.primitive.get_bind_params(rule.eqn.params)
+    function, forward, backward = params.pop("subfuns")
+    trees = params.pop("out_trees")
+    made = [*outputs, *residuals]
+
+    def attached(*args: Any) -> list[Any]:
+        return function.call_wrapped(*args[len(made) :])
+
+    def attached_forward(*pairs: Any) -> list[Any]:
+        values, moving = pairs[::2], pairs[2 * len(made) + 1 :: 2]
+        as_evaluated = moving == rule.moving or not params["symbolic_zeros"]
+        if as_evaluated and not any(moving[: rule.num_consts]):
+            return [*values[len(outputs) : len(made)], *values[: len(outputs)]]
+        results = iter(forward.call_wrapped(*pairs[2 * len(made) :]))
+        sources = trees()[2]
+        given = values[len(made) :]
+        return [*(next(results) if i is None else given[i] for i in sources), *results]
+
+    def attached_trees() -> tuple[Any, Any, list[None]]:
+        out_tree, residual_tree, sources = trees()
+        return out_tree, residual_tree, [None] * len(sources)
+
+    def wrapped(fun: Callable[..., Any], like: Any) -> Any:
+        return linear_util.wrap_init(fun, debug_info=like.debug_info.with_unknown_names())
+
+    subfuns = (
+        wrapped(attached, function),
+        wrapped(attached_forward, forward),
+        # What it makes has no cotangents.
+        custom_derivatives._handle_consts_in_bwd(backward, [jax.typeof(x) for x in made]),
+    )
+    with context_of(rule.eqn):
+        return rule.eqn.primitive.bind(
+            *made, *inputs, subfuns=subfuns, out_trees=attached_trees, **params
+        )
+
+
+DETACH = "hremat_detach"
+_detach_p = jex_core.Primitive(DETACH)
+_detach_p.multiple_results = True
+_detach_p.def_impl(lambda *values: list(values))
+_detach_p.def_abstract_eval(lambda *avals: list(avals))
+
+
+def detach(*values: Any) -> list[Any]:
+    """The values, without the tangents of the innermost differentiation that they take part in.
+
+    Unlike `jax.lax.stop_gradient`, which takes off those of every one around it. The values are
+    one: where one of them is differentiated, all are taken as they are.
+    """
+    return _detach_p.bind(*values)
+
+
+def _detach_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    return list(primals), [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in primals]
+
+
+ad.primitive_jvps[_detach_p] = _detach_jvp
+batching.primitive_batchers[_detach_p] = lambda values, dims: (detach(*values), dims)
+mlir.register_lowering(_detach_p, lambda _, *values: values)
 
 
 def scope_name(eqn: Any) -> str:
@@ -306,6 +426,12 @@ def without_dead_code(jaxpr: Any) -> Any:
     inner = open_jaxpr(jaxpr)
     live, _ = partial_eval.dce_jaxpr(inner, [True] * len(inner.outvars), instantiate=True)
     return live
+
+
+def inputs_read(jaxpr: Any, num_outputs: int) -> Sequence[bool]:
+    """Which inputs of a jaxpr the first of its outputs depend on."""
+    outputs = range(len(jaxpr.outvars))
+    return partial_eval.dce_jaxpr(jaxpr, [i < num_outputs for i in outputs])[1]
 
 
 # Primitives that lowering replaces by their body; `remat2` is `jax.checkpoint`.
