@@ -85,7 +85,8 @@ class Operation:
         fusible: Whether XLA fuses it into its neighbours.
         has_batch_dims: For a matrix product, whether it has batch dimensions.
         trips: How many steps a scan has; 1 for anything else.
-        pinned: Whether it has an effect, so that it must run exactly once.
+        once: The operation, it or one inside it, for which it must run exactly once (it has an
+            effect, or draws on hidden state), and its source line; empty if it may run again.
         signature: What it computes, literal values left out; equal signatures cost the same.
         literals: The literal values.
         scope: `jax.named_scope` path (the Flax module path).
@@ -104,11 +105,16 @@ class Operation:
     fusible: bool
     has_batch_dims: bool
     trips: int
-    pinned: bool
+    once: str
     signature: str
     literals: str
     scope: str
     source: str
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it must run exactly once."""
+        return bool(self.once)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +211,7 @@ def build_graph(program: Program) -> Graph:
                 fusible=eqn.primitive.name in FUSIBLE,
                 has_batch_dims=_has_batch_dims(eqn),
                 trips=eqn.params["length"] if eqn.primitive.name == "scan" else 1,
-                pinned=compat.has_effects(eqn),
+                once=_once(eqn) or residuals.once,
                 signature=signature,
                 literals=",".join(str(v.val) for v in eqn.invars if isinstance(v, compat.Literal)),
                 scope=compat.scope_name(eqn),
@@ -257,12 +263,14 @@ def _without_dead_ends(
 
 @dataclass(frozen=True, slots=True)
 class _Residuals:
-    """What one equation's linearization keeps: positions of inputs and outputs, other bytes."""
+    """What one equation's linearization keeps: positions of inputs and outputs, other bytes; and
+    which operation of its own must run exactly once (`Operation.once`)."""
 
     differentiable: bool
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
     opaque_bytes: int = 0
+    once: str = ""
 
 
 _NO_RESIDUALS = _Residuals(differentiable=False)
@@ -316,7 +324,14 @@ def _residuals_of(eqn: Any, mask: Sequence[bool]) -> _Residuals:
         inputs=tuple(sorted(i for i in reads if i not in literals)),
         outputs=tuple(sorted(makes)),
         opaque_bytes=opaque_bytes,
+        # A custom rule may run other operations than the function it is of.
+        once=next(filter(None, map(_once, jaxpr.eqns)), ""),
     )
+
+
+def _once(eqn: Any) -> str:
+    found = compat.run_once_equation(eqn)
+    return "" if found is None else f"`{found.primitive.name}` at {compat.source_line(found)}"
 
 
 def _sources(
