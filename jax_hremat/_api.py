@@ -142,7 +142,7 @@ def pareto(
         start_s = time.perf_counter()
         step = own_step(trace_loss(fun, args, kwargs, argnums=positions, has_aux=has_aux))
         candidates = request.candidates(step, time.perf_counter() - start_s)
-        terms = Terms(positions, has_aux, headroom_bytes)
+        terms = Terms(positions, has_aux, request.headroom_bytes)
         return Frontier(tuple(frontier_plans(candidates, num_points, terms)))
 
     return frontier

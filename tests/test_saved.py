@@ -62,7 +62,7 @@ def operation(
         fusible=fusible,
         has_batch_dims=False,
         trips=1,
-        pinned=False,
+        once="",
         signature="",
         literals="",
         scope="",

@@ -14,6 +14,7 @@ from jax_hremat._modes.packing import pareto_packings
 from jax_hremat._modes.roles import PRESETS, Role
 from jax_hremat._modes.runs import PRICES, Run, candidate_runs
 from jax_hremat._modes.saved import materialised_values, saved_value_sets, value_refs
+from jax_hremat._modes.wrapping import wrap_all
 from jax_hremat._partition.blocks import Block, has_deferrable_input
 from jax_hremat._program.graph import Graph, Operation
 from jax_hremat._program.region import Region, ValueRef
@@ -74,7 +75,7 @@ class BlockOptions:
     Attributes:
         options: Pareto-optimal ones, fastest first.
         bare: The block left as it is.
-        wrapped: The block under one plain `jax.checkpoint`.
+        wrapped: The block under one plain `jax.checkpoint`, as far as it may be.
         by_hand: The block as a user would write it, by the policy's name; "block" is without.
         num_measured: How many modes were compiled or timed.
     """
@@ -109,11 +110,8 @@ class BlockSearch:
         self._config = config
         self._solver = solver
         self.bare = Region(block.start, block.stop)
-        self.wrapped = self._wrap(block.start, block.stop)
+        self.wrapped = wrap_all(graph, self.bare, self._wrap)
         operations = graph.operations[block.start : block.stop]
-        if any(op.pinned for op in operations):
-            # An effect must not run twice, so only the runs beside it may be wrapped.
-            self.wrapped = self.bare
         self._trivial = not any(op.needs or op.opaque_bytes for op in operations)
         self._times_s = times_s
         self._byte_s = byte_s
@@ -185,7 +183,7 @@ class BlockSearch:
         """The block wrapped, plainly, under each standard policy, and as MaxText's presets would
         have it; the saved values named one by one."""
         if not self.wrapped.wrapped:
-            return {}
+            return {"block": self.wrapped} if self.wrapped.children else {}
         operations = self._graph.operations[self._block.start : self._block.stop]
         products = [op for op in operations if op.primitive == "dot_general"]
         saved = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ class PlanRequest:
         """Read the options as the user writes them; the target's errors."""
         return PlanRequest(
             target=get_target(target),
-            headroom_bytes=headroom_bytes,
+            headroom_bytes=operator.index(headroom_bytes),
             config=config or PlannerConfig(),
             progress=progress or _log_progress,
         )

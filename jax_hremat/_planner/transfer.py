@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from types import MappingProxyType
 
 from jax_hremat._compiler.target import Target
@@ -47,7 +48,7 @@ def certified_again(
             f"{format_bytes(largest.size_bytes)} made by `{largest.made_by}`; a plan made for "
             f"these shapes may do with less",
         )
-    terms = Terms(plan.argnums, plan.has_aux, headroom_bytes)
+    terms = Terms(plan.argnums, plan.has_aux, operator.index(headroom_bytes))
     return dataclasses.replace(
         plan,
         fingerprint=own,

@@ -112,12 +112,24 @@ def bottleneck_words(graph: Graph, partition: Partition, block: int, step: Compi
     at = partition.blocks[block]
     scope = block_scope(graph, at.start, at.stop) or _NOWHERE
     if not step.buffers:
-        return f"`{scope}`"
+        return "its arguments and results"
     largest = step.buffers[0]
     what = {"parameter": "argument", "output": "result", "temp": "buffer"}[largest.kind]
     return (
         f"the {what} {largest.text} of {format_bytes(largest.size_bytes)} made by "
         f"`{largest.made_by}` (the largest at the peak, which is in `{scope}`)"
+    )
+
+
+def once_words(graph: Graph) -> str:
+    """What a refusal adds where operations must run exactly once; empty where there are none."""
+    once = list(dict.fromkeys(op.once for op in graph.operations if op.once))
+    if not once:
+        return ""
+    named = ", ".join([*once[:_MAX_PARTS], *["…"] * (len(once) > _MAX_PARTS)])
+    return (
+        f"; nothing is wrapped together with what must run exactly once, because of an effect or "
+        f"of hidden state: {named}"
     )
 
 

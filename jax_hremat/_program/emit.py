@@ -31,7 +31,8 @@ def emit_flat(
         root: Its regions.
         name: If the program is the body of a scan or a branch of a cond, a name for it,
             different for each.
-        in_loop: Whether it runs inside a scan.
+        in_loop: Whether it runs as a scan's body, one step at a time: then what is recomputed
+            stands in another loop than its first run, out of XLA's reach.
     """
     jaxpr = compat.open_jaxpr(program.jaxpr)
     consts = compat.jaxpr_consts(program.jaxpr)
@@ -169,7 +170,10 @@ class _Emitter:
     ) -> Callable[[dict[Any, Any]], None]:
         eqn = self._jaxpr.eqns[index]
         name = f"{self._program_name}{index}/"
-        body = emit_flat(scan_body(eqn, are_in(self._moving, eqn.invars)), loop.body, name=name, in_loop=True)
+        # Several steps in one body of a loop, or in none, are in reach of each other.
+        in_loop = eqn.params["unroll"] == 1
+        program = scan_body(eqn, are_in(self._moving, eqn.invars))
+        body = emit_flat(program, loop.body, name=name, in_loop=in_loop)
         prevent_cse = inside.prevents_cse
         return self._assign(
             index,
@@ -252,7 +256,8 @@ class _Emitter:
 
 @dataclass(frozen=True, slots=True)
 class _Inside:
-    """What an operation stands in: a scan's body, a wrapped region of the same body."""
+    """What an operation stands in: a scan's body that is one step, a wrapped region of the same
+    body."""
 
     loop: bool
     wrapped: bool

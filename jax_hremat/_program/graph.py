@@ -87,7 +87,8 @@ class Operation:
         fusible: Whether XLA fuses it into its neighbours.
         has_batch_dims: For a matrix product, whether it has batch dimensions.
         trips: How many steps a scan has; 1 for anything else.
-        pinned: Whether it has an effect, so that it must run exactly once.
+        once: The operation, it or one inside it, for which it must run exactly once (it has an
+            effect, or draws on hidden state), and its source line; empty if it may run again.
         signature: What it computes, literal values left out; equal signatures cost the same.
         literals: The literal values.
         scope: `jax.named_scope` path (the Flax module path).
@@ -110,7 +111,7 @@ class Operation:
     fusible: bool
     has_batch_dims: bool
     trips: int
-    pinned: bool
+    once: str
     signature: str
     literals: str
     scope: str
@@ -127,6 +128,11 @@ class Operation:
     def on_path(self) -> bool:
         """Whether it lies between the differentiated arguments and the results."""
         return self.active or self.of_rule
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it must run exactly once."""
+        return bool(self.once)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +235,7 @@ def build_graph(program: Program) -> Graph:
                 fusible=residuals.renames or eqn.primitive.name in FUSIBLE,
                 has_batch_dims=_has_batch_dims(eqn),
                 trips=eqn.params["length"] if eqn.primitive.name == "scan" else 1,
-                pinned=compat.has_effects(eqn),
+                once=_once(eqn) or residuals.once,
                 signature=signature,
                 literals=",".join(str(v.val) for v in eqn.invars if isinstance(v, compat.Literal)),
                 scope=compat.scope_name(eqn),
@@ -284,7 +290,8 @@ def _without_dead_ends(
 @dataclass(frozen=True, slots=True)
 class _Residuals:
     """What one equation's linearization keeps: positions of inputs and outputs, other bytes; which
-    inputs its results do not depend on, and whether they are inputs themselves."""
+    inputs its results do not depend on, and whether they are inputs themselves; and which operation
+    of its own must run exactly once (`Operation.once`)."""
 
     differentiable: bool
     inputs: tuple[int, ...] = ()
@@ -292,6 +299,7 @@ class _Residuals:
     opaque_bytes: int = 0
     spared: tuple[int, ...] = ()
     renames: bool = False
+    once: str = ""
 
 
 _NO_RESIDUALS = _Residuals(differentiable=False)
@@ -315,9 +323,7 @@ def _residuals_of(eqn: Any, mask: Sequence[bool]) -> _Residuals:
             others = [x for i, x in enumerate(outputs) if i not in floating]
             return [outputs[i] for i in floating], others
 
-        outputs, pullback, others = jax.vjp(
-            active_part, *(inputs[i] for i in moving), has_aux=True
-        )
+        outputs, pullback, others = jax.vjp(active_part, *(inputs[i] for i in moving), has_aux=True)
         pullbacks.append(jax.tree.structure(pullback))
         return outputs, others, pullback
 
@@ -358,12 +364,12 @@ def _residuals_of(eqn: Any, mask: Sequence[bool]) -> _Residuals:
         opaque_bytes=opaque_bytes,
         spared=tuple(i for i, is_read in enumerate(read) if not is_read),
         renames=all(not isinstance(v, compat.Literal) and v in in_position for v in results),
+        # A custom rule may run other operations than the function it is of.
+        once=next(filter(None, map(_once, jaxpr.eqns)), ""),
     )
 
 
-def _read_back(
-    pullback: Any, residuals: Sequence[Any], outputs: Sequence[Any]
-) -> Sequence[Any]:
+def _read_back(pullback: Any, residuals: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
     """Those residuals that cotangents are computed from; a rule keeps the same for every set of
     inputs that are differentiated."""
 
@@ -374,6 +380,11 @@ def _read_back(
     jaxpr = compat.open_jaxpr(jax.make_jaxpr(pulled)(*avals))
     is_read = compat.inputs_read(jaxpr, len(jaxpr.outvars))
     return [v for v, read in zip(residuals, is_read, strict=False) if read]
+
+
+def _once(eqn: Any) -> str:
+    found = compat.run_once_equation(eqn)
+    return "" if found is None else f"`{found.primitive.name}` at {compat.source_line(found)}"
 
 
 def _sources(

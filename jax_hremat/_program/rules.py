@@ -30,8 +30,9 @@ STOPS = frozenset({"stop_gradient", compat.DETACH})
 
 
 def open_program(closed: Any, moving: Iterable[int]) -> Any:
-    """The closed jaxpr traced again with every plain inner `jit` opened, and the rules of the
-    `custom_vjp` calls in it that may be differentiated taken apart.
+    """The closed jaxpr traced again with every plain inner `jit` opened, the rules of the
+    `custom_vjp` calls in it that may be differentiated taken apart, and the mutable arrays that it
+    makes as values.
 
     A call stays one operation if
     - nothing it reads depends on a moving input,
@@ -51,7 +52,7 @@ def open_program(closed: Any, moving: Iterable[int]) -> Any:
         flags = [i in positions for i in range(len(inputs))]
         return _evaluate(closed, consts, inputs, flags)[0]
 
-    return jax.make_jaxpr(flat)(*avals)
+    return compat.without_refs(jax.make_jaxpr(flat)(*avals))
 
 
 def _evaluate(

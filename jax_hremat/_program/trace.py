@@ -124,9 +124,12 @@ def abstract_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
     its sharding, if it lies on a mesh of several devices (see `sharding_on_mesh`).
 
     Raises:
-        UnsupportedProgramError: It lies on several devices in another way.
+        UnsupportedProgramError: It lies on several devices in another way, or it is mutable.
     """
-    aval = abstract(leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf))
+    aval = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
+    if compat.is_ref(aval):
+        raise _outer_ref(f"an argument is a mutable array (`jax.new_ref`), {aval.str_short()}")
+    aval = abstract(aval)
     sharding = sharding_on_mesh(leaf)
     return aval if sharding is None else aval.update(sharding=sharding)
 
@@ -219,7 +222,21 @@ def _trace(
         return outputs
 
     structs = [abstract_leaf(leaf) for leaf in leaves]
+    _check_shapes(names, structs)
     nested = jax.make_jaxpr(flat_fun)(*map(abstract, structs))
+    refs = [v.aval for v in compat.open_jaxpr(nested).constvars if compat.is_ref(v.aval)]
+    if refs:
+        raise _outer_ref(
+            f"the function closes over a mutable array (`jax.new_ref`), {refs[0].str_short()}"
+        )
+    errors = compat.unchecked_errors(nested)
+    if errors:
+        raise UnsupportedProgramError(
+            f"the function checks for errors ({', '.join(errors)}) that a `checkify` around it is "
+            f"to collect, and without that its step cannot be compiled. Plan the function with its "
+            f"errors as a result, `has_aux=True`: `def loss(*args): error, value = "
+            f"checkify.checkify(fun)(*args); return value, error`"
+        )
     ordered = compat.ordered_effects(nested)
     if ordered:
         raise UnsupportedProgramError(
@@ -245,13 +262,6 @@ def _trace(
             f"{len(chosen)} arrays of dtype {', '.join(dtypes) or '(none)'}, and gradients need "
             f"a floating dtype. Cast the parameters, or point `argnums` at them"
         )
-    if is_loss and len(differentiated) != len(chosen):
-        odd = next(i for i in chosen if i not in differentiated)
-        raise UnsupportedProgramError(
-            f"`{names[odd]}` has dtype {invars[odd].aval.dtype}, which has no gradient, but "
-            f"`argnums`={positions} asks for it, as `jax.grad` would refuse too. Pass integer "
-            f"arrays and keys in an argument that is not differentiated"
-        )
     return Program(
         jaxpr=open_program(nested, differentiated),
         in_tree=in_tree,
@@ -263,6 +273,27 @@ def _trace(
         has_aux=has_aux,
         shardings=shardings_on_one_mesh(names, structs),
     )
+
+
+def _outer_ref(what: str) -> UnsupportedProgramError:
+    return UnsupportedProgramError(
+        f"{what}, and what is written to it would be written again by a recompute. Pass its value, "
+        f"return the new one as an auxiliary output, and write it outside; mutable arrays that the "
+        f"function makes itself may stay"
+    )
+
+
+def _check_shapes(names: Sequence[str], avals: Sequence[jax.ShapeDtypeStruct]) -> None:
+    """Refuse shapes with dimensions that are no numbers."""
+    for name, aval in zip(names, avals, strict=True):
+        for axis, size in enumerate(aval.shape):
+            if compat.is_symbolic(size):
+                raise UnsupportedProgramError(
+                    f"dimension {axis} of `{name}` is symbolic, `{size}` in {aval.dtype}"
+                    f"[{', '.join(map(str, aval.shape))}]: a plan is for sizes in numbers, for "
+                    f"which its peak was compiled. Export the planned function at each of the "
+                    f"shapes that are used, or the function as it is"
+                )
 
 
 def _leaf_ranges(args: Sequence[Any]) -> list[tuple[int, int]]:

@@ -13,9 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax._src import config, core, custom_derivatives, linear_util, source_info_util
+from jax._src import (
+    checkify,
+    config,
+    core,
+    custom_derivatives,
+    linear_util,
+    source_info_util,
+)
 from jax._src import effects as effects_lib
 from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.state import discharge
+from jax._src.state.types import AbstractRef
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir, partial_eval
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
@@ -260,6 +269,11 @@ def ordered_effects(jaxpr: Any) -> tuple[str, ...]:
     return tuple(sorted(str(e) for e in effects if effects_lib.ordered_effects.contains(e)))
 
 
+def is_symbolic(size: Any) -> bool:
+    """Whether the size of a dimension is an expression (`jax.export`), not a number."""
+    return core.is_symbolic_dim(size)
+
+
 def named_axes(jaxpr: Any) -> tuple[str, ...]:
     """Axes of a surrounding map that the program communicates over."""
     effects = open_jaxpr(jaxpr).effects
@@ -288,9 +302,71 @@ def no_compilation_cache() -> Iterator[None]:
         yield
 
 
-def has_effects(eqn: Any) -> bool:
-    """Whether running the equation twice would be seen from outside."""
-    return bool(eqn.effects)
+# Primitives that declare no effect and draw on state that no argument shows.
+_HIDDEN_STATE = frozenset({"rng_uniform"})
+
+
+def run_once_equation(eqn: Any) -> Any | None:
+    """The equation, or the first one inside it at any depth, that must run exactly once; None if
+    it may run again.
+
+    It must where it draws on hidden state, or has an effect that `jax.checkpoint` does not allow
+    in what it recomputes. Unordered debugging callbacks it does allow.
+    """
+    forbidden = effects_lib.remat_allowed_effects.filter_not_in(eqn.effects)
+    inside = (e for body in inner_jaxprs(eqn) for e in open_jaxpr(body).eqns)
+    found = next((e for e in map(run_once_equation, inside) if e is not None), None)
+    if found is None and (forbidden or eqn.primitive.name in _HIDDEN_STATE):
+        return eqn
+    return found
+
+
+def is_ref(aval: Any) -> bool:
+    """Whether it is the aval of a mutable array (`jax.new_ref`)."""
+    return isinstance(aval, AbstractRef)
+
+
+def without_refs(jaxpr: Any) -> Any:
+    """The flat closed jaxpr with the mutable arrays it makes as values that are handed on.
+
+    What is mutable only inside one equation stays so.
+
+    Raises:
+        UnsupportedProgramError: One is handed to an equation that JAX cannot rewrite so, or not
+            without losing a derivative rule.
+    """
+    inner = open_jaxpr(jaxpr)
+    reading = [any(is_ref(v.aval) for v in (*eqn.invars, *eqn.outvars)) for eqn in inner.eqns]
+    if not any(reading):
+        return jaxpr
+    eqns = []
+    for eqn, reads in zip(inner.eqns, reading, strict=True):
+        if reads and eqn.primitive.name.startswith(("custom_jvp", "custom_vjp")):
+            raise _lasting_ref(eqn)
+        inside = {e for e in eqn.effects if not isinstance(e, core.InternalMutableArrayEffect)}
+        eqns.append(eqn if reads else eqn.replace(effects=inside))
+    inner = inner.replace(eqns=eqns)
+    try:
+        return discharge.discharge_state(
+            inner if open_jaxpr(jaxpr) is jaxpr else jaxpr.replace(jaxpr=inner)
+        )
+    except NotImplementedError as error:
+        raise _lasting_ref(next(e for e, r in zip(eqns, reading, strict=True) if r)) from error
+
+
+def _lasting_ref(eqn: Any) -> UnsupportedProgramError:
+    return UnsupportedProgramError(
+        f"the function makes a mutable array (`jax.new_ref`) and hands it to "
+        f"`{eqn.primitive.name}` at {source_line(eqn)}, where it cannot be turned into a value. "
+        f"Hand on its value (`ref[...]`) and write to it outside"
+    )
+
+
+def unchecked_errors(jaxpr: Any) -> tuple[str, ...]:
+    """Kinds of errors that a surrounding `checkify` is to collect."""
+    effects = open_jaxpr(jaxpr).effects
+    errors = (e.error_type.__name__ for e in effects if isinstance(e, checkify.ErrorEffect))
+    return tuple(sorted(set(errors)))
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
