@@ -70,6 +70,7 @@ def compile_step(
         without_launch_graphs(target),
         donate_argnums=step.donated,
         cache=cache,
+        mesh=None if step.mesh is None else step.mesh.abstract,
     )
     module = parse_hlo(compiled.hlo_text)
     roofline = estimate_step(module, rates(target))
@@ -84,7 +85,7 @@ def compile_step(
             for c, b in own[:_NUM_BUFFERS]
         ),
         unknown=tuple(sorted(roofline.unknown.items())),
-        mesh=step.mesh,
+        mesh=step.mesh if step.mesh is not None and step.mesh.num_devices > 1 else None,
     )
 
 

@@ -33,7 +33,14 @@ def compiled_cost(step: BlockStep, target: Target, cache: CompileCache | None = 
 
     Unchecked: fusion across the block's boundary.
     """
-    compiled = compile_flat(step.function, step.avals, target, keep_unused=True, cache=cache)
+    compiled = compile_flat(
+        step.function,
+        step.avals,
+        target,
+        keep_unused=True,
+        cache=cache,
+        mesh=None if step.mesh is None else step.mesh.abstract,
+    )
     module = parse_hlo(compiled.hlo_text)
     timeline = buffer_timeline(module)
     mark = _mark_position(module)

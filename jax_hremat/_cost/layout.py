@@ -38,7 +38,10 @@ def inferred_layout(step: Step, mesh: DeviceMesh, target: Target) -> Layout:
     found: dict[int, Sharding] = {}
     with compat.no_compilation_cache():
         compile_flat(
-            step.around(_watched(step.program, found)), step.avals, without_launch_graphs(target)
+            step.around(_watched(step.program, found)),
+            step.avals,
+            without_launch_graphs(target),
+            mesh=mesh.abstract,
         )
     atoms = step.program.values
     specs = []

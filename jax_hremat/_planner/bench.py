@@ -32,6 +32,7 @@ from jax_hremat._planner.standard import (
 from jax_hremat._program.bodies import Cond, Scan, bodies_of
 from jax_hremat._program.graph import Graph, build_graph
 from jax_hremat._program.layout import on_one_device
+from jax_hremat._program.mesh import is_known
 from jax_hremat._program.region import Region
 from jax_hremat._program.step import Step
 from jax_hremat._program.trace import Program
@@ -268,7 +269,8 @@ def priced(
     timings = {"trace": trace_s}
     with timed(timings, "trace"):
         graph = build_graph(program)
-    if step.mesh is not None:
+    # Inside a `shard_map` the program is that of one device already.
+    if step.mesh is not None and not (program.mesh is not None and program.mesh.manual):
         with timed(timings, "layout"):
             graph = on_one_device(program, graph, inferred_layout(step, step.mesh, target))
     with timed(timings, "partition"):
@@ -296,7 +298,15 @@ def prepare(
             "whole. Plan the loss outside the `jit`, with `plan_remat` or `fit_step`, and apply "
             "the plan in it"
         )
-    if step.mesh is not None and config.cost != "compiled":
+    if step.mesh is not None and not all(map(is_known, step.program.shardings)):
+        _logger.warning(
+            "it is not known how the arguments lie on the mesh (%s) while they are being traced: "
+            "planned as if they lay as the compiler likes, given what the function says of its "
+            "own values. Plan the loss outside the `jit`, with `plan_remat` or `fit_step`, and "
+            "apply the plan in it",
+            step.mesh,
+        )
+    if step.mesh is not None and step.mesh.num_devices > 1 and config.cost != "compiled":
         raise UnsupportedConfigError(
             f"PlannerConfig(cost={config.cost!r}), and the arguments lie on a mesh of devices "
             f"({step.mesh}): what the devices exchange is known only of what is compiled. Plan "

@@ -93,7 +93,7 @@ def _plan(
 ) -> RematPlan:
     bench = candidates.bench
     certificate = certificate_of(best.step, bench.target, budget_bytes, terms)
-    num_layouts = 0 if bench.step.mesh is None else 1
+    num_layouts = 0 if bench.costs.graph.mesh is None else 1
     spent_s = {stage: s - before_s[stage] for stage, s in candidates.timings_s.items()}
     return RematPlan(
         root=best.root,

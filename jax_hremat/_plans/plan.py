@@ -247,8 +247,9 @@ def _decode_plan(data: Mapping[str, Any]) -> RematPlan:
     for key in ("compiler_options", "versions"):
         certificate[key] = MappingProxyType(dict(certificate[key]))
     if certificate["mesh"] is not None:
-        axes = certificate["mesh"]["axes"]
-        certificate["mesh"] = DeviceMesh(tuple((name, int(size)) for name, size in axes))
+        mesh = {key: tuple(value) for key, value in certificate["mesh"].items()}
+        axes = tuple((name, int(size)) for name, size in mesh.pop("axes"))
+        certificate["mesh"] = DeviceMesh(axes, **mesh)
     blocks = [{**b, "saved": tuple(b["saved"])} for b in data["blocks"]]
     plain = (
         "has_aux estimated_step_s baseline_step_s baseline_peak_bytes predicted_peak_bytes "

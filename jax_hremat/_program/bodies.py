@@ -123,6 +123,11 @@ class Cond:
 
 def bodies_of(program: Program, graph: Graph) -> dict[int, Scan | Cond]:
     """The scans and conds of a program that have a backward, by operation."""
+    with program.context.entered():
+        return _bodies_of(program, graph)
+
+
+def _bodies_of(program: Program, graph: Graph) -> dict[int, Scan | Cond]:
     eqns = compat.open_jaxpr(program.jaxpr).eqns
     variables = active_variables(compat.open_jaxpr(program.jaxpr), program.moving)
     found: dict[int, Scan | Cond] = {}

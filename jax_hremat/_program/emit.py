@@ -193,7 +193,7 @@ class _Emitter:
 
         def run(inputs: list[Any]) -> list[Any]:
             with compat.context_of(eqn):
-                return jax.lax.switch(inputs[0], functions, *inputs[1:])
+                return compat.switch(eqn, inputs[0], functions, inputs[1:])
 
         return self._assign(index, saved, run)
 
@@ -276,11 +276,20 @@ def _step(
 
     def step(env: dict[Any, Any]) -> None:
         given = {v: env[v] for v in inputs}
-        if len(tied) > 1:
-            given.update(zip(tied, _tie(*(env[v] for v in tied)), strict=True))
+        for alike in _of_one_type(tied, env):
+            given.update(zip(alike, _tie(*(env[v] for v in alike)), strict=True))
         env.update(zip(outputs, function(*given.values()), strict=True))
 
     return step
+
+
+def _of_one_type(tied: Sequence[Any], env: dict[Any, Any]) -> list[list[Any]]:
+    """Several values each that vary along the same axes of a `shard_map` around, as a barrier
+    makes all that goes through it."""
+    groups: dict[Any, list[Any]] = {}
+    for var in tied:
+        groups.setdefault(compat.varying_axes(jax.typeof(env[var])), []).append(var)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 @jax.custom_jvp

@@ -174,6 +174,11 @@ def build_graph(program: Program) -> Graph:
     Needs come from differentiating each operation alone (`jax.vjp`), memoised on primitive,
     parameters, shapes and which inputs are active.
     """
+    with program.context.entered():
+        return _graph_of(program)
+
+
+def _graph_of(program: Program) -> Graph:
     jaxpr = compat.open_jaxpr(program.jaxpr)
     ids: dict[Any, int] = {}
     avals: list[Any] = []

@@ -88,6 +88,11 @@ def replay(program: Program, root: Region) -> Replay:
     runs. In an operation with a body, a derivative equation that looks like one of the body's
     counts as its rerun.
     """
+    with program.context.entered():
+        return _replay(program, root)
+
+
+def _replay(program: Program, root: Region) -> Replay:
     equations = compat.open_jaxpr(program.jaxpr).eqns
     tagged = compat.with_scopes(
         program.jaxpr, [f"hremat_operation_{i}_" for i in range(len(equations))]

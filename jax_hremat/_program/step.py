@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_hremat._program.emit import FlatFunction
-from jax_hremat._program.mesh import DeviceMesh, put, shardings_on_one_mesh
-from jax_hremat._program.trace import Program, abstract, abstract_leaf, trace_loss
+from jax_hremat._program.mesh import DeviceMesh, laid, put, shardings_on_one_mesh
+from jax_hremat._program.trace import Program, abstract, abstract_leaf, devices_of, trace_loss
 from jax_hremat._shared import compat
 from jax_hremat._shared.errors import UnsupportedProgramError
 
@@ -34,9 +34,9 @@ class Step:
         donated: Positions of those whose memory the results may take over.
         calls: How often it runs the program.
         traced: The jaxpr of a step that is more than the program and its backward.
-
-    Arguments that lie on a mesh of several devices say so in their `sharding`; what is compiled is
-    then the program of one of them.
+        mesh: The devices that it runs on, where there are several; what is compiled is then the
+            program of one of them. Arguments say in their `sharding` how they lie on them; those
+            that do not lie as the compiler likes.
     """
 
     program: Program
@@ -46,40 +46,34 @@ class Step:
     donated: tuple[int, ...] = ()
     calls: int = 1
     traced: Any = None
-
-    @property
-    def mesh(self) -> DeviceMesh | None:
-        """The devices, where there are several."""
-        shardings = (aval.sharding for aval in self.avals if aval.sharding is not None)
-        return next(map(DeviceMesh.of, shardings), None)
+    mesh: DeviceMesh | None = None
 
 
 def own_step(program: Program) -> Step:
     """The program with its backward and nothing else: `Program.step`.
 
     On a mesh, each gradient lies as its argument does, which is where an optimizer wants it. Where
-    it is not known how the arguments lie, the step is that of one device.
+    the mesh is not known, the step is that of one device.
     """
-    inputs = program.in_avals
-    if program.is_placed:
-        pairs = zip(inputs, program.shardings, strict=True)
-        inputs = tuple(aval.update(sharding=sharding) for aval, sharding in pairs)
+    on_mesh = program.mesh is not None and bool(program.shardings)
+    lies = program.shardings if on_mesh else [None] * len(program.in_avals)
 
     def around(body: FlatFunction) -> Callable[..., Any]:
         step = program.step(body)
 
         def placed(*flat: Any) -> Any:
             value, aux, gradients = step(*flat)
-            lies = [program.shardings[i] for i in program.differentiated]
-            return value, aux, [put(g, s) for g, s in zip(gradients, lies, strict=True)]
+            of_gradients = [lies[i] for i in program.differentiated]
+            return value, aux, [put(g, s) for g, s in zip(gradients, of_gradients, strict=True)]
 
-        return placed if program.is_placed else step
+        return placed
 
     return Step(
         program=program,
         around=around,
-        avals=(*inputs, *program.cotangent_avals),
+        avals=(*map(laid, program.in_avals, lies), *program.cotangent_avals),
         input_names=program.input_names,
+        mesh=program.mesh,
     )
 
 
@@ -111,12 +105,13 @@ def training_step(
     leaves_with_path, in_tree = jax.tree_util.tree_flatten_with_path(tuple(args))
     names = tuple("args" + jax.tree_util.keystr(path) for path, _ in leaves_with_path)
     avals = tuple(abstract_leaf(leaf) for _, leaf in leaves_with_path)
-    shardings_on_one_mesh(names, avals)
-    calls: list[tuple[Any, tuple[jax.ShapeDtypeStruct, ...]]] = []
+    shardings = shardings_on_one_mesh(names, avals)
+    calls: list[tuple[Any, tuple[jax.ShapeDtypeStruct, ...], compat.MeshContext]] = []
 
     def noting_loss(*loss_args: Any, **loss_kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((loss_args, loss_kwargs))
-        calls.append((tree, tuple(abstract_leaf(leaf) for leaf in leaves)))
+        shapes = tuple(abstract_leaf(leaf) for leaf in leaves)
+        calls.append((tree, shapes, compat.MeshContext.current()))
         return _marked(loss_fn(*loss_args, **loss_kwargs), has_aux)
 
     unplaced = jax.tree.unflatten(in_tree, [abstract(aval) for aval in avals])
@@ -133,9 +128,11 @@ def training_step(
             "the step calls the loss function with arguments of different structures or shapes: "
             f"{'; '.join(found)}. One plan is for one of them; make the calls alike"
         )
-    tree, shapes = calls[0]
+    tree, shapes, context_of_loss = calls[0]
     loss_args, loss_kwargs = jax.tree.unflatten(tree, shapes)
-    program = trace_loss(loss_fn, loss_args, loss_kwargs, argnums=argnums, has_aux=has_aux)
+    with context_of_loss.entered():
+        program = trace_loss(loss_fn, loss_args, loss_kwargs, argnums=argnums, has_aux=has_aux)
+    context = compat.MeshContext.current()
 
     def around(body: FlatFunction) -> Callable[..., Any]:
         def loss(*loss_args: Any, **loss_kwargs: Any) -> Any:
@@ -143,7 +140,7 @@ def training_step(
             return jax.tree.unflatten(program.out_tree, body(*leaves))
 
         step = make_step(loss)
-        return lambda *flat: step(*jax.tree.unflatten(in_tree, flat))
+        return context.inside(lambda *flat: step(*jax.tree.unflatten(in_tree, flat)))
 
     return Step(
         program=program,
@@ -155,6 +152,7 @@ def training_step(
         ),
         calls=max(1, _count_marks(traced)),
         traced=traced,
+        mesh=devices_of(shardings, context, traced),
     )
 
 

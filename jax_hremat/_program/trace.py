@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding
 
-from jax_hremat._program.mesh import is_known, sharding_on_mesh, shardings_on_one_mesh
+from jax_hremat._program.mesh import (
+    DeviceMesh,
+    is_known,
+    sharding_on_mesh,
+    shardings_on_one_mesh,
+)
 from jax_hremat._program.rules import open_program
 from jax_hremat._shared import compat
 from jax_hremat._shared.errors import UnsupportedConfigError, UnsupportedProgramError
@@ -37,6 +42,10 @@ class Program:
         shardings: Of each flat input, where some of them lie on a mesh of several devices; None
             for an input that says nothing, unconstrained for one that was being traced. Empty on
             one device.
+        context: The mesh in force where it was traced.
+        mesh: The devices that the program runs on, where it is known that they are several: its
+            inputs lie on them, or the program or its context names them. Where it is what one of
+            them does in a `shard_map`, some axes are manual.
     """
 
     jaxpr: Any
@@ -48,6 +57,8 @@ class Program:
     is_loss: bool
     has_aux: bool
     shardings: tuple[NamedSharding | None, ...] = ()
+    context: compat.MeshContext = field(default_factory=compat.MeshContext.current)
+    mesh: DeviceMesh | None = None
 
     @property
     def num_operations(self) -> int:
@@ -56,18 +67,12 @@ class Program:
 
     @property
     def in_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Shape and dtype of every flat input."""
+        """Type of every flat input."""
         return tuple(abstract(v.aval) for v in compat.open_jaxpr(self.jaxpr).invars)
 
     @property
-    def is_placed(self) -> bool:
-        """Whether it is known how all that its step takes lies on a mesh; of the cotangents that
-        a module's call takes it is not."""
-        return self.is_loss and bool(self.shardings) and all(map(is_known, self.shardings))
-
-    @property
     def out_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Shape and dtype of every flat output."""
+        """Type of every flat output."""
         return tuple(abstract(v.aval) for v in compat.open_jaxpr(self.jaxpr).outvars)
 
     @property
@@ -81,7 +86,8 @@ class Program:
         """What the step takes after the program's inputs; empty for a loss."""
         if self.is_loss:
             return ()
-        return tuple(a for a in self.out_avals if is_inexact(a.dtype))
+        outputs = compat.open_jaxpr(self.jaxpr).outvars
+        return tuple(cotangent(v.aval) for v in outputs if is_inexact(v.aval.dtype))
 
     def step(self, body: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
         """The training step the budget is about, around `body(*flat_inputs) -> flat_outputs`.
@@ -111,17 +117,22 @@ class Program:
                 seed = list(cotangents)
             return value, aux, pullback(seed)[0]
 
-        return step
+        return self.context.inside(step)
 
 
 def abstract(aval: Any) -> jax.ShapeDtypeStruct:
-    """The aval as a `ShapeDtypeStruct`, weak type kept."""
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+    """The aval as a `ShapeDtypeStruct`, with all that is part of its type."""
+    return compat.typed_struct(aval)
+
+
+def cotangent(aval: Any) -> jax.ShapeDtypeStruct:
+    """What stands for a value's cotangent."""
+    return compat.typed_struct(aval.to_ct_aval())
 
 
 def abstract_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of an argument: an array, a tracer, a scalar, or abstract already; with
-    its sharding, if it lies on a mesh of several devices (see `sharding_on_mesh`).
+    """The type of an argument: an array, a tracer, a scalar, or abstract already; with its
+    sharding, if it lies on a mesh of several devices (see `sharding_on_mesh`).
 
     Raises:
         UnsupportedProgramError: It lies on several devices in another way, or it is mutable.
@@ -244,11 +255,12 @@ def _trace(
             f"cannot recompute. Make them unordered (`ordered=False`) or move them out of the "
             f"function that is planned"
         )
-    axes = compat.named_axes(nested)
+    context = compat.MeshContext.current()
+    axes = compat.named_axes(nested).difference(context.mesh.manual_axes)
     if axes:
         raise UnsupportedProgramError(
-            f"the function communicates over the axes {', '.join(axes)} of a surrounding "
-            f"`vmap` or `shard_map`, without which it cannot be compiled on its own. Plan the "
+            f"the function communicates over the axes {', '.join(sorted(map(str, axes)))} of a "
+            f"surrounding `vmap`, without which it cannot be compiled on its own. Plan the "
             f"function that contains the mapping"
         )
     ranges = _leaf_ranges(args)
@@ -262,8 +274,10 @@ def _trace(
             f"{len(chosen)} arrays of dtype {', '.join(dtypes) or '(none)'}, and gradients need "
             f"a floating dtype. Cast the parameters, or point `argnums` at them"
         )
+    jaxpr = open_program(nested, differentiated)
+    shardings = shardings_on_one_mesh(names, structs)
     return Program(
-        jaxpr=open_program(nested, differentiated),
+        jaxpr=jaxpr,
         in_tree=in_tree,
         out_tree=out_trees[0],
         input_names=names,
@@ -271,7 +285,9 @@ def _trace(
         moving=differentiated,
         is_loss=is_loss,
         has_aux=has_aux,
-        shardings=shardings_on_one_mesh(names, structs),
+        shardings=shardings,
+        context=context,
+        mesh=devices_of(shardings if is_loss else (), context, jaxpr),
     )
 
 
@@ -281,6 +297,21 @@ def _outer_ref(what: str) -> UnsupportedProgramError:
         f"return the new one as an auxiliary output, and write it outside; mutable arrays that the "
         f"function makes itself may stay"
     )
+
+
+def devices_of(
+    shardings: Sequence[NamedSharding | None], context: compat.MeshContext, jaxpr: Any
+) -> DeviceMesh | None:
+    """Those that the inputs lie on, if all say how, or else those that are named."""
+    placed = [s.mesh for s in shardings if s is not None]
+    if placed and context.mesh.empty and all(map(is_known, shardings)):
+        return DeviceMesh.of(placed[0])
+    mesh = compat.named_mesh(jaxpr) if context.mesh.empty else context.mesh
+    return None if mesh is None or _is_one_device(mesh) else DeviceMesh.of(mesh)
+
+
+def _is_one_device(mesh: AbstractMesh) -> bool:
+    return mesh.size == 1 and not compat.is_typed(mesh)
 
 
 def _check_shapes(names: Sequence[str], avals: Sequence[jax.ShapeDtypeStruct]) -> None:

@@ -7,7 +7,8 @@ each function.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,12 +23,13 @@ from jax._src import (
     source_info_util,
 )
 from jax._src import effects as effects_lib
+from jax._src.lax.control_flow import conditionals
 from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.state import discharge
 from jax._src.state.types import AbstractRef
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir, partial_eval
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from jax_hremat._shared.errors import UnsupportedProgramError
 
@@ -91,6 +93,19 @@ def scan_counts(eqn: Any) -> tuple[int, int]:
         return eqn.params["num_consts"], eqn.params["num_carry"]
     consts, carry, _ = eqn.params["ft_in"].unpack()
     return len(consts), len(carry)
+
+
+def switch(
+    eqn: Any, index: Any, branches: Sequence[Callable[..., Any]], operands: Sequence[Any]
+) -> Any:
+    """`jax.lax.switch` with other branches that compute the same as those of a cond's equation.
+
+    Those of a `jax.lax.platform_dependent` stay each for its platforms, which alone lower it.
+    """
+    platforms = eqn.params.get("branches_platforms")
+    if platforms is None:
+        return jax.lax.switch(index, branches, *operands)
+    return conditionals._switch_internal(index, branches, operands, branches_platforms=platforms)
 
 
 def evaluate_inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
@@ -274,10 +289,112 @@ def is_symbolic(size: Any) -> bool:
     return core.is_symbolic_dim(size)
 
 
-def named_axes(jaxpr: Any) -> tuple[str, ...]:
+def named_axes(jaxpr: Any) -> frozenset[Any]:
     """Axes of a surrounding map that the program communicates over."""
     effects = open_jaxpr(jaxpr).effects
-    return tuple(sorted(str(e.name) for e in effects if isinstance(e, core.NamedAxisEffect)))
+    return frozenset(e.name for e in effects if isinstance(e, core.NamedAxisEffect))
+
+
+@dataclass(frozen=True, slots=True)
+class MeshContext:
+    """The mesh in force where a function is traced.
+
+    Attributes:
+        mesh: It, empty if there is none; the manual axes are those of a `shard_map` around.
+        check_vma: Whether types say along which of these a value varies.
+    """
+
+    mesh: AbstractMesh
+    check_vma: bool
+
+    @staticmethod
+    def current() -> MeshContext:
+        """What is in force here."""
+        return MeshContext(jax.sharding.get_abstract_mesh(), config._check_vma.value)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """What is traced inside is traced as there, whatever thread this is."""
+        if self.mesh.empty:
+            yield
+            return
+        mapped = [(name, self.mesh.shape[name]) for name in self.mesh.manual_axes]
+        with (
+            core.extend_axis_env_nd(mapped),
+            jax.sharding.use_abstract_mesh(self.mesh),
+            config._check_vma(self.check_vma),
+        ):
+            yield
+
+    def inside(self, fun: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, traced as there."""
+
+        def run(*args: Any) -> Any:
+            with self.entered():
+                return fun(*args)
+
+        return run
+
+
+def typed_struct(aval: Any) -> jax.ShapeDtypeStruct:
+    """What stands for a value when a function is traced: all that is part of its type.
+
+    That is its sharding along explicit axes of a mesh, and the axes of a `shard_map` along which
+    it varies; not its sharding along axes that are left to the compiler.
+    """
+    sharding = getattr(aval, "sharding", None)
+    typed = isinstance(sharding, NamedSharding) and is_typed(sharding.mesh)
+    return jax.ShapeDtypeStruct(
+        aval.shape,
+        aval.dtype,
+        weak_type=getattr(aval, "weak_type", False),
+        sharding=sharding if typed else None,
+        manual_axis_type=getattr(aval, "manual_axis_type", None) if typed else None,
+    )
+
+
+def is_typed(mesh: Mesh | AbstractMesh) -> bool:
+    """Whether types of arrays tell of the mesh: some axes are not left to the compiler."""
+    return any(kind != AxisType.Auto for kind in mesh.axis_types)
+
+
+def varying_axes(aval: Any) -> Set[Any]:
+    """The axes of surrounding `shard_map`s along which a value is said to vary."""
+    return aval.manual_axis_type.varying
+
+
+def named_mesh(jaxpr: Any) -> AbstractMesh | None:
+    """The first mesh that a program names: in a constraint, a `shard_map`, a type of an array, or
+    as in force where it was traced."""
+
+    def meshes(value: Any) -> Iterator[Mesh | AbstractMesh]:
+        if isinstance(value, NamedSharding):
+            yield value.mesh
+        elif isinstance(value, (Mesh, AbstractMesh)):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            for item in value:
+                yield from meshes(item)
+        elif is_jaxpr(value):
+            inner = open_jaxpr(value)
+            for var in (*inner.constvars, *inner.invars):
+                yield from meshes(getattr(var.aval, "sharding", None))
+            for eqn in inner.eqns:
+                yield from meshes(list(eqn.params.values()))
+                yield eqn.ctx.cur_abstract_mesh
+
+    found = (mesh for mesh in meshes(jaxpr) if not mesh.empty)
+    return next((mesh.abstract_mesh for mesh in found if mesh.size > 1 or is_typed(mesh)), None)
+
+
+def apart(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """`fun` where nothing is being traced and no mesh is in force: in another thread."""
+
+    def run(*args: Any) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(in_settings_of_this_thread(fun), *args).result()
+
+    return run
 
 
 def in_settings_of_this_thread(fun: Callable[..., Any]) -> Callable[..., Any]:
@@ -370,6 +487,12 @@ def unchecked_errors(jaxpr: Any) -> tuple[str, ...]:
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+# A set in the text of some other object.
+_SET = re.compile(r"\{([^{}:]*)\}")
+
+
+def _sorted_set(found: re.Match[str]) -> str:
+    return "{" + ", ".join(sorted(found[1].split(", "))) + "}"
 
 
 def describe_param(value: Any) -> str:
@@ -378,14 +501,16 @@ def describe_param(value: Any) -> str:
         return describe_jaxpr(value)
     if isinstance(value, (tuple, list)):
         return "(" + ",".join(describe_param(v) for v in value) + ")"
+    if isinstance(value, (set, frozenset)):
+        return "{" + ",".join(sorted(map(describe_param, value))) + "}"
     if isinstance(value, Mapping):
-        items = ",".join(f"{k}:{describe_param(v)}" for k, v in value.items())
-        return "{" + items + "}"
+        items = sorted(f"{describe_param(k)}:{describe_param(v)}" for k, v in value.items())
+        return "{" + ",".join(items) + "}"
     if callable(value) and not isinstance(value, type) and hasattr(value, "__name__"):
         return f"<{getattr(value, '__module__', '')}.{value.__name__}>"
     if type(value).__name__ in ("WrappedFun", "PartialVal") or callable(value):
         return f"<{type(value).__name__}>"
-    return _ADDRESS.sub("", str(value))
+    return _SET.sub(_sorted_set, _ADDRESS.sub("", str(value)))
 
 
 def describe_jaxpr(jaxpr: Any) -> str:
@@ -447,8 +572,8 @@ def on_mesh(jaxpr: Any, devices: Mesh) -> Any:
         if isinstance(value, (Mesh, AbstractMesh)) and not value.empty:
             if value.shape != devices.shape:
                 raise UnsupportedProgramError(
-                    f"the function names a mesh of devices {dict(value.shape)}, and its arguments "
-                    f"lie on one of {dict(devices.shape)}; use one mesh"
+                    f"the function names a mesh of devices {dict(value.shape)}, and it, or its "
+                    f"arguments, another of {dict(devices.shape)}; use one mesh"
                 )
             if isinstance(value, Mesh):
                 return devices
