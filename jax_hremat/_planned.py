@@ -32,6 +32,8 @@ from jax_hremat._program.trace import Program, is_inexact, positions_among
 from jax_hremat._shared.errors import StalePlanError
 from jax_hremat._shared.units import Budget, Slowdown
 
+_REMAKE = "_hremat_remake"
+
 
 @dataclass(frozen=True, slots=True)
 class Loss:
@@ -138,8 +140,8 @@ class PlanSource(Protocol):
         """Trace a call of a loss."""
         ...
 
-    def plan_for(self, program: Program, trace_s: float, name: str) -> RematPlan:
-        """The plan for what a function of a name was traced to."""
+    def plan_for(self, call: TracedCall, trace_s: float) -> RematPlan:
+        """The plan for what a call was traced to, in so many seconds."""
         ...
 
 
@@ -166,11 +168,11 @@ class MadePlans:
     def trace(self, loss: Loss, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedCall:
         return loss.trace(args, kwargs)
 
-    def plan_for(self, program: Program, trace_s: float, name: str) -> RematPlan:
-        key = _plan_key(program)
+    def plan_for(self, call: TracedCall, trace_s: float) -> RematPlan:
+        key = _plan_key(call.program)
         if key not in self._made:
             self._made[key] = self.request.plan(
-                own_step(program), trace_s, self.goal, self.argnums, self.has_aux
+                own_step(call.program), trace_s, self.goal, self.argnums, self.has_aux
             )
         return self._made[key]
 
@@ -188,8 +190,8 @@ class GivenPlan:
     def trace(self, loss: Loss, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedCall:
         return loss.trace_like(args, kwargs, self.plan)
 
-    def plan_for(self, program: Program, trace_s: float, name: str) -> RematPlan:
-        check_plan_is_for(program, self.plan, name)
+    def plan_for(self, call: TracedCall, trace_s: float) -> RematPlan:
+        check_plan_is_for(call.program, self.plan, call.name)
         return self.plan
 
 
@@ -210,9 +212,7 @@ class PlannedFunction:
         return self._source.plans
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return run_planned(
-            lambda: self._source.trace(self._loss, args, kwargs), self._source, name_of(self)
-        )
+        return run_planned(lambda: self._source.trace(self._loss, args, kwargs), self._source)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else BoundFunction(self, instance)
@@ -256,11 +256,11 @@ def planned_function(
     return BoundFunction(planned, *bound_to) if bound_to else planned
 
 
-def run_planned(trace: Callable[[], TracedCall], source: PlanSource, name: str) -> Any:
+def run_planned(trace: Callable[[], TracedCall], source: PlanSource) -> Any:
     """Trace a call, plan what it is traced to, and run it so."""
     start_s = time.perf_counter()
     call = trace()
-    plan = source.plan_for(call.program, time.perf_counter() - start_s, name)
+    plan = source.plan_for(call, time.perf_counter() - start_s)
     return call.run(plan.root)
 
 
@@ -280,9 +280,46 @@ def check_plan_is_for(program: Program, plan: RematPlan, name: str) -> None:
         )
 
 
-def name_of(fun: Any) -> str:
-    """What to call a function in a message."""
-    return getattr(fun, "__name__", type(fun).__name__)
+def planned_class(
+    module_class: type,
+    metaclass: type,
+    methods: dict[str, Any],
+    plans: Callable[[], tuple[RematPlan, ...]],
+    remake: Callable[[], type],
+) -> Any:
+    """A subclass that looks like its base, with planned methods.
+
+    Args:
+        module_class: The base.
+        metaclass: Of planned classes, one that pickles by `reduce_class`; a base that has another
+            one keeps that.
+        methods: By name.
+        plans: The plans in use.
+        remake: Makes a class like it.
+    """
+
+    def hremat_plans(cls: type) -> tuple[RematPlan, ...]:
+        """The plans in use, one for each program that calls were traced to."""
+        return plans()
+
+    namespace = {
+        **methods,
+        "__doc__": module_class.__doc__,
+        "__module__": module_class.__module__,
+        "__qualname__": module_class.__qualname__,
+        "hremat_plans": classmethod(hremat_plans),
+        _REMAKE: staticmethod(remake),
+    }
+    make: Any = metaclass if issubclass(metaclass, type(module_class)) else type(module_class)
+    return make(module_class.__name__, (module_class,), namespace)
+
+
+def reduce_class(cls: type) -> Any:
+    """How a class is pickled: by its name, or, if that stands for the class it was made of, by how
+    it was made."""
+    if _REMAKE not in vars(cls) or importable_name(cls):
+        return cls.__qualname__
+    return vars(cls)[_REMAKE].__func__, ()
 
 
 def importable_name(value: Any) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copyreg
+import functools
 import inspect
 import os
 from collections.abc import Callable, Sequence
@@ -12,10 +14,9 @@ from flax.core import lift
 from flax.linen import transforms
 
 from jax_hremat._compiler.target import Target
-from jax_hremat._planned import MadePlans, run_planned
+from jax_hremat._planned import MadePlans, planned_class, reduce_class, run_planned
 from jax_hremat._planner.bench import PlannerConfig
 from jax_hremat._planner.request import PlanRequest
-from jax_hremat._plans.plan import RematPlan
 from jax_hremat._program.call import Arguments, trace_arguments
 from jax_hremat._shared.errors import UnsupportedProgramError
 from jax_hremat._shared.methods import CALL, methods_of
@@ -79,18 +80,26 @@ def remat(
     def planned(scopes_fun: Callable[..., Any]) -> Callable[..., Any]:
         return _lift_planned(scopes_fun, made)
 
-    def hremat_plans(cls: type[nn.Module]) -> tuple[RematPlan, ...]:
-        """The plans in use, one for each program that calls were traced to."""
-        return made.plans
+    remake = functools.partial(
+        remat,
+        module_class,
+        budget=budget,
+        max_slowdown=max_slowdown,
+        target=target,
+        headroom_bytes=headroom_bytes,
+        config=config,
+        progress=progress,
+        methods=methods,
+    )
+    lifted = {name: transforms.lift_transform(planned, fun) for name, fun in originals.items()}
+    return planned_class(module_class, PlannedMeta, lifted, lambda: made.plans, remake)
 
-    namespace = {
-        **{name: transforms.lift_transform(planned, fun) for name, fun in originals.items()},
-        "__doc__": module_class.__doc__,
-        "__module__": module_class.__module__,
-        "__qualname__": module_class.__qualname__,
-        "hremat_plans": classmethod(hremat_plans),
-    }
-    return type(module_class)(module_class.__name__, (module_class,), namespace)
+
+class PlannedMeta(type(nn.Module)):
+    """The metaclass of planned classes, by which they are pickled."""
+
+
+copyreg.pickle(PlannedMeta, reduce_class)
 
 
 def is_module(value: Any) -> bool:
@@ -136,9 +145,7 @@ def _lift_planned(scopes_fun: Callable[..., Any], made: MadePlans) -> Callable[.
         arguments = Arguments.of(
             operands, {}, is_differentiated=lambda leaf: leaf.path[1].idx in _DIFFERENTIATED
         )
-        return run_planned(
-            lambda: trace_arguments(call, arguments, is_loss=False), made, scopes_fun.__name__
-        )
+        return run_planned(lambda: trace_arguments(call, arguments, is_loss=False), made)
 
     filters = ("params", True)
     packed = lift.pack(inner, filters, filters, (True,), name="hremat", enable_kwargs=True)

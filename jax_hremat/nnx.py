@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import inspect
 import os
@@ -11,10 +12,15 @@ from typing import Any
 from flax import nnx
 
 from jax_hremat._compiler.target import Target
-from jax_hremat._planned import MadePlans, planned_function, run_planned
+from jax_hremat._planned import (
+    MadePlans,
+    planned_class,
+    planned_function,
+    reduce_class,
+    run_planned,
+)
 from jax_hremat._planner.bench import PlannerConfig
 from jax_hremat._planner.request import PlanRequest, positions_of
-from jax_hremat._plans.plan import RematPlan
 from jax_hremat._program.call import Arguments, TracedCall, trace_arguments
 from jax_hremat._program.objects import Leaf, variables_of
 from jax_hremat._shared.errors import UnsupportedProgramError
@@ -95,10 +101,29 @@ def remat(
             f"that calls it"
         )
     if inspect.isclass(fun):
-        return _planned_class(fun, goal, request, wrt, methods)
+        remake = functools.partial(
+            remat,
+            fun,
+            budget=budget,
+            max_slowdown=max_slowdown,
+            wrt=wrt,
+            target=target,
+            headroom_bytes=headroom_bytes,
+            config=config,
+            progress=progress,
+            methods=methods,
+        )
+        return _planned_class(fun, goal, request, wrt, methods, remake)
     positions = positions_of(argnums)
     made = MadePlans(request, goal, positions, has_aux)
     return planned_function(fun, made, positions, has_aux, wrt)
+
+
+class PlannedMeta(type(nnx.Module)):
+    """The metaclass of planned classes, by which they are pickled."""
+
+
+copyreg.pickle(PlannedMeta, reduce_class)
 
 
 def _planned_class(
@@ -107,6 +132,7 @@ def _planned_class(
     request: PlanRequest,
     wrt: Any,
     methods: str | Sequence[str],
+    remake: Callable[[], type],
 ) -> type:
     if not issubclass(module_class, nnx.Module):
         raise UnsupportedProgramError(
@@ -120,26 +146,18 @@ def _planned_class(
 
         @functools.wraps(original)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return run_planned(
-                lambda: _trace_method(original, (self, *args), kwargs, wrt), made, name
-            )
+            return run_planned(lambda: _trace_method(original, (self, *args), kwargs, wrt), made)
 
         return call
 
-    def hremat_plans(cls: type) -> tuple[RematPlan, ...]:
-        """The plans in use, one for each program that calls were traced to."""
-        return tuple(plan for made in plans_of.values() for plan in made.plans)
-
     originals = methods_of(module_class, methods)
-    namespace = {
-        **{name: planned(name, original) for name, original in originals.items()},
-        "__doc__": module_class.__doc__,
-        "__module__": module_class.__module__,
-        "__qualname__": module_class.__qualname__,
-        "hremat_plans": classmethod(hremat_plans),
-    }
-    make_class: Any = type(module_class)
-    return make_class(module_class.__name__, (module_class,), namespace)
+    return planned_class(
+        module_class,
+        PlannedMeta,
+        {name: planned(name, original) for name, original in originals.items()},
+        lambda: tuple(plan for made in plans_of.values() for plan in made.plans),
+        remake,
+    )
 
 
 def _trace_method(

@@ -131,7 +131,7 @@ def call_flat(
             puts arrays into containers that are.
     """
     (args, kwargs), objects = arguments.with_values(values)
-    name = getattr(fun, "__name__", type(fun).__name__)
+    name = name_of(fun)
     given = {id(leaf.value) for leaf in flatten((args, kwargs))[1]}
     watch = Watch(objects)
     try:
@@ -167,6 +167,7 @@ class TracedCall:
     """A call, traced.
 
     Attributes:
+        name: The function's.
         program: What it computes.
         arguments: What it was called with.
         closed_over: Values that are traced outside it and that it uses; inputs of the program
@@ -174,6 +175,7 @@ class TracedCall:
         results: What to make of the program's outputs.
     """
 
+    name: str
     program: Program
     arguments: Arguments
     closed_over: tuple[Any, ...]
@@ -212,7 +214,7 @@ def trace_arguments(
         return outputs
 
     program, closed_over = trace_flat(flat, arguments.inputs, is_loss=is_loss, has_aux=has_aux)
-    return TracedCall(program, arguments, closed_over, made[0])
+    return TracedCall(name_of(fun), program, arguments, closed_over, made[0])
 
 
 def check_loss(fun: Callable[..., Any], result: Any, has_aux: bool) -> None:
@@ -221,7 +223,7 @@ def check_loss(fun: Callable[..., Any], result: Any, has_aux: bool) -> None:
     Raises:
         UnsupportedProgramError: It is no real floating scalar; or no pair of one and `aux`.
     """
-    name = getattr(fun, "__name__", type(fun).__name__)
+    name = name_of(fun)
     shown = jax.tree.structure(result)
     if has_aux:
         pair = isinstance(result, (tuple, list)) and len(result) == 2
@@ -242,6 +244,11 @@ def check_loss(fun: Callable[..., Any], result: Any, has_aux: bool) -> None:
             f"`{name}` must return a real floating scalar; it returned {dtype}{list(shape)}. "
             f"Reduce it, for instance with `.mean()`"
         )
+
+
+def name_of(fun: Any) -> str:
+    """What to call a function in a message."""
+    return getattr(fun, "__name__", type(fun).__name__)
 
 
 def is_array(value: Any) -> bool:
@@ -280,6 +287,6 @@ def _check_containers(name: str, args: Any, kwargs: Any, given: set[int]) -> Non
 
 
 def input_name(leaf: Leaf) -> str:
-    """A readable path of a leaf of `(args, kwargs)`. Paths start with 0 for args and 1 for kwargs."""
+    """A readable path of a leaf of `(args, kwargs)`; paths start with 0 for args, 1 for kwargs."""
     kind = "args" if leaf.path[0].idx == 0 else "kwargs"
     return kind + leaf.name[len("[0]") :]
