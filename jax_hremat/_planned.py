@@ -22,6 +22,7 @@ from jax_hremat._program.call import (
     TracedCall,
     input_name,
     is_number,
+    name_of,
     trace_arguments,
 )
 from jax_hremat._program.fingerprint import fingerprint
@@ -87,9 +88,18 @@ class Loss:
         """A call as it is traced inside `jax.grad`: Python numbers are static, unless there is
         nothing else to differentiate."""
         chosen = self.differentiated(args)
+
+        def is_differentiated_number(leaf: Leaf) -> bool:
+            return is_number(leaf.value) and chosen(leaf)
+
         arguments = Arguments.of(args, kwargs, is_differentiated=chosen)
         if not any(x.differentiated and _is_floating(x.value) for x in arguments.inputs):
-            arguments = Arguments.of(args, kwargs, is_differentiated=chosen, traces_number=chosen)
+            arguments = Arguments.of(
+                args,
+                kwargs,
+                is_differentiated=chosen,
+                traces_scalar=is_differentiated_number,
+            )
         return self._trace(arguments)
 
     def trace_as_jit(self, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedCall:
@@ -97,14 +107,14 @@ class Loss:
         their values, as it does of static arguments."""
         chosen = self.differentiated(args)
 
-        def trace(traces_number: Choice) -> TracedCall:
+        def trace(traces_scalar: Choice) -> TracedCall:
             arguments = Arguments.of(
-                args, kwargs, is_differentiated=chosen, traces_number=traces_number
+                args, kwargs, is_differentiated=chosen, traces_scalar=traces_scalar
             )
             return self._trace(arguments)
 
         try:
-            return trace(lambda leaf: True)
+            return trace(lambda leaf: is_number(leaf.value))
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError):
             if not any(map(is_number, jax.tree.leaves((args, kwargs)))):
                 raise
@@ -120,7 +130,7 @@ class Loss:
             args,
             kwargs,
             is_differentiated=lambda x: inputs.get(input_name(x), otherwise(x)),
-            traces_number=lambda x: input_name(x) in inputs,
+            traces_scalar=lambda x: input_name(x) in inputs,
         )
         return self._trace(arguments)
 
@@ -191,7 +201,7 @@ class GivenPlan:
         return loss.trace_like(args, kwargs, self.plan)
 
     def plan_for(self, call: TracedCall, trace_s: float) -> RematPlan:
-        check_plan_is_for(call.program, self.plan, call.name)
+        check_plan_is_for(call.program, self.plan, name_of(call.fun))
         return self.plan
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -46,14 +46,14 @@ class Arguments:
         kwargs: dict[str, Any],
         *,
         is_differentiated: Choice = lambda leaf: False,
-        traces_number: Choice = lambda leaf: False,
+        traces_scalar: Choice = lambda leaf: False,
     ) -> Arguments:
-        """Arrays are traced; Python numbers where it is said; all else is static."""
+        """Arrays are traced; Python numbers and flags where it is said; all else is static."""
         structure, leaves, objects = flatten((tuple(args), kwargs))
         positions = tuple(
             i
             for i, leaf in enumerate(leaves)
-            if is_array(leaf.value) or (is_number(leaf.value) and traces_number(leaf))
+            if is_array(leaf.value) or (is_scalar(leaf.value) and traces_scalar(leaf))
         )
         chosen = (leaves[i] for i in positions)
         inputs = tuple(Input(input_name(x), x.value, is_differentiated(x)) for x in chosen)
@@ -63,6 +63,34 @@ class Arguments:
     def values(self) -> tuple[Any, ...]:
         """The traced leaves as JAX arrays, to be computed with."""
         return tuple(_as_jax(x.value) for x in self.inputs)
+
+    def like(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
+        """Other arguments, with the same leaves traced and differentiated."""
+        names = {x.name: x.differentiated for x in self.inputs}
+        return Arguments.of(
+            args,
+            kwargs,
+            is_differentiated=lambda leaf: names.get(input_name(leaf), False),
+            traces_scalar=lambda leaf: input_name(leaf) in names,
+        )
+
+    def inputs_of(self, argnums: Sequence[int]) -> tuple[int, ...]:
+        """Which inputs positional arguments hold."""
+        leaves = (self.leaves[i] for i in self.positions)
+        return tuple(k for k, leaf in enumerate(leaves) if _is_of(leaf.path, argnums))
+
+    def variables_of(self, argnums: Sequence[int]) -> frozenset[int]:
+        """Numbers of the variables that positional arguments hold."""
+        held = {id(leaf.variable) for leaf in self.leaves if _is_of(leaf.path, argnums)}
+        return frozenset(i for i, node in self.objects.items() if id(node) in held)
+
+    @property
+    def static_part(self) -> Arguments:
+        """All but what is traced, and none of the caller's objects."""
+        traced = frozenset(self.positions)
+        bare = (replace(leaf, variable=None) for leaf in self.leaves)
+        leaves = (replace(x, value=None) if i in traced else x for i, x in enumerate(bare))
+        return replace(self, leaves=tuple(leaves), objects={}, inputs=())
 
     def with_values(self, values: Sequence[Any]) -> tuple[Any, dict[int, Any]]:
         """Arguments `(args, kwargs)` of these values, and the new objects among them."""
@@ -144,9 +172,9 @@ def call_flat(
             f"what is changed in it is then changed in the caller's"
         ) from error
     check(result)
-    changes = watch.changes(returned)
+    changes, changed = watch.changes(returned)
     _check_containers(name, args, kwargs, given)
-    structure, leaves, _ = flatten((result, changes.values), objects)
+    structure, leaves, _ = flatten((result, changed), objects)
     input_of = {} if as_jit else {id(v): i for i, v in enumerate(values)}
     outputs: list[Any] = []
     sources: list[tuple[str, Any]] = []
@@ -167,7 +195,7 @@ class TracedCall:
     """A call, traced.
 
     Attributes:
-        name: The function's.
+        fun: The function.
         program: What it computes.
         arguments: What it was called with.
         closed_over: Values that are traced outside it and that it uses; inputs of the program
@@ -175,7 +203,7 @@ class TracedCall:
         results: What to make of the program's outputs.
     """
 
-    name: str
+    fun: Callable[..., Any]
     program: Program
     arguments: Arguments
     closed_over: tuple[Any, ...]
@@ -214,7 +242,7 @@ def trace_arguments(
         return outputs
 
     program, closed_over = trace_flat(flat, arguments.inputs, is_loss=is_loss, has_aux=has_aux)
-    return TracedCall(name_of(fun), program, arguments, closed_over, made[0])
+    return TracedCall(fun, program, arguments, closed_over, made[0])
 
 
 def check_loss(fun: Callable[..., Any], result: Any, has_aux: bool) -> None:
@@ -263,11 +291,16 @@ def is_array(value: Any) -> bool:
 
 def is_number(value: Any) -> bool:
     """Whether it is a Python number, flags left out."""
-    return isinstance(value, (int, float, complex)) and not isinstance(value, bool)
+    return is_scalar(value) and not isinstance(value, bool)
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether it is a Python number or flag."""
+    return isinstance(value, (bool, int, float, complex))
 
 
 def _is_output(value: Any) -> bool:
-    return is_array(value) or isinstance(value, (bool, int, float, complex))
+    return is_array(value) or is_scalar(value)
 
 
 def _as_jax(value: Any) -> Any:
@@ -284,6 +317,10 @@ def _check_containers(name: str, args: Any, kwargs: Any, given: set[int]) -> Non
                 f"of which it has a copy, so the caller would not see it. Return it, or keep it "
                 f"in an `nnx.Variable`"
             )
+
+
+def _is_of(path: tuple[Any, ...], argnums: Sequence[int]) -> bool:
+    return path[0].idx == 0 and path[1].idx in argnums
 
 
 def input_name(leaf: Leaf) -> str:

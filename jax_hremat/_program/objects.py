@@ -129,15 +129,13 @@ class Changes:
     """What a call has changed in the objects it was given.
 
     Attributes:
-        of: For each change, the number of the object, and the attribute; None is a variable's
-            value.
-        values: What is there now.
+        of: For each changed value, the number of the object, and the attribute; None is a
+            variable's value.
         removed: Attributes that are gone.
         metadata: New metadata of variables.
     """
 
     of: tuple[tuple[int, str | None], ...]
-    values: tuple[Any, ...]
     removed: tuple[tuple[int, str], ...]
     metadata: tuple[tuple[int, Any], ...]
 
@@ -166,8 +164,9 @@ class Watch:
         self._objects = dict(objects)
         self._before = {i: _contents(value) for i, value in self._objects.items()}
 
-    def changes(self, returned: frozenset[int] = frozenset()) -> Changes:
-        """What has changed since; the values of variables `returned`, by number, in any case."""
+    def changes(self, returned: frozenset[int] = frozenset()) -> tuple[Changes, list[Any]]:
+        """What has changed since, and the values that are there now; of variables `returned`, by
+        number, in any case."""
         of: list[tuple[int, str | None]] = []
         values: list[Any] = []
         removed: list[tuple[int, str]] = []
@@ -182,7 +181,7 @@ class Watch:
                     values.append(attribute.value)
             if before.metadata != now.metadata:
                 metadata.append((index, now.metadata))
-        return Changes(tuple(of), tuple(values), tuple(removed), tuple(metadata))
+        return Changes(tuple(of), tuple(removed), tuple(metadata)), values
 
 
 @dataclass(frozen=True, slots=True, eq=False)
