@@ -9,23 +9,19 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 from flax import nnx as flax_nnx
 
 from jax_hremat import linen, nnx
 from jax_hremat._compiler.target import Target, get_target
+from jax_hremat._planned import GivenPlan, Loss, MadePlans, planned_function
 from jax_hremat._planner.bench import PlannerConfig
 from jax_hremat._planner.goals import Terms, frontier_plans
 from jax_hremat._planner.request import PlanRequest, positions_of
 from jax_hremat._planner.transfer import certified_again
 from jax_hremat._plans.frontier import Frontier
 from jax_hremat._plans.plan import RematPlan
-from jax_hremat._program.emit import emit
-from jax_hremat._program.fingerprint import fingerprint
-from jax_hremat._program.graph import build_graph
-from jax_hremat._program.step import own_step
-from jax_hremat._program.trace import Program, abstract_leaf, trace_loss
-from jax_hremat._shared.errors import StalePlanError
+from jax_hremat._program.step import Step, own_step
+from jax_hremat._program.trace import refuse_closed_over
 from jax_hremat._shared.methods import CALL
 from jax_hremat._shared.progress import Progress
 from jax_hremat._shared.units import parse_budget, parse_goal
@@ -97,10 +93,8 @@ def plan_remat(
 
     def plan(*args: Any, **kwargs: Any) -> RematPlan:
         start_s = time.perf_counter()
-        program = trace_loss(fun, args, kwargs, argnums=positions, has_aux=has_aux)
-        return request.plan(
-            own_step(program), time.perf_counter() - start_s, goal, positions, has_aux
-        )
+        step = _step_of(fun, positions, has_aux, args, kwargs)
+        return request.plan(step, time.perf_counter() - start_s, goal, positions, has_aux)
 
     return plan
 
@@ -140,7 +134,7 @@ def pareto(
 
     def frontier(*args: Any, **kwargs: Any) -> Frontier:
         start_s = time.perf_counter()
-        step = own_step(trace_loss(fun, args, kwargs, argnums=positions, has_aux=has_aux))
+        step = _step_of(fun, positions, has_aux, args, kwargs)
         candidates = request.candidates(step, time.perf_counter() - start_s)
         terms = Terms(positions, has_aux, request.headroom_bytes)
         return Frontier(tuple(frontier_plans(candidates, num_points, terms)))
@@ -178,8 +172,8 @@ def certify(
     chosen = get_target(target)
 
     def certified(*args: Any, **kwargs: Any) -> RematPlan:
-        program = trace_loss(fun, args, kwargs, argnums=plan.argnums, has_aux=plan.has_aux)
-        return certified_again(own_step(program), plan, chosen, goal, headroom_bytes)
+        step = _step_of(fun, plan.argnums, plan.has_aux, args, kwargs)
+        return certified_again(step, plan, chosen, goal, headroom_bytes)
 
     return certified
 
@@ -199,7 +193,7 @@ def apply_plan(fun: Callable[..., Any], plan: RematPlan) -> Callable[..., Any]:
         StalePlanError: The traced program is not the one the plan is for; the first difference
             is named.
     """
-    return _Emitting(fun, lambda program, trace_s: plan, plan.argnums, plan.has_aux)
+    return planned_function(fun, GivenPlan(plan), plan.argnums, plan.has_aux)
 
 
 def hremat(
@@ -258,67 +252,19 @@ def hremat(
     goal = parse_goal(budget, max_slowdown)
     request = PlanRequest.make(target, headroom_bytes, config, progress)
     positions = positions_of(argnums)
-    return _Emitting(
-        fun,
-        lambda program, trace_s: request.plan(own_step(program), trace_s, goal, positions, has_aux),
-        positions,
-        has_aux,
-    )
+    made = MadePlans(request, goal, positions, has_aux)
+    return planned_function(fun, made, positions, has_aux)
 
 
-class _Emitting:
-    """A function that is traced, planned and emitted once for each input signature."""
-
-    def __init__(
-        self,
-        fun: Callable[..., Any],
-        make_plan: Callable[[Program, float], RematPlan],
-        argnums: tuple[int, ...],
-        has_aux: bool,
-    ) -> None:
-        functools.update_wrapper(self, fun)
-        self._fun = fun
-        self._make_plan = make_plan
-        self._argnums = argnums
-        self._has_aux = has_aux
-        self._emitted: dict[Any, tuple[RematPlan, Callable[..., Any]]] = {}
-
-    @property
-    def plans(self) -> tuple[RematPlan, ...]:
-        """The plans in use, one for each input signature, in order of first call."""
-        return tuple(plan for plan, _ in self._emitted.values())
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves, in_tree = jax.tree.flatten((args, kwargs))
-        shapes = tuple(abstract_leaf(leaf) for leaf in leaves)
-        key = (in_tree, shapes)
-        if key not in self._emitted:
-            start_s = time.perf_counter()
-            abstract_args, abstract_kwargs = jax.tree.unflatten(in_tree, shapes)
-            program = trace_loss(
-                self._fun,
-                abstract_args,
-                abstract_kwargs,
-                argnums=self._argnums,
-                has_aux=self._has_aux,
-            )
-            plan = self._make_plan(program, time.perf_counter() - start_s)
-            check_plan_is_for(program, plan, self._fun)
-            self._emitted[key] = (plan, emit(program, plan.root))
-        return self._emitted[key][1](*args, **kwargs)
-
-
-def check_plan_is_for(program: Program, plan: RematPlan, fun: Callable[..., Any]) -> None:
-    """Refuse a plan made for another program.
-
-    Raises:
-        StalePlanError: Naming the first difference.
-    """
-    difference = plan.fingerprint.first_difference(fingerprint(program, build_graph(program)))
-    if difference is not None:
-        name = getattr(fun, "__name__", type(fun).__name__)
-        raise StalePlanError(
-            f"the plan {plan.fingerprint.digest[:8]} is not for `{name}` as it was traced now: "
-            f"{difference}. Shapes, dtypes, the model's code or a version of JAX or Flax have "
-            f"changed since the plan was made; make it again with `jax_hremat.plan_remat`"
-        )
+def _step_of(
+    fun: Callable[..., Any],
+    argnums: tuple[int, ...],
+    has_aux: bool,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Step:
+    """The step of a loss, traced as `jax.jit` would."""
+    loss, bound_to = Loss.of(fun, argnums, has_aux)
+    call = loss.trace_as_jit((*bound_to, *args), kwargs)
+    refuse_closed_over(fun, call.closed_over)
+    return own_step(call.program)

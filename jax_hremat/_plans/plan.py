@@ -19,6 +19,7 @@ from jax_hremat._program.region import Loop, Region
 from jax_hremat._schedule.prediction import Moment
 from jax_hremat._shared.errors import PlanFormatError
 from jax_hremat._shared.files import write_whole
+from jax_hremat._shared.frozen import reduce_record
 
 _FORMAT = "jax_hremat.RematPlan"
 _VERSION = 6
@@ -61,6 +62,9 @@ class Certificate:
     def holds(self) -> bool:
         """Whether the compiled peak and the headroom are within the budget."""
         return self.peak_bytes + self.headroom_bytes <= self.budget_bytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduce_record(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +179,9 @@ class RematPlan:
             raise PlanFormatError(
                 f"{where} is a damaged plan: {type(error).__name__}: {error}. Make it again"
             ) from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduce_record(self)
 
     def __str__(self) -> str:
         from jax_hremat._plans.show import plan_text

@@ -37,6 +37,11 @@ class Fingerprint:
         whole = "\0".join((*parts, order, self.outputs))
         return hashlib.sha256(whole.encode()).hexdigest()[:32]
 
+    @property
+    def differentiated_inputs(self) -> dict[str, bool]:
+        """The paths of the inputs, and whether each is differentiated."""
+        return {text.rsplit(": ", 1)[0]: text.endswith("*") for text in self.inputs}
+
     def first_difference(self, other: Fingerprint) -> str | None:
         """Where `other` first departs from this program, in words; None if they are equal."""
         for mine, theirs in zip(self.inputs, other.inputs, strict=False):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -150,6 +150,21 @@ def is_inexact(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, np.inexact)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Input:
+    """One flat input of a function.
+
+    Attributes:
+        name: A readable path.
+        value: An array, a number, or a `ShapeDtypeStruct`.
+        differentiated: Whether gradients are taken of it, if its dtype has any.
+    """
+
+    name: str
+    value: Any
+    differentiated: bool
+
+
 def trace_loss(
     fun: Callable[..., Any],
     args: Sequence[Any],
@@ -158,7 +173,7 @@ def trace_loss(
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
 ) -> Program:
-    """Trace a loss function at arrays or `ShapeDtypeStruct`s.
+    """Trace a loss function of arrays, at arrays or `ShapeDtypeStruct`s.
 
     Args:
         fun: Returns a scalar, or `(scalar, aux)` if `has_aux`.
@@ -172,27 +187,14 @@ def trace_loss(
             ordered effect, or the differentiated arguments hold no floating array.
         UnsupportedConfigError: `jax_remat3` is on.
     """
-    positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-    for position in positions:
-        if not -len(args) <= position < len(args):
-            raise UnsupportedProgramError(
-                f"`argnums` names argument {position}, but the function was given {len(args)} "
-                f"positional arguments; differentiated arguments must be passed by position"
-            )
-    positions = tuple(p % len(args) for p in positions)
-    program = _trace(fun, args, kwargs, positions, is_loss=True, has_aux=has_aux)
+    positions = positions_among(args, (argnums,) if isinstance(argnums, int) else argnums)
+    program = _trace_tree(fun, args, kwargs, positions, is_loss=True, has_aux=has_aux)
     _check_loss(program, fun)
-    if any(isinstance(c, Tracer) for c in compat.jaxpr_consts(program.jaxpr)):
-        raise UnsupportedProgramError(
-            f"`{getattr(fun, '__name__', type(fun).__name__)}` closes over arrays that are being "
-            f"traced outside it, which cannot be part of a program of its own. Pass them as "
-            f"arguments"
-        )
     return program
 
 
 def trace_call(fun: Callable[..., Any], args: Sequence[Any], argnums: Sequence[int]) -> Program:
-    """Trace any function whose step is its call and its pullback (a Flax module's call).
+    """Trace any function of arrays whose step is its call and its pullback.
 
     Args:
         fun: Any function of pytrees.
@@ -203,10 +205,25 @@ def trace_call(fun: Callable[..., Any], args: Sequence[Any], argnums: Sequence[i
         UnsupportedProgramError: An ordered effect, or nothing to differentiate.
         UnsupportedConfigError: `jax_remat3` is on.
     """
-    return _trace(fun, args, {}, tuple(argnums), is_loss=False, has_aux=False)
+    return _trace_tree(fun, args, {}, tuple(argnums), is_loss=False, has_aux=False)
 
 
-def _trace(
+def positions_among(args: Sequence[Any], argnums: Sequence[int]) -> tuple[int, ...]:
+    """The positions that `argnums` names, none of them negative.
+
+    Raises:
+        UnsupportedProgramError: There are fewer arguments.
+    """
+    for position in argnums:
+        if not -len(args) <= position < len(args):
+            raise UnsupportedProgramError(
+                f"`argnums` names argument {position}, but the function was given {len(args)} "
+                f"positional arguments; differentiated arguments must be passed by position"
+            )
+    return tuple(p % len(args) for p in argnums)
+
+
+def _trace_tree(
     fun: Callable[..., Any],
     args: Sequence[Any],
     kwargs: dict[str, Any],
@@ -215,15 +232,11 @@ def _trace(
     is_loss: bool,
     has_aux: bool,
 ) -> Program:
-    if compat.remat3_enabled():
-        raise UnsupportedConfigError(
-            "`jax_remat3` is on; under it nested `jax.checkpoint` regions and name policies have "
-            "another, still changing meaning, and a plan would not keep its peak. Switch it off "
-            "with `jax.config.update('jax_remat3', False)` (or unset `JAX_REMAT3`)"
-        )
     leaves_with_path, in_tree = jax.tree_util.tree_flatten_with_path((tuple(args), kwargs))
-    leaves = [leaf for _, leaf in leaves_with_path]
-    names = tuple(_input_name(path) for path, _ in leaves_with_path)
+    inputs = [
+        Input(_input_name(path), leaf, path[0].idx == 0 and path[1].idx in positions)
+        for path, leaf in leaves_with_path
+    ]
     out_trees: list[Any] = []
 
     def flat_fun(*flat: Any) -> list[Any]:
@@ -232,8 +245,57 @@ def _trace(
         out_trees.append(out_tree)
         return outputs
 
-    structs = [abstract_leaf(leaf) for leaf in leaves]
-    _check_shapes(names, structs)
+    program, closed_over = trace_flat(flat_fun, inputs, is_loss=is_loss, has_aux=has_aux)
+    refuse_closed_over(fun, closed_over)
+    return replace(program, in_tree=in_tree, out_tree=out_trees[0])
+
+
+def refuse_closed_over(fun: Callable[..., Any], closed_over: Sequence[Any]) -> None:
+    """Where a program has to be one of its own.
+
+    Raises:
+        UnsupportedProgramError: The function closes over values that are traced outside it.
+    """
+    if closed_over:
+        raise UnsupportedProgramError(
+            f"`{getattr(fun, '__name__', type(fun).__name__)}` closes over arrays that are being "
+            f"traced outside it, which cannot be part of a program of its own. Pass them as "
+            f"arguments"
+        )
+
+
+def trace_flat(
+    flat_fun: Callable[..., Sequence[Any]],
+    inputs: Sequence[Input],
+    *,
+    is_loss: bool,
+    has_aux: bool = False,
+) -> tuple[Program, tuple[Any, ...]]:
+    """Trace a function of flat inputs.
+
+    Args:
+        flat_fun: From arrays to a list of arrays.
+        inputs: Its inputs.
+        is_loss: Whether the first output is a loss.
+        has_aux: Whether other outputs are the user's.
+
+    Returns:
+        The program, and the values that it closes over and that are traced outside it: they are
+        inputs of the program after the given ones, differentiated unless it is a loss. (A module
+        has them in its fields, say, when it is made inside the function that JAX traces.)
+
+    Raises:
+        UnsupportedProgramError: As `trace_call`.
+        UnsupportedConfigError: `jax_remat3` is on.
+    """
+    if compat.remat3_enabled():
+        raise UnsupportedConfigError(
+            "`jax_remat3` is on; under it nested `jax.checkpoint` regions and name policies have "
+            "another, still changing meaning, and a plan would not keep its peak. Switch it off "
+            "with `jax.config.update('jax_remat3', False)` (or unset `JAX_REMAT3`)"
+        )
+    structs = [abstract_leaf(x.value) for x in inputs]
+    _check_shapes([x.name for x in inputs], structs)
     nested = jax.make_jaxpr(flat_fun)(*map(abstract, structs))
     refs = [v.aval for v in compat.open_jaxpr(nested).constvars if compat.is_ref(v.aval)]
     if refs:
@@ -263,32 +325,58 @@ def _trace(
             f"surrounding `vmap`, without which it cannot be compiled on its own. Plan the "
             f"function that contains the mapping"
         )
-    ranges = _leaf_ranges(args)
-    chosen = [i for p in positions for i in range(*ranges[p])]
+    closed_over = tuple(c for c in compat.jaxpr_consts(nested) if isinstance(c, Tracer))
+    outer = [Input(f"closed_over[{i}]", c, not is_loss) for i, c in enumerate(closed_over)]
+    inputs = [*inputs, *outer]
+    structs += [abstract_leaf(c) for c in closed_over]
+    nested = _hoisted(nested, closed_over)
     invars = compat.open_jaxpr(nested).invars
+    chosen = [i for i, x in enumerate(inputs) if x.differentiated]
     differentiated = tuple(i for i in chosen if is_inexact(invars[i].aval.dtype))
     if not differentiated:
         dtypes = sorted({str(invars[i].aval.dtype) for i in chosen})
         raise UnsupportedProgramError(
-            f"nothing to differentiate: the arguments that `argnums`={positions} names hold "
+            f"nothing to differentiate: the arguments that are differentiated (`argnums`) hold "
             f"{len(chosen)} arrays of dtype {', '.join(dtypes) or '(none)'}, and gradients need "
             f"a floating dtype. Cast the parameters, or point `argnums` at them"
         )
+    names = tuple(x.name for x in inputs)
     jaxpr = open_program(nested, differentiated)
     shardings = shardings_on_one_mesh(names, structs)
-    return Program(
-        jaxpr=jaxpr,
-        in_tree=in_tree,
-        out_tree=out_trees[0],
-        input_names=names,
-        differentiated=differentiated,
-        moving=differentiated,
-        is_loss=is_loss,
-        has_aux=has_aux,
-        shardings=shardings,
-        context=context,
-        mesh=devices_of(shardings if is_loss else (), context, jaxpr),
+    return (
+        Program(
+            jaxpr=jaxpr,
+            in_tree=jax.tree.structure((tuple(structs), {})),
+            out_tree=jax.tree.structure(list(compat.open_jaxpr(jaxpr).outvars)),
+            input_names=names,
+            differentiated=differentiated,
+            moving=differentiated,
+            is_loss=is_loss,
+            has_aux=has_aux,
+            shardings=shardings,
+            context=context,
+            mesh=devices_of(shardings if is_loss else (), context, jaxpr),
+        ),
+        closed_over,
     )
+
+
+def _hoisted(closed: Any, closed_over: Sequence[Any]) -> Any:
+    """The closed jaxpr, those of its constants that are `closed_over` being inputs after the ones
+    it has."""
+    if not closed_over:
+        return closed
+    consts = compat.jaxpr_consts(closed)
+    invars = compat.open_jaxpr(closed).invars
+    outer = {id(c) for c in closed_over}
+
+    def flat(*inputs: Any) -> list[Any]:
+        values = iter(inputs[len(invars) :])
+        merged = [next(values) if id(c) in outer else c for c in consts]
+        return compat.evaluate_inlined(closed, merged, inputs[: len(invars)])
+
+    avals = (*(v.aval for v in invars), *(abstract(abstract_leaf(c)) for c in closed_over))
+    return jax.make_jaxpr(flat)(*avals)
 
 
 def _outer_ref(what: str) -> UnsupportedProgramError:
@@ -325,15 +413,6 @@ def _check_shapes(names: Sequence[str], avals: Sequence[jax.ShapeDtypeStruct]) -
                     f"which its peak was compiled. Export the planned function at each of the "
                     f"shapes that are used, or the function as it is"
                 )
-
-
-def _leaf_ranges(args: Sequence[Any]) -> list[tuple[int, int]]:
-    ranges, start = [], 0
-    for arg in args:
-        count = len(jax.tree.leaves(arg))
-        ranges.append((start, start + count))
-        start += count
-    return ranges
 
 
 def _input_name(path: Any) -> str:
