@@ -15,6 +15,7 @@ from jax_hremat._modes.saved import materialised_values, saved_value_sets, value
 from jax_hremat._program.graph import Graph, Operation, Value, build_graph
 from jax_hremat._program.trace import trace_loss
 from jax_hremat._solve.backend import SolverConfig
+from jax_hremat._work.work import Work
 
 MIB = 2**20
 EXACT = SolverConfig(relative_gap=0.0)
@@ -53,8 +54,7 @@ def operation(
         active=True,
         needs=tuple(needs),
         opaque_bytes=0,
-        flops=0,
-        moved_bytes=0,
+        work=Work(),
         fusible=fusible,
         has_batch_dims=False,
         trips=1,
