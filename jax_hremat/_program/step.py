@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from jax_hremat._compiler.cudnn import with_cudnn
 from jax_hremat._program.emit import FlatFunction
 from jax_hremat._program.mesh import DeviceMesh, put, shardings_on_one_mesh
 from jax_hremat._program.trace import Program, abstract, abstract_leaf, trace_loss
@@ -120,7 +121,8 @@ def training_step(
         return _marked(loss_fn(*loss_args, **loss_kwargs), has_aux)
 
     unplaced = jax.tree.unflatten(in_tree, [abstract(aval) for aval in avals])
-    traced = jax.make_jaxpr(make_step(noting_loss))(*unplaced)
+    with with_cudnn():
+        traced = jax.make_jaxpr(make_step(noting_loss))(*unplaced)
     if not calls:
         raise UnsupportedProgramError(
             "the step that `make_step` returned does not call the loss function it was given, so "

@@ -12,6 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 
+from jax_hremat._compiler.cudnn import with_cudnn
 from jax_hremat._program.mesh import is_known, sharding_on_mesh, shardings_on_one_mesh
 from jax_hremat._shared import compat
 from jax_hremat._shared.errors import UnsupportedConfigError, UnsupportedProgramError
@@ -214,7 +215,8 @@ def _trace(
         return outputs
 
     structs = [abstract_leaf(leaf) for leaf in leaves]
-    nested = jax.make_jaxpr(flat_fun)(*map(abstract, structs))
+    with with_cudnn():
+        nested = jax.make_jaxpr(flat_fun)(*map(abstract, structs))
     ordered = compat.ordered_effects(nested)
     if ordered:
         raise UnsupportedProgramError(

@@ -14,7 +14,10 @@ from typing import Any
 import jax
 from jax._src import config, core, source_info_util
 from jax._src import effects as effects_lib
-from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.lib import (  # pyright: ignore[reportPrivateImportUsage]
+    cuda_versions,
+    xla_client,
+)
 from jax.extend import core as jex_core
 from jax.interpreters import partial_eval
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
@@ -48,6 +51,14 @@ def inner_jaxprs(eqn: Any) -> Iterator[Any]:
     for param in eqn.params.values():
         items = param if isinstance(param, (tuple, list)) else (param,)
         yield from (item for item in items if is_jaxpr(item))
+
+
+def all_equations(jaxpr: Any) -> Iterator[Any]:
+    """The equations of a jaxpr and of all bodies inside it."""
+    for eqn in open_jaxpr(jaxpr).eqns:
+        yield eqn
+        for body in inner_jaxprs(eqn):
+            yield from all_equations(body)
 
 
 def remat3_enabled() -> bool:
@@ -141,7 +152,7 @@ def ordered_effects(jaxpr: Any) -> tuple[str, ...]:
 
 
 def named_axes(jaxpr: Any) -> tuple[str, ...]:
-    """Axes of a surrounding map that the program communicates over."""
+    """Axes of a surrounding map that the program, or an equation, communicates over."""
     effects = open_jaxpr(jaxpr).effects
     return tuple(sorted(str(e.name) for e in effects if isinstance(e, core.NamedAxisEffect)))
 
@@ -214,6 +225,23 @@ def describe_jaxpr(jaxpr: Any) -> str:
 def describe_params(params: Mapping[str, Any]) -> str:
     """All of an equation's parameters as one stable text, in the order of their names."""
     return ",".join(f"{k}={describe_param(params[k])}" for k in sorted(params))
+
+
+def cudnn_version() -> int | None:
+    """The version of the cuDNN library that JAX finds, such as 92800; None if it finds none."""
+    if cuda_versions is None:
+        return None
+    try:
+        return cuda_versions.cudnn_get_version()
+    except RuntimeError as error:
+        if says_that_cudnn_is_missing(error):
+            return None
+        raise
+
+
+def says_that_cudnn_is_missing(error: RuntimeError) -> bool:
+    """Whether JAX's error is that there is no cuDNN; no error class of its own tells."""
+    return str(error).startswith(("cuDNN not found", "cuDNN is not detected"))
 
 
 def attached_gpu_target_config() -> str:

@@ -44,6 +44,11 @@ def runs_bodies(eqn: Any) -> bool:
     return not own and any(True for _ in compat.inner_jaxprs(eqn))
 
 
+def is_called_kernel(eqn: Any) -> bool:
+    """Whether XLA only calls what runs it."""
+    return _RULES.get(eqn.primitive.name) in _CALLED
+
+
 def equation_flops(eqn: Any) -> int:
     """All floating-point operations of one equation, multiply and add counted apart."""
     return round(equation_work(eqn).total_flops)
@@ -238,6 +243,8 @@ _ATTENTION = {
     for kind in ("fwd", "bwd", "fp8_fwd", "fp8_bwd")
     for suffix in ("", "_wrapper")
 }
+
+_CALLED = frozenset({_ffi_call, _callback, _pallas_call, *_ATTENTION.values()})
 
 _RULES: Mapping[str, Rule] = MappingProxyType(
     {
