@@ -97,7 +97,14 @@ def plan_remat(
 
     def plan(*args: Any, **kwargs: Any) -> RematPlan:
         start_s = time.perf_counter()
-        program = trace_loss(fun, args, kwargs, argnums=positions, has_aux=has_aux)
+        program = trace_loss(
+            fun,
+            args,
+            kwargs,
+            argnums=positions,
+            has_aux=has_aux,
+            opens_checkpoints=request.config.open_checkpoints,
+        )
         return request.plan(
             own_step(program), time.perf_counter() - start_s, goal, positions, has_aux
         )
@@ -140,7 +147,15 @@ def pareto(
 
     def frontier(*args: Any, **kwargs: Any) -> Frontier:
         start_s = time.perf_counter()
-        step = own_step(trace_loss(fun, args, kwargs, argnums=positions, has_aux=has_aux))
+        program = trace_loss(
+            fun,
+            args,
+            kwargs,
+            argnums=positions,
+            has_aux=has_aux,
+            opens_checkpoints=request.config.open_checkpoints,
+        )
+        step = own_step(program)
         candidates = request.candidates(step, time.perf_counter() - start_s)
         terms = Terms(positions, has_aux, headroom_bytes)
         return Frontier(tuple(frontier_plans(candidates, num_points, terms)))
@@ -178,7 +193,14 @@ def certify(
     chosen = get_target(target)
 
     def certified(*args: Any, **kwargs: Any) -> RematPlan:
-        program = trace_loss(fun, args, kwargs, argnums=plan.argnums, has_aux=plan.has_aux)
+        program = trace_loss(
+            fun,
+            args,
+            kwargs,
+            argnums=plan.argnums,
+            has_aux=plan.has_aux,
+            opens_checkpoints=plan.opens_checkpoints,
+        )
         return certified_again(own_step(program), plan, chosen, goal, headroom_bytes)
 
     return certified
@@ -199,7 +221,13 @@ def apply_plan(fun: Callable[..., Any], plan: RematPlan) -> Callable[..., Any]:
         StalePlanError: The traced program is not the one the plan is for; the first difference
             is named.
     """
-    return _Emitting(fun, lambda program, trace_s: plan, plan.argnums, plan.has_aux)
+    return _Emitting(
+        fun,
+        lambda program, trace_s: plan,
+        plan.argnums,
+        plan.has_aux,
+        plan.opens_checkpoints,
+    )
 
 
 def hremat(
@@ -263,6 +291,7 @@ def hremat(
         lambda program, trace_s: request.plan(own_step(program), trace_s, goal, positions, has_aux),
         positions,
         has_aux,
+        request.config.open_checkpoints,
     )
 
 
@@ -275,12 +304,14 @@ class _Emitting:
         make_plan: Callable[[Program, float], RematPlan],
         argnums: tuple[int, ...],
         has_aux: bool,
+        opens_checkpoints: bool,
     ) -> None:
         functools.update_wrapper(self, fun)
         self._fun = fun
         self._make_plan = make_plan
         self._argnums = argnums
         self._has_aux = has_aux
+        self._opens_checkpoints = opens_checkpoints
         self._emitted: dict[Any, tuple[RematPlan, Callable[..., Any]]] = {}
 
     @property
@@ -301,6 +332,7 @@ class _Emitting:
                 abstract_kwargs,
                 argnums=self._argnums,
                 has_aux=self._has_aux,
+                opens_checkpoints=self._opens_checkpoints,
             )
             plan = self._make_plan(program, time.perf_counter() - start_s)
             check_plan_is_for(program, plan, self._fun)

@@ -95,7 +95,13 @@ def fit_step(
     def fit(*args: Any) -> FittedStep:
         start_s = time.perf_counter()
         step = training_step(
-            make_step, loss_fn, args, argnums=positions, has_aux=has_aux, donate_argnums=donated
+            make_step,
+            loss_fn,
+            args,
+            argnums=positions,
+            has_aux=has_aux,
+            donate_argnums=donated,
+            opens_checkpoints=request.config.open_checkpoints,
         )
         plan = request.plan(step, time.perf_counter() - start_s, goal, positions, has_aux)
         jitted = jax.jit(

@@ -94,7 +94,7 @@ def remat(
         return plans[key]
 
     def planned(scopes_fun: Callable[..., Any]) -> Callable[..., Any]:
-        return _lift_planned(scopes_fun, plan_for)
+        return _lift_planned(scopes_fun, plan_for, request.config.open_checkpoints)
 
     def hremat_plans(cls: type[nn.Module]) -> tuple[RematPlan, ...]:
         """The plans in use, one for each program that calls were traced to."""
@@ -127,7 +127,9 @@ def _check_module_class(module_class: Any) -> None:
 
 
 def _lift_planned(
-    scopes_fun: Callable[..., Any], plan_for: Callable[[Program, float], RematPlan]
+    scopes_fun: Callable[..., Any],
+    plan_for: Callable[[Program, float], RematPlan],
+    opens_checkpoints: bool,
 ) -> Callable[..., Any]:
     """`flax.core.lift.checkpoint`, with the regions of a plan for `jax.checkpoint`.
 
@@ -161,7 +163,7 @@ def _lift_planned(
             return outputs
 
         start = time.perf_counter()
-        program, closed_over = _trace_hoisted(call_arrays, arrays)
+        program, closed_over = _trace_hoisted(call_arrays, arrays, opens_checkpoints)
         plan = plan_for(program, time.perf_counter() - start)
         outputs = emit(program, plan.root)(*arrays, *closed_over)
         return merge_arrays(outputs, static_outputs[0])
@@ -178,7 +180,7 @@ def _lift_planned(
 
 
 def _trace_hoisted(
-    fun: Callable[..., Any], arrays: Sequence[Any]
+    fun: Callable[..., Any], arrays: Sequence[Any], opens_checkpoints: bool
 ) -> tuple[Program, tuple[Any, ...]]:
     """Trace a call; traced values it closes over become one more, differentiated, argument.
 
@@ -186,7 +188,7 @@ def _trace_hoisted(
     They cannot stay constants of a program that is compiled on its own.
     """
     avals = jax.tree.map(abstract_leaf, tuple(arrays))
-    program = trace_call(fun, avals, _DIFFERENTIATED)
+    program = trace_call(fun, avals, _DIFFERENTIATED, opens_checkpoints)
     consts = compat.jaxpr_consts(program.jaxpr)
     tracers = [c for c in consts if isinstance(c, Tracer)]
     if not tracers:
@@ -200,7 +202,11 @@ def _trace_hoisted(
         return jax.tree.unflatten(program.out_tree, flat)
 
     operands = (*avals, [abstract_leaf(t) for t in tracers])
-    return trace_call(hoisted, operands, (*_DIFFERENTIATED, _CLOSED_OVER)), (tracers,)
+    again = trace_call(hoisted, operands, (*_DIFFERENTIATED, _CLOSED_OVER))
+    traced_how = dict(
+        own_checkpoints=program.own_checkpoints, opens_checkpoints=program.opens_checkpoints
+    )
+    return replace(again, **traced_how), (tracers,)
 
 
 def _plan_key(program: Program, graph: Graph) -> tuple[Any, ...]:

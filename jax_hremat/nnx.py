@@ -125,7 +125,12 @@ class _PlannedLoss:
         # The state that the loss has changed is one auxiliary output more.
         self._calls = _Calls(
             lambda pure, operands: trace_loss(
-                pure, operands, {}, argnums=_PARAMETERS, has_aux=True
+                pure,
+                operands,
+                {},
+                argnums=_PARAMETERS,
+                has_aux=True,
+                opens_checkpoints=request.config.open_checkpoints,
             ),
             lambda program, trace_s: request.plan(
                 own_step(program), trace_s, goal, (_PARAMETERS,), True
@@ -178,7 +183,9 @@ def _planned_class(
 
     def planned(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         calls_of[name] = calls = _Calls(
-            lambda pure, operands: trace_call(pure, operands, (_PARAMETERS, _INPUTS)),
+            lambda pure, operands: trace_call(
+                pure, operands, (_PARAMETERS, _INPUTS), request.config.open_checkpoints
+            ),
             lambda program, trace_s: request.plan(
                 own_step(program), trace_s, goal, (_PARAMETERS, _INPUTS)
             ),

@@ -78,6 +78,9 @@ class PlannerConfig:
             `jax.ShapeDtypeStruct`, for one execution on one device. The flops run at the rate of
             matrix products of the first operands' type. Plans made with prices of your own are not
             kept in the cache, which cannot tell one function from another.
+        open_checkpoints: Whether to plan a program as if the `jax.checkpoint`s, `nn.remat`s and the
+            like that it has of its own were not there. If not, each stays one operation that no
+            plan changes, and "without rematerialization" means with them.
     """
 
     search: SearchConfig = field(default_factory=SearchConfig)
@@ -88,6 +91,7 @@ class PlannerConfig:
     cost: CostSource = "compiled"
     cache_dir: str | os.PathLike[str] | None = None
     kernel_costs: Mapping[str, KernelCost] = field(default_factory=dict, hash=False)
+    open_checkpoints: bool = False
 
     def __post_init__(self) -> None:
         for name, cost in self.kernel_costs.items():

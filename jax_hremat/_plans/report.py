@@ -11,7 +11,9 @@ from jax_hremat._modes.option import Option
 from jax_hremat._partition.blocks import Partition
 from jax_hremat._plans.block import BlockReport
 from jax_hremat._program.graph import Graph
+from jax_hremat._program.own_checkpoints import words
 from jax_hremat._program.region import Loop, Region
+from jax_hremat._program.trace import Program
 from jax_hremat._schedule.chain import Chain, Selection
 from jax_hremat._schedule.prediction import recompute_s
 from jax_hremat._shared.format import format_bytes
@@ -118,6 +120,16 @@ def bottleneck_words(graph: Graph, partition: Partition, block: int, step: Compi
     return (
         f"the {what} {largest.text} of {format_bytes(largest.size_bytes)} made by "
         f"`{largest.made_by}` (the largest at the peak, which is in `{scope}`)"
+    )
+
+
+def closed_words(program: Program) -> str:
+    """What the program's own checkpoints, which stay in every plan, have to do with a refusal."""
+    if not program.own_checkpoints or program.opens_checkpoints:
+        return ""
+    return (
+        f" under the function's own {words(program.own_checkpoints)}, which no plan changes: "
+        f"PlannerConfig(open_checkpoints=True) plans as if it were not there"
     )
 
 

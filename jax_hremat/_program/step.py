@@ -92,6 +92,7 @@ def training_step(
     argnums: tuple[int, ...],
     has_aux: bool,
     donate_argnums: tuple[int, ...],
+    opens_checkpoints: bool = False,
 ) -> Step:
     """A user's whole training step, around the loss that it differentiates.
 
@@ -104,6 +105,7 @@ def training_step(
         argnums: Arguments of the loss that the step differentiates.
         has_aux: Whether the loss returns `(loss, aux)`.
         donate_argnums: Arguments of the step that are donated.
+        opens_checkpoints: As in `trace_loss`.
 
     Raises:
         UnsupportedProgramError: The step does not call the loss, or with different structures or
@@ -137,7 +139,14 @@ def training_step(
         )
     tree, shapes = calls[0]
     loss_args, loss_kwargs = jax.tree.unflatten(tree, shapes)
-    program = trace_loss(loss_fn, loss_args, loss_kwargs, argnums=argnums, has_aux=has_aux)
+    program = trace_loss(
+        loss_fn,
+        loss_args,
+        loss_kwargs,
+        argnums=argnums,
+        has_aux=has_aux,
+        opens_checkpoints=opens_checkpoints,
+    )
 
     def around(body: FlatFunction) -> Callable[..., Any]:
         def loss(*loss_args: Any, **loss_kwargs: Any) -> Any:

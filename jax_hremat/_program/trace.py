@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding
 
 from jax_hremat._compiler.cudnn import with_cudnn
 from jax_hremat._program.mesh import is_known, sharding_on_mesh, shardings_on_one_mesh
+from jax_hremat._program.own_checkpoints import OwnCheckpoint, own_checkpoints
 from jax_hremat._shared import compat
 from jax_hremat._shared.errors import UnsupportedConfigError, UnsupportedProgramError
 
@@ -34,6 +35,8 @@ class Program:
         shardings: Of each flat input, where some of them lie on a mesh of several devices; None
             for an input that says nothing, unconstrained for one that was being traced. Empty on
             one device.
+        own_checkpoints: The user's own `jax.checkpoint`s.
+        opens_checkpoints: Whether it was traced as if they were not there.
     """
 
     jaxpr: Any
@@ -44,6 +47,8 @@ class Program:
     is_loss: bool
     has_aux: bool
     shardings: tuple[NamedSharding | None, ...] = ()
+    own_checkpoints: tuple[OwnCheckpoint, ...] = ()
+    opens_checkpoints: bool = False
 
     @property
     def num_operations(self) -> int:
@@ -139,6 +144,7 @@ def trace_loss(
     *,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
+    opens_checkpoints: bool = False,
 ) -> Program:
     """Trace a loss function at arrays or `ShapeDtypeStruct`s.
 
@@ -148,6 +154,7 @@ def trace_loss(
         kwargs: Keyword arguments, any pytrees; never differentiated.
         argnums: Which positional arguments gradients are taken of, as in `jax.grad`.
         has_aux: As in `jax.grad`.
+        opens_checkpoints: Whether to trace as if every `jax.checkpoint` in it were not there.
 
     Raises:
         UnsupportedProgramError: The function does not return a real floating scalar, has an
@@ -162,7 +169,15 @@ def trace_loss(
                 f"positional arguments; differentiated arguments must be passed by position"
             )
     positions = tuple(p % len(args) for p in positions)
-    program = _trace(fun, args, kwargs, positions, is_loss=True, has_aux=has_aux)
+    program = _trace(
+        fun,
+        args,
+        kwargs,
+        positions,
+        is_loss=True,
+        has_aux=has_aux,
+        opens_checkpoints=opens_checkpoints,
+    )
     _check_loss(program, fun)
     if any(isinstance(c, Tracer) for c in compat.jaxpr_consts(program.jaxpr)):
         raise UnsupportedProgramError(
@@ -173,19 +188,33 @@ def trace_loss(
     return program
 
 
-def trace_call(fun: Callable[..., Any], args: Sequence[Any], argnums: Sequence[int]) -> Program:
+def trace_call(
+    fun: Callable[..., Any],
+    args: Sequence[Any],
+    argnums: Sequence[int],
+    opens_checkpoints: bool = False,
+) -> Program:
     """Trace any function whose step is its call and its pullback (a Flax module's call).
 
     Args:
         fun: Any function of pytrees.
         args: Positional arguments.
         argnums: Which of them are differentiated, where they are floating.
+        opens_checkpoints: As in `trace_loss`.
 
     Raises:
         UnsupportedProgramError: An ordered effect, or nothing to differentiate.
         UnsupportedConfigError: `jax_remat3` is on.
     """
-    return _trace(fun, args, {}, tuple(argnums), is_loss=False, has_aux=False)
+    return _trace(
+        fun,
+        args,
+        {},
+        tuple(argnums),
+        is_loss=False,
+        has_aux=False,
+        opens_checkpoints=opens_checkpoints,
+    )
 
 
 def _trace(
@@ -196,6 +225,7 @@ def _trace(
     *,
     is_loss: bool,
     has_aux: bool,
+    opens_checkpoints: bool,
 ) -> Program:
     if compat.remat3_enabled():
         raise UnsupportedConfigError(
@@ -231,7 +261,7 @@ def _trace(
             f"`vmap` or `shard_map`, without which it cannot be compiled on its own. Plan the "
             f"function that contains the mapping"
         )
-    jaxpr = inline(nested)
+    jaxpr = inline(compat.without_checkpoints(nested) if opens_checkpoints else nested)
     ranges = _leaf_ranges(args)
     chosen = [i for p in positions for i in range(*ranges[p])]
     invars = compat.open_jaxpr(jaxpr).invars
@@ -259,6 +289,8 @@ def _trace(
         is_loss=is_loss,
         has_aux=has_aux,
         shardings=shardings_on_one_mesh(names, structs),
+        own_checkpoints=own_checkpoints(nested),
+        opens_checkpoints=opens_checkpoints,
     )
 
 
