@@ -150,7 +150,8 @@ def test_the_plan_says_which_there_are_and_what_becomes_of_them() -> None:
 def test_a_refusal_names_them_and_the_option() -> None:
     struct = jax.eval_shape(arguments)
     plan = jax_hremat.plan_remat(in_scan, budget=4096, target="cpu", config=CLOSED)
-    with pytest.raises(jax_hremat.InfeasibleBudgetError, match="4 × jax.checkpoint under .* at .*open_ch"):
+    said = "4 × jax.checkpoint under .* at .*open_checkpoints=True"
+    with pytest.raises(jax_hremat.InfeasibleBudgetError, match=said):
         plan(*struct)
     opened = jax_hremat.plan_remat(in_scan, budget=4096, target="cpu", config=OPEN)
     with pytest.raises(jax_hremat.InfeasibleBudgetError) as refused:

@@ -25,8 +25,8 @@ def load_cudnn() -> bool:
 
     JAX does so itself where a GPU is attached. Elsewhere a function that calls cuDNN's kernels,
     such as `jax.nn.dot_product_attention(..., implementation="cudnn")`, cannot be traced before.
-    The library's own planning does this first; call it where such a function is traced otherwise,
-    as by `jax.eval_shape` of a model's initialiser.
+    Planning does this first; call it where such a function is traced before, as by
+    `jax.eval_shape` of a model's initialiser: that it found none JAX remembers.
 
     Returns:
         Whether such a package is installed. Without one, a library that the system's loader finds

@@ -28,7 +28,7 @@ def compiled_cost(
     step: BlockStep,
     target: Target,
     cache: CompileCache | None = None,
-    kernels: KernelBook | None = None,
+    book: KernelBook | None = None,
 ) -> ModeCost:
     """Compile a block's step and read its cost.
 
@@ -36,7 +36,7 @@ def compiled_cost(
         step: The block in its mode.
         target: What to compile for.
         cache: What was compiled before.
-        kernels: What is known of kernels that XLA only calls.
+        book: What is known of kernels that XLA only calls.
 
     Unchecked: fusion across the block's boundary.
     """
@@ -44,7 +44,7 @@ def compiled_cost(
     module = parse_hlo(compiled.hlo_text)
     timeline = buffer_timeline(module)
     mark = _mark_position(module)
-    kernels = estimate_step(module, rates(target, kernels)).kernels
+    kernels = estimate_step(module, rates(target, book)).kernels
     split = next(i for i, k in enumerate(kernels) if k.name == timeline.names[mark])
 
     buffers = {b.name: b for b in timeline.buffers}

@@ -10,11 +10,11 @@ from jax_hremat._program.emit import emit_flat
 from jax_hremat._program.region import Region
 from jax_hremat._program.step import Step
 from jax_hremat._program.trace import abstract
-from jax_hremat._work.kernels import KernelBook, KernelCost
+from jax_hremat._work.kernels import KernelBook, KernelPrice
 from jax_hremat._work.traced import may_call_kernels, traced_calls
 
 
-def kernel_book(step: Step, kernel_costs: Mapping[str, KernelCost]) -> KernelBook:
+def kernel_book(step: Step, kernel_costs: Mapping[str, KernelPrice]) -> KernelBook:
     """The user's prices, and the kernels of the step as it is traced without rematerialization:
     plans run the same kernels, only more often.
 

@@ -44,7 +44,7 @@ from jax_hremat._shared import compat
 from jax_hremat._shared.errors import UnsupportedConfigError
 from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.backend import SolverConfig
-from jax_hremat._work.kernels import KernelBook, KernelCost
+from jax_hremat._work.kernels import KernelBook, KernelPrice
 
 _logger = logging.getLogger("jax_hremat")
 
@@ -90,7 +90,7 @@ class PlannerConfig:
     floor_rounds: int = 10
     cost: CostSource = "compiled"
     cache_dir: str | os.PathLike[str] | None = None
-    kernel_costs: Mapping[str, KernelCost] = field(default_factory=dict, hash=False)
+    kernel_costs: Mapping[str, KernelPrice] = field(default_factory=dict, hash=False)
     open_checkpoints: bool = False
 
     def __post_init__(self) -> None:

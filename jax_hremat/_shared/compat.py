@@ -14,9 +14,9 @@ from typing import Any
 import jax
 from jax._src import config, core, source_info_util
 from jax._src import effects as effects_lib
-from jax._src.lib import (  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.lib import (
     cuda_versions,
-    xla_client,
+    xla_client,  # pyright: ignore[reportPrivateImportUsage]
 )
 from jax.extend import core as jex_core
 from jax.interpreters import partial_eval

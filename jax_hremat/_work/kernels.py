@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 from jax_hremat._work.work import Array, Call, Work, one_product
 
 # From the shapes of a kernel's operands and of its results to its flops and its bytes.
-KernelCost = Callable[
+KernelPrice = Callable[
     [Sequence[jax.ShapeDtypeStruct], Sequence[jax.ShapeDtypeStruct]], tuple[float, float]
 ]
 
@@ -42,7 +43,7 @@ _TYPES = MappingProxyType(
 _HLO_NAMES = MappingProxyType({name: hlo for hlo, name in _TYPES.items()})
 
 
-def array_of(dtype: object, dims: Sequence[int]) -> Array:
+def array_of(dtype: Any, dims: Sequence[int]) -> Array:
     """An array of a JAX type, as HLO names it; a type that HLO has not keeps its name."""
     name = getattr(dtype, "name", None) or jnp.dtype(dtype).name
     letters = name.rstrip("0123456789")
@@ -66,7 +67,7 @@ class KernelBook:
     """
 
     traced: tuple[Call, ...] = ()
-    priced: Mapping[str, KernelCost] = field(default_factory=dict, hash=False)
+    priced: Mapping[str, KernelPrice] = field(default_factory=dict, hash=False)
 
     def work_of(self, call: Call) -> Work | None:
         """One execution of a kernel; None if nothing is known of it.
@@ -96,7 +97,7 @@ def _may_be(call: Call, traced: Call) -> bool:
     )
 
 
-def _priced(name: str, cost: KernelCost, call: Call) -> Work:
+def _priced(name: str, cost: KernelPrice, call: Call) -> Work:
     said = cost([_struct(a) for a in call.operands], [_struct(a) for a in call.results])
     try:
         flops, moved_bytes = (float(number) for number in said)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -104,11 +104,6 @@ def total(works: Iterable[Work]) -> Work:
         bytes=sum(work.bytes for work in works),
         calls=tuple(replace(call, times=times) for call, times in calls.items()),
     )
-
-
-def products(unit_flops: Mapping[MatrixUnit, float], **also: float) -> Work:
-    """Matrix products by their unit, with what else is given."""
-    return Work(flops=tuple(unit_flops.items()), **also)
 
 
 def one_product(dtype: str, flops: float, *, convolves: bool = False) -> Work:
