@@ -9,6 +9,7 @@ from jax_hremat._batch import BatchSearch as BatchSearch
 from jax_hremat._batch import BatchTrial as BatchTrial
 from jax_hremat._batch import max_batch as max_batch
 from jax_hremat._compiler.calibrate import calibrate as calibrate
+from jax_hremat._compiler.cudnn import load_cudnn as load_cudnn
 from jax_hremat._compiler.target import Target as Target
 from jax_hremat._compiler.target import compiler_options as compiler_options
 from jax_hremat._compiler.target import get_target as get_target

@@ -93,7 +93,7 @@ def plan_remat(
 
     def plan(*args: Any, **kwargs: Any) -> RematPlan:
         start_s = time.perf_counter()
-        step = _step_of(fun, positions, has_aux, args, kwargs)
+        step = _step_of(fun, positions, has_aux, args, kwargs, request.config.open_checkpoints)
         return request.plan(step, time.perf_counter() - start_s, goal, positions, has_aux)
 
     return plan
@@ -134,7 +134,7 @@ def pareto(
 
     def frontier(*args: Any, **kwargs: Any) -> Frontier:
         start_s = time.perf_counter()
-        step = _step_of(fun, positions, has_aux, args, kwargs)
+        step = _step_of(fun, positions, has_aux, args, kwargs, request.config.open_checkpoints)
         candidates = request.candidates(step, time.perf_counter() - start_s)
         terms = Terms(positions, has_aux, request.headroom_bytes)
         return Frontier(tuple(frontier_plans(candidates, num_points, terms)))
@@ -172,7 +172,9 @@ def certify(
     chosen = get_target(target)
 
     def certified(*args: Any, **kwargs: Any) -> RematPlan:
-        step = _step_of(fun, plan.argnums, plan.has_aux, args, kwargs)
+        step = _step_of(
+            fun, plan.argnums, plan.has_aux, args, kwargs, opens_checkpoints=plan.opens_checkpoints
+        )
         return certified_again(step, plan, chosen, goal, headroom_bytes)
 
     return certified
@@ -262,9 +264,10 @@ def _step_of(
     has_aux: bool,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    opens_checkpoints: bool,
 ) -> Step:
     """The step of a loss, traced as `jax.jit` would."""
     loss, bound_to = Loss.of(fun, argnums, has_aux)
-    call = loss.trace_as_jit((*bound_to, *args), kwargs)
+    call = loss.trace_as_jit((*bound_to, *args), kwargs).with_checkpoints(opened=opens_checkpoints)
     refuse_closed_over(fun, call.closed_over)
     return own_step(call.program)

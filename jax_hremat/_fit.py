@@ -123,6 +123,9 @@ def fit_step(
     positions, donated = positions_of(argnums), positions_of(donate_argnums)
     names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
     declared = _Declared(positions_of(static_argnums), names)
+    opens_checkpoints = (
+        request.config.open_checkpoints if given is None else given.opens_checkpoints
+    )
 
     def fit(*args: Any, **kwargs: Any) -> FittedStep:
         start_s = time.perf_counter()
@@ -130,7 +133,9 @@ def fit_step(
         loss, bound_to = Loss.of(loss_fn, positions, has_aux)
         step = training_step(
             make_step,
-            lambda *call: loss.trace_as_jit((*bound_to, *call[0]), call[1]),
+            lambda *call: loss.trace_as_jit((*bound_to, *call[0]), call[1]).with_checkpoints(
+                opened=opens_checkpoints
+            ),
             Arguments.of(args, kwargs, traces_scalar=lambda leaf: not static.has(leaf)),
             has_aux=has_aux,
             donate_argnums=donated,

@@ -146,6 +146,11 @@ class PlanSource(Protocol):
         """Those in use, in order of first call."""
         ...
 
+    @property
+    def opens_checkpoints(self) -> bool:
+        """Whether they are for functions as if checkpoints of their own were not there."""
+        ...
+
     def trace(self, loss: Loss, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedCall:
         """Trace a call of a loss."""
         ...
@@ -175,6 +180,10 @@ class MadePlans:
     def plans(self) -> tuple[RematPlan, ...]:
         return tuple(self._made.values())
 
+    @property
+    def opens_checkpoints(self) -> bool:
+        return self.request.config.open_checkpoints
+
     def trace(self, loss: Loss, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedCall:
         return loss.trace(args, kwargs)
 
@@ -196,6 +205,10 @@ class GivenPlan:
     @property
     def plans(self) -> tuple[RematPlan, ...]:
         return (self.plan,)
+
+    @property
+    def opens_checkpoints(self) -> bool:
+        return self.plan.opens_checkpoints
 
     def trace(self, loss: Loss, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedCall:
         return loss.trace_like(args, kwargs, self.plan)
@@ -269,7 +282,7 @@ def planned_function(
 def run_planned(trace: Callable[[], TracedCall], source: PlanSource) -> Any:
     """Trace a call, plan what it is traced to, and run it so."""
     start_s = time.perf_counter()
-    call = trace()
+    call = trace().with_checkpoints(opened=source.opens_checkpoints)
     plan = source.plan_for(call, time.perf_counter() - start_s)
     return call.run(plan.root)
 

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jax_hremat._program.graph import Graph, Operation, build_graph, size_bytes_of
+from jax_hremat._program.graph import Graph, Operation, build_graph
 from jax_hremat._program.trace import trace_loss
+from jax_hremat._shared.sizes import size_bytes_of
 
 SQUARE = jax.ShapeDtypeStruct((4, 4), jnp.float32)
 KEY = jax.eval_shape(lambda: jax.random.key(0))

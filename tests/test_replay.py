@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from random_plans import losses, region_trees
 
 from jax_hremat._program.emit import emit_flat
-from jax_hremat._program.graph import equation_flops
 from jax_hremat._program.region import Loop, Region
 from jax_hremat._program.replay import replay
 from jax_hremat._program.trace import Program, trace_call, trace_loss
 from jax_hremat._shared import compat
+from jax_hremat._work.primitives import equation_flops
 
 F32 = np.float32
 

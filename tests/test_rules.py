@@ -15,10 +15,10 @@ from jax.custom_derivatives import SymbolicZero
 from jax_hremat._program.bodies import branch_bodies, scan_body
 from jax_hremat._program.emit import emit, emit_flat
 from jax_hremat._program.flat import flatten
-from jax_hremat._program.graph import Graph, build_graph
+from jax_hremat._program.graph import build_graph
 from jax_hremat._program.region import Loop, Region
 from jax_hremat._program.replay import replay
-from jax_hremat._program.trace import Program, trace_call, trace_loss
+from jax_hremat._program.trace import Program, trace_loss
 from jax_hremat._shared import compat
 
 SIZE = 4
@@ -57,7 +57,9 @@ def count(jaxpr: Any, primitive: str) -> int:
     total = 0
     for equation in flatten(jaxpr).equations:
         total += equation.eqn.primitive.name == primitive
-        total += sum(count(compat.open_jaxpr(b), primitive) for b in compat.inner_jaxprs(equation.eqn))
+        total += sum(
+            count(compat.open_jaxpr(b), primitive) for b in compat.inner_jaxprs(equation.eqn)
+        )
     return total
 
 
@@ -74,11 +76,15 @@ def whole(program: Program, *, saved: Any = (), wrapped: bool = True) -> Region:
 def made_by(program: Program, primitive: str) -> list[tuple[int, int]]:
     names = primitives(program)
     eqns = compat.open_jaxpr(program.jaxpr).eqns
-    return [(i, k) for i, n in enumerate(names) if n == primitive for k in range(len(eqns[i].outvars))]
+    return [
+        (i, k) for i, n in enumerate(names) if n == primitive for k in range(len(eqns[i].outvars))
+    ]
 
 
 def same(found: Any, expected: Any) -> None:
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-6), found, expected)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-6), found, expected
+    )
 
 
 def check(
@@ -398,7 +404,9 @@ def test_flash_attention_in_a_scan() -> None:
 
 def test_a_rule_in_a_branch() -> None:
     def loss(x: jax.Array, index: jax.Array) -> jax.Array:
-        return jax.lax.switch(index, [lambda x: fused(x, x), jnp.sin, lambda x: lazy(Y, x)], x).sum()
+        return jax.lax.switch(
+            index, [lambda x: fused(x, x), jnp.sin, lambda x: lazy(Y, x)], x
+        ).sum()
 
     program = trace_loss(loss, (X, jnp.int32(0)), {})
     (cond,) = [i for i, n in enumerate(primitives(program)) if n == "cond"]
@@ -409,9 +417,7 @@ def test_a_rule_in_a_branch() -> None:
     for saved in (False, True):
         branches = tuple(whole(b, saved=made_by(b, KERNEL) if saved else ()) for b in bodies)
         region = Region(0, program.num_operations)
-        region = Region(
-            0, region.stop, children=(Region(cond, cond + 1, branches=branches),)
-        )
+        region = Region(0, region.stop, children=(Region(cond, cond + 1, branches=branches),))
         counts.append(kernels(program, region))
         for index in range(3):
             same(

@@ -16,6 +16,7 @@ from jax_hremat._modes.saved import materialised_values, saved_value_sets, value
 from jax_hremat._program.graph import Graph, Operation, Value, build_graph
 from jax_hremat._program.trace import trace_loss
 from jax_hremat._solve.backend import SolverConfig
+from jax_hremat._work.work import Work
 
 MIB = 2**20
 EXACT = SolverConfig(relative_gap=0.0)
@@ -37,7 +38,10 @@ def graphs(draw: st.DrawFn) -> Graph:
         needs = draw(st.sets(st.sampled_from([*inputs, *outputs]), max_size=2))
         made = operation(index, inputs, outputs, sorted(needs), draw(st.booleans()))
         # A custom rule that is one operation, and the arguments of one that was taken apart.
-        opaque, spared = draw(st.sampled_from([0, 0, 0, 8])), draw(st.sampled_from([(), inputs[:1]]))
+        opaque, spared = (
+            draw(st.sampled_from([0, 0, 0, 8])),
+            draw(st.sampled_from([(), inputs[:1]])),
+        )
         operations.append(replace(made, opaque_bytes=opaque, spared=spared))
     return graph_of(operations, sizes, producers)
 
@@ -57,8 +61,7 @@ def operation(
         active=True,
         needs=tuple(needs),
         opaque_bytes=0,
-        flops=0,
-        moved_bytes=0,
+        work=Work(),
         fusible=fusible,
         has_batch_dims=False,
         trips=1,

@@ -50,9 +50,11 @@ _PACKAGES = (
     "jax-cuda12-plugin",
     "jax-cuda12-pjrt",
     "nvidia-cuda-nvcc-cu12",
+    "nvidia-cudnn-cu12",
     "jax-cuda13-plugin",
     "jax-cuda13-pjrt",
     "nvidia-cuda-nvcc",
+    "nvidia-cudnn-cu13",
 )
 
 

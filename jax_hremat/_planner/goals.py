@@ -14,7 +14,13 @@ from jax_hremat._planner.candidates import Candidate, Candidates
 from jax_hremat._planner.rounds import Rounds
 from jax_hremat._planner.tradeoff import least_peak_within, spread
 from jax_hremat._plans.plan import Certificate, RematPlan
-from jax_hremat._plans.report import Decision, block_reports, bottleneck_words, once_words
+from jax_hremat._plans.report import (
+    Decision,
+    block_reports,
+    bottleneck_words,
+    closed_words,
+    once_words,
+)
 from jax_hremat._program.replay import replay
 from jax_hremat._shared.errors import CertificationError, InfeasibleBudgetError
 from jax_hremat._shared.format import format_bytes
@@ -80,6 +86,7 @@ def _fastest_within(candidates: Candidates, budget_bytes: int, headroom_bytes: i
         bottleneck=bottleneck_words(
             bench.costs.graph, bench.costs.partition, floor.prediction.peak.block, floor.step
         )
+        + closed_words(bench.program)
         + once_words(bench.costs.graph),
     )
 
@@ -123,6 +130,8 @@ def _plan(
         moments=best.prediction.moments,
         baseline_moments=candidates.bare.prediction.moments,
         unpriced=MappingProxyType(dict(best.step.unknown)),
+        own_checkpoints=bench.program.own_checkpoints,
+        opens_checkpoints=bench.program.opens_checkpoints,
         num_compiles=MappingProxyType(
             {
                 "steps": candidates.num_compiled + num_layouts,

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from jax_hremat._compiler.target import Target
 from jax_hremat._cost.certify import StepCompiler
+from jax_hremat._cost.kernels import kernel_book
 from jax_hremat._planner.goals import Terms, certificate_of
 from jax_hremat._plans.plan import RematPlan
 from jax_hremat._program.fingerprint import Fingerprint, fingerprint
@@ -35,7 +36,7 @@ def certified_again(
     graph = build_graph(step.program)
     own = fingerprint(step.program, graph)
     _check_same_operations(plan.fingerprint, own)
-    compile_whole = StepCompiler(step, target)
+    compile_whole = StepCompiler(step, target, kernels=kernel_book(step, {}))
     planned = compile_whole(plan.root)
     terms = Terms(plan.argnums, plan.has_aux, headroom_bytes)
     budget_bytes = budget.resolve_bytes(plan.baseline_peak_bytes + headroom_bytes)

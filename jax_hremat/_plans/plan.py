@@ -15,6 +15,7 @@ from jax_hremat._cost.certify import BufferReport
 from jax_hremat._plans.block import BlockReport
 from jax_hremat._program.fingerprint import Fingerprint
 from jax_hremat._program.mesh import DeviceMesh
+from jax_hremat._program.own_checkpoints import OwnCheckpoint
 from jax_hremat._program.region import Loop, Region
 from jax_hremat._schedule.prediction import Moment
 from jax_hremat._shared.errors import PlanFormatError
@@ -93,6 +94,9 @@ class RematPlan:
         baseline_moments: The same without rematerialization.
         unpriced: Operations of the compiled step that the estimates leave out, with their number:
             custom calls of unknown cost, for instance, and the network's time of collectives.
+        own_checkpoints: The function's own `jax.checkpoint`s, `nn.remat`s and the like.
+        opens_checkpoints: Whether the plan is for the function as if they were not there. If not,
+            each is one operation, in the step without rematerialization too.
         num_compiles: Programs compiled to make the plan: whole steps, that for the layout on a
             mesh among them, and blocks in one mode.
         timings_s: Seconds of planning: trace, partition, cost, solve, certify.
@@ -117,6 +121,8 @@ class RematPlan:
     baseline_moments: tuple[Moment, ...]
     unpriced: Mapping[str, int]
     num_compiles: Mapping[str, int]
+    own_checkpoints: tuple[OwnCheckpoint, ...] = ()
+    opens_checkpoints: bool = False
     timings_s: Mapping[str, float] = field(
         default_factory=lambda: MappingProxyType({}), compare=False
     )
@@ -273,5 +279,7 @@ def _decode_plan(data: Mapping[str, Any]) -> RematPlan:
         baseline_moments=tuple(Moment(**m) for m in data["baseline_moments"]),
         unpriced=MappingProxyType(dict(data["unpriced"])),
         num_compiles=MappingProxyType(dict(data["num_compiles"])),
+        own_checkpoints=tuple(OwnCheckpoint(**c) for c in data.get("own_checkpoints", ())),
+        opens_checkpoints=bool(data.get("opens_checkpoints", False)),
         **{key: data[key] for key in plain},
     )

@@ -11,7 +11,9 @@ from jax_hremat._modes.option import Option
 from jax_hremat._partition.blocks import Partition
 from jax_hremat._plans.block import BlockReport
 from jax_hremat._program.graph import Graph
+from jax_hremat._program.own_checkpoints import words
 from jax_hremat._program.region import Loop, Region
+from jax_hremat._program.trace import Program
 from jax_hremat._schedule.chain import Chain, Selection
 from jax_hremat._schedule.prediction import recompute_s
 from jax_hremat._shared.format import format_bytes
@@ -130,6 +132,16 @@ def once_words(graph: Graph) -> str:
     return (
         f"; nothing is wrapped together with what must run exactly once, because of an effect or "
         f"of hidden state: {named}"
+    )
+
+
+def closed_words(program: Program) -> str:
+    """What the program's own checkpoints, which stay in every plan, have to do with a refusal."""
+    if not program.own_checkpoints or program.opens_checkpoints:
+        return ""
+    return (
+        f" under the function's own {words(program.own_checkpoints)}, which no plan changes: "
+        f"PlannerConfig(open_checkpoints=True) plans as if it were not there"
     )
 
 

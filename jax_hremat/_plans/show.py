@@ -7,6 +7,7 @@ from rich.text import Text
 
 from jax_hremat._plans.plan import Certificate, RematPlan
 from jax_hremat._plans.tree import tree_lines
+from jax_hremat._program.own_checkpoints import words
 from jax_hremat._shared.format import format_bytes, format_seconds, format_signed_seconds
 from jax_hremat._shared.text import plain_table, plain_text
 
@@ -42,6 +43,9 @@ def _summary(plan: RematPlan) -> Table:
         f"{format_seconds(plan.baseline_step_s)} without rematerialization "
         f"({100 * (plan.slowdown - 1):+.1f} %)",
     )
+    if plan.own_checkpoints:
+        count = sum(checkpoint.count for checkpoint in plan.own_checkpoints)
+        table.add_row("of the function", str(count), own_words(plan))
     if plan.unpriced:
         table.add_row("not priced", "", unpriced_words(plan))
     table.add_row(
@@ -62,6 +66,19 @@ def devices_words(certificate: Certificate) -> str:
     if mesh is None:
         return certificate.target
     return f"each of {mesh.num_devices} {certificate.target} ({mesh})"
+
+
+def own_words(plan: RematPlan) -> str:
+    """What the function's own checkpoints are, and what becomes of them; empty without any."""
+    if not plan.own_checkpoints:
+        return ""
+    stay = (
+        "opened: the plan is for the function as if they were not there"
+        if plan.opens_checkpoints
+        else "they stay in every plan, in that without rematerialization too; "
+        "PlannerConfig(open_checkpoints=True) plans as if they were not there"
+    )
+    return f"{words(plan.own_checkpoints)}: {stay}"
 
 
 def unpriced_words(plan: RematPlan) -> str:

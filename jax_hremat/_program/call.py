@@ -209,6 +209,10 @@ class TracedCall:
     closed_over: tuple[Any, ...]
     results: Results
 
+    def with_checkpoints(self, *, opened: bool) -> TracedCall:
+        """The call, `opened` as if the function's own checkpoints were not there."""
+        return replace(self, program=self.program.with_checkpoints_opened()) if opened else self
+
     def run(self, root: Region) -> Any:
         """Compute it with the regions of `root`; change the objects that it was given."""
         flat = emit_flat(self.program, root)

@@ -8,8 +8,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jax_hremat._program.graph import size_bytes_of
 from jax_hremat._shared import compat
+from jax_hremat._shared.sizes import size_bytes_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,19 +6,20 @@ Nothing here or downstream holds a JAX object: operation `i` stands for equation
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 
 from jax_hremat._program.mesh import DeviceMesh, Spec
 from jax_hremat._program.rules import STOPS
 from jax_hremat._program.trace import Program, abstract, is_inexact
 from jax_hremat._shared import compat
 from jax_hremat._shared.compat import DETACH
+from jax_hremat._shared.sizes import size_bytes_of
+from jax_hremat._work.primitives import equation_work
+from jax_hremat._work.work import Work
 
 ValueKind = Literal["argument", "constant", "computed"]
 
@@ -82,8 +83,7 @@ class Operation:
         needs: Values (inputs or own outputs) that JAX's linearization keeps for the backward.
         opaque_bytes: Residuals that are neither inputs nor outputs and that a recompute of
             this operation alone would have to make again (a `custom_vjp`'s, a scan's).
-        flops: Floating-point operations of the forward, multiply and add counted apart.
-        moved_bytes: Bytes read and written when nothing is fused.
+        work: What its forward computes, and the bytes it reads and writes when nothing is fused.
         fusible: Whether XLA fuses it into its neighbours.
         has_batch_dims: For a matrix product, whether it has batch dimensions.
         trips: How many steps a scan has; 1 for anything else.
@@ -106,8 +106,7 @@ class Operation:
     active: bool
     needs: tuple[int, ...]
     opaque_bytes: int
-    flops: int
-    moved_bytes: int
+    work: Work
     fusible: bool
     has_batch_dims: bool
     trips: int
@@ -133,6 +132,16 @@ class Operation:
     def pinned(self) -> bool:
         """Whether it must run exactly once."""
         return bool(self.once)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the forward, multiply and add counted apart."""
+        return round(self.work.total_flops)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes read and written when nothing is fused."""
+        return round(self.work.bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +234,6 @@ def _graph_of(program: Program) -> Graph:
         of_rule = not residuals.differentiable and not detached.isdisjoint(inputs)
         if of_rule or eqn.primitive.name == DETACH:
             detached.update(outputs)
-        sizes = [size_bytes_of(v.aval) for v in (*eqn.invars, *eqn.outvars)]
         operations.append(
             Operation(
                 id=index,
@@ -235,8 +243,7 @@ def _graph_of(program: Program) -> Graph:
                 active=residuals.differentiable,
                 needs=tuple(v for v in dict.fromkeys(needs) if v is not None),
                 opaque_bytes=residuals.opaque_bytes,
-                flops=0 if residuals.renames else equation_flops(eqn),
-                moved_bytes=0 if residuals.renames else sum(sizes),
+                work=Work() if residuals.renames else equation_work(eqn),
                 fusible=residuals.renames or eqn.primitive.name in FUSIBLE,
                 has_batch_dims=_has_batch_dims(eqn),
                 trips=eqn.params["length"] if eqn.primitive.name == "scan" else 1,
@@ -422,15 +429,6 @@ def _sources(
     return ins, outs
 
 
-def size_bytes_of(aval: Any) -> int:
-    """Bytes of an array; a typed PRNG key counts as the words it holds."""
-    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        aval = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
-    dtype = aval.dtype
-    bits = jnp.iinfo(dtype).bits if jnp.issubdtype(dtype, jnp.integer) else dtype.itemsize * 8
-    return -(-math.prod(aval.shape) * bits // 8)
-
-
 def _signature(eqn: Any) -> str:
     """Primitive, parameters, shapes and which inputs are literals (not their values)."""
     shapes_in = ",".join(
@@ -457,35 +455,3 @@ def _has_batch_dims(eqn: Any) -> bool:
         return False
     _, (lhs_batch, _) = eqn.params["dimension_numbers"]
     return bool(lhs_batch)
-
-
-def equation_flops(eqn: Any) -> int:
-    """Floating-point operations of one equation's forward.
-
-    Exact for matrix products and convolutions; one per output element for the rest; bodies of
-    control flow counted with their trip count (`while`: once, its count being unknown).
-    """
-    name = eqn.primitive.name
-    out_elements = sum(math.prod(v.aval.shape) for v in eqn.outvars)
-    if name == "dot_general":
-        (contract, _), _ = eqn.params["dimension_numbers"]
-        lhs = eqn.invars[0].aval.shape
-        return 2 * out_elements * math.prod(lhs[d] for d in contract)
-    if name == "conv_general_dilated":
-        kernel = eqn.invars[1].aval.shape
-        out_features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
-        return 2 * out_elements * math.prod(kernel) // max(out_features, 1)
-    bodies = [
-        v
-        for p in eqn.params.values()
-        for v in (p if isinstance(p, (tuple, list)) else (p,))
-        if compat.is_jaxpr(v)
-    ]
-    if not bodies:
-        return out_elements
-    costs = [sum(equation_flops(e) for e in compat.open_jaxpr(b).eqns) for b in bodies]
-    if name == "scan":
-        return eqn.params["length"] * costs[0]
-    if name == "cond":
-        return max(costs)
-    return sum(costs)

@@ -17,10 +17,10 @@ import jax
 
 from jax_hremat._program.emit import emit_flat
 from jax_hremat._program.flat import Equation, flatten, live_bytes
-from jax_hremat._program.graph import equation_flops
 from jax_hremat._program.region import Region
 from jax_hremat._program.trace import Program
 from jax_hremat._shared import compat
+from jax_hremat._work.primitives import equation_flops
 
 Phase = Literal["forward", "recompute", "backward"]
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from jax_hremat._compiler.cudnn import with_cudnn
 from jax_hremat._program.call import Arguments, Choice, Results, TracedCall, call_flat
 from jax_hremat._program.emit import FlatFunction
 from jax_hremat._program.fingerprint import fingerprint
@@ -126,7 +127,8 @@ def training_step(
 
     returned = arguments.variables_of(donate_argnums)
     flat = flat_step(make_step(noting_loss), arguments, returned)
-    traced = jax.make_jaxpr(lambda *values: flat(*values)[0])(*map(abstract, avals))
+    with with_cudnn():
+        traced = jax.make_jaxpr(lambda *values: flat(*values)[0])(*map(abstract, avals))
     if not calls:
         raise UnsupportedProgramError(
             "the step that `make_step` returned does not call the loss function it was given, so "

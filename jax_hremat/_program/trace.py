@@ -12,12 +12,14 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, NamedSharding
 
+from jax_hremat._compiler.cudnn import with_cudnn
 from jax_hremat._program.mesh import (
     DeviceMesh,
     is_known,
     sharding_on_mesh,
     shardings_on_one_mesh,
 )
+from jax_hremat._program.own_checkpoints import OwnCheckpoint, own_checkpoints
 from jax_hremat._program.rules import open_program
 from jax_hremat._shared import compat
 from jax_hremat._shared.errors import UnsupportedConfigError, UnsupportedProgramError
@@ -46,6 +48,8 @@ class Program:
         mesh: The devices that the program runs on, where it is known that they are several: its
             inputs lie on them, or the program or its context names them. Where it is what one of
             them does in a `shard_map`, some axes are manual.
+        own_checkpoints: The user's own `jax.checkpoint`s.
+        opens_checkpoints: Whether it was traced as if they were not there.
     """
 
     jaxpr: Any
@@ -59,6 +63,13 @@ class Program:
     shardings: tuple[NamedSharding | None, ...] = ()
     context: compat.MeshContext = field(default_factory=compat.MeshContext.current)
     mesh: DeviceMesh | None = None
+    own_checkpoints: tuple[OwnCheckpoint, ...] = ()
+    opens_checkpoints: bool = False
+
+    def with_checkpoints_opened(self) -> Program:
+        """The same program as if the user's own checkpoints were not there."""
+        jaxpr = open_program(compat.without_checkpoints(self.jaxpr), self.moving)
+        return replace(self, jaxpr=jaxpr, opens_checkpoints=True)
 
     @property
     def num_operations(self) -> int:
@@ -181,6 +192,7 @@ def trace_loss(
         kwargs: Keyword arguments, any pytrees; never differentiated.
         argnums: Which positional arguments gradients are taken of, as in `jax.grad`.
         has_aux: As in `jax.grad`.
+        opens_checkpoints: Whether to trace as if every `jax.checkpoint` in it were not there.
 
     Raises:
         UnsupportedProgramError: The function does not return a real floating scalar, has an
@@ -200,6 +212,7 @@ def trace_call(fun: Callable[..., Any], args: Sequence[Any], argnums: Sequence[i
         fun: Any function of pytrees.
         args: Positional arguments.
         argnums: Which of them are differentiated, where they are floating.
+        opens_checkpoints: As in `trace_loss`.
 
     Raises:
         UnsupportedProgramError: An ordered effect, or nothing to differentiate.
@@ -296,7 +309,8 @@ def trace_flat(
         )
     structs = [abstract_leaf(x.value) for x in inputs]
     _check_shapes([x.name for x in inputs], structs)
-    nested = jax.make_jaxpr(flat_fun)(*map(abstract, structs))
+    with with_cudnn():
+        nested = jax.make_jaxpr(flat_fun)(*map(abstract, structs))
     refs = [v.aval for v in compat.open_jaxpr(nested).constvars if compat.is_ref(v.aval)]
     if refs:
         raise _outer_ref(
@@ -356,6 +370,7 @@ def trace_flat(
             shardings=shardings,
             context=context,
             mesh=devices_of(shardings if is_loss else (), context, jaxpr),
+            own_checkpoints=own_checkpoints(nested),
         ),
         closed_over,
     )

@@ -24,7 +24,10 @@ from jax._src import (
 )
 from jax._src import effects as effects_lib
 from jax._src.lax.control_flow import conditionals
-from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.lib import (
+    cuda_versions,
+    xla_client,  # pyright: ignore[reportPrivateImportUsage]
+)
 from jax._src.state import discharge
 from jax._src.state.types import AbstractRef
 from jax.extend import core as jex_core
@@ -60,6 +63,14 @@ def inner_jaxprs(eqn: Any) -> Iterator[Any]:
     for param in eqn.params.values():
         items = param if isinstance(param, (tuple, list)) else (param,)
         yield from (item for item in items if is_jaxpr(item))
+
+
+def all_equations(jaxpr: Any) -> Iterator[Any]:
+    """The equations of a jaxpr and of all bodies inside it."""
+    for eqn in open_jaxpr(jaxpr).eqns:
+        yield eqn
+        for body in inner_jaxprs(eqn):
+            yield from all_equations(body)
 
 
 def remat3_enabled() -> bool:
@@ -537,6 +548,23 @@ def describe_params(params: Mapping[str, Any]) -> str:
     return ",".join(f"{k}={describe_param(params[k])}" for k in sorted(params))
 
 
+def cudnn_version() -> int | None:
+    """The version of the cuDNN library that JAX finds, such as 92800; None if it finds none."""
+    if cuda_versions is None:
+        return None
+    try:
+        return cuda_versions.cudnn_get_version()
+    except RuntimeError as error:
+        if says_that_cudnn_is_missing(error):
+            return None
+        raise
+
+
+def says_that_cudnn_is_missing(error: RuntimeError) -> bool:
+    """Whether JAX's error is that there is no cuDNN; no error class of its own tells."""
+    return str(error).startswith(("cuDNN not found", "cuDNN is not detected"))
+
+
 def attached_gpu_target_config() -> str:
     """Returns XLA's target configuration of the attached GPUs, as a text proto.
 
@@ -557,6 +585,77 @@ def with_scopes(jaxpr: Any, scopes: Sequence[str]) -> Any:
     inner = inner.replace(eqns=eqns)
     # JAX >= 0.11: a closed jaxpr is its own open one, constants included.
     return inner if open_jaxpr(jaxpr) is jaxpr else jaxpr.replace(jaxpr=inner)
+
+
+def is_checkpoint(eqn: Any) -> bool:
+    """Whether the equation is a `jax.checkpoint`; not one that stands in a derivative already."""
+    return eqn.primitive.name in ("remat2", "checkpoint") and not eqn.params["differentiated"]
+
+
+def policy_name(policy: Any) -> str:
+    """What a checkpoint's policy is called: a function's name, or that of JAX's own class."""
+    return getattr(policy, "__name__", type(policy).__name__)
+
+
+def without_checkpoints(jaxpr: Any) -> Any:
+    """The jaxpr with the body of every `jax.checkpoint` in its place, in bodies of loops too.
+
+    Custom rules stay as they are: what their primal does is not what is differentiated.
+    """
+    inner = open_jaxpr(jaxpr)
+    eqns: list[Any] = []
+    outvars = _spliced(inner, {}, None, eqns)
+    opened = inner.replace(eqns=eqns, outvars=outvars)
+    return opened if inner is jaxpr else jaxpr.replace(jaxpr=opened)
+
+
+def _spliced(jaxpr: Any, env: dict[Any, Any], scope: Any, eqns: list[Any]) -> list[Any]:
+    """Append a jaxpr's equations, its variables renamed by `env`, and return its results.
+
+    `scope` is that of the checkpoint that they come out of, whose variables must not be bound
+    twice; None for those of the jaxpr itself.
+    """
+
+    def renamed(atoms: Sequence[Any]) -> list[Any]:
+        return [v if isinstance(v, Literal) else env.get(v, v) for v in atoms]
+
+    for eqn in jaxpr.eqns:
+        if is_checkpoint(eqn) and not _reads_refs(eqn.params["jaxpr"]):
+            body = open_jaxpr(eqn.params["jaxpr"])
+            of_body = dict(zip(body.invars, renamed(eqn.invars), strict=True))
+            own_scope = eqn.source_info.name_stack
+            inside = own_scope if scope is None else scope + own_scope
+            env.update(zip(eqn.outvars, _spliced(body, of_body, inside, eqns), strict=True))
+            continue
+        eqn = eqn.replace(invars=renamed(eqn.invars))
+        if eqn.primitive.name not in _CUSTOM_RULES:
+            eqn = eqn.replace(params={k: _opened_param(v) for k, v in eqn.params.items()})
+        if scope is not None:
+            fresh = [type(v)(v.aval) for v in eqn.outvars]
+            env.update(zip(eqn.outvars, fresh, strict=True))
+            name_stack = scope + eqn.source_info.name_stack
+            source_info = eqn.source_info.replace(name_stack=name_stack)
+            eqn = eqn.replace(outvars=fresh, source_info=source_info)
+        eqns.append(eqn)
+    return renamed(jaxpr.outvars)
+
+
+_CUSTOM_RULES = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
+
+
+def _opened_param(value: Any) -> Any:
+    if type(value) in (tuple, list):
+        return type(value)(map(_opened_param, value))
+    if not is_jaxpr(value) or not any(map(is_checkpoint, all_equations(value))):
+        return value
+    return without_checkpoints(value)
+
+
+def _reads_refs(jaxpr: Any) -> bool:
+    """Whether effects are told by a position among the jaxpr's inputs, which splicing moves; or
+    constants are closed over."""
+    effects = open_jaxpr(jaxpr).effects
+    return any(hasattr(e, "input_index") for e in effects) or bool(open_jaxpr(jaxpr).constvars)
 
 
 def on_mesh(jaxpr: Any, devices: Mesh) -> Any:

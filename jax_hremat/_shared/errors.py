@@ -116,6 +116,10 @@ class TargetUnavailableError(HRematError, RuntimeError):
 
         pip install "jax_hremat[gpu-aot]"
 
+    a function that calls cuDNN, as its fused attention does, also needs that library::
+
+        pip install "jax_hremat[gpu-aot-cudnn]"
+
     and, where there is no GPU, tell JAX so before its first use, or the plugin does not start::
 
         jax.config.update("jax_platforms", "cpu")
