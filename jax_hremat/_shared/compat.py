@@ -12,11 +12,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
-from jax._src import config, core, source_info_util
+import jaxlib.version
+from jax._src import ad_checkpoint, config, core, source_info_util
 from jax._src import effects as effects_lib
 from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax.extend import core as jex_core
-from jax.interpreters import partial_eval
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import func as func_dialect
+from jax.interpreters import mlir, partial_eval
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from jax_hremat._shared.errors import UnsupportedProgramError
@@ -324,11 +327,74 @@ def wrapped_body(eqn: Any) -> Any | None:
 
 def lowers_to_barrier(eqn: Any) -> bool:
     """Whether lowering puts an optimization barrier over the equation's inputs."""
-    if eqn.primitive.name == "optimization_barrier":
+    if eqn.primitive.name in ("optimization_barrier", "hremat_barrier"):
         return True
     prevent_cse = eqn.params.get("prevent_cse", False)
     some = any(prevent_cse) if isinstance(prevent_cse, tuple) else bool(prevent_cse)
     return some and bool(eqn.params.get("differentiated", False))
+
+
+# From jaxlib 0.11.1 on, XLA:CPU keeps optimization barriers until equal operations are merged.
+_CPU_DROPS_BARRIERS = jaxlib.version.__version_info__ < (0, 11, 1)
+
+
+def drops_barriers(ctx: Any) -> bool:
+    """Whether a lowering rule is asked for code of a platform whose XLA drops barriers; where it
+    is asked for code of several platforms at once, False."""
+    platforms = ctx.platforms or ctx.module_context.platforms
+    return _CPU_DROPS_BARRIERS and tuple(platforms) == ("cpu",)
+
+
+def lower_to_kept_call(ctx: Any, values: Sequence[Any]) -> list[Any]:
+    """A call, not to be inlined, of a function that returns its arguments.
+
+    Args:
+        ctx: The context of a lowering rule.
+        values: What the rule was given: a value of the module for each argument.
+    """
+    types = [value.type for value in values]
+    function = func_dialect.FuncOp(
+        "hremat_barrier", (types, types), ip=ctx.module_context.ip, visibility="private"
+    )
+    with ir.InsertionPoint(function.add_entry_block()):
+        func_dialect.ReturnOp(function.arguments)
+    name = ctx.module_context.symbol_table.insert(function)
+    call = func_dialect.CallOp(types, ir.FlatSymbolRefAttr.get(name.value), list(values))
+    kept = ir.DictAttr.get({"inlineable": ir.StringAttr.get("false")})
+    call.operation.attributes["mhlo.frontend_attributes"] = kept
+    return list(call.results)
+
+
+def lower_checkpoints_apart(kind: type) -> None:
+    """Where XLA drops barriers, `jax.checkpoint` with a policy of this kind gets a call instead.
+
+    JAX has no hook for that, so its lowering rule is registered again, inside one that changes
+    what it is given. For all other checkpoints, and elsewhere, the rule is JAX's own.
+    """
+    if not _CPU_DROPS_BARRIERS:
+        return
+    plain = ad_checkpoint._remat_lowering
+
+    def lower(
+        ctx: Any,
+        *values: Any,
+        prevent_cse: Any,
+        differentiated: bool,
+        policy: Any,
+        **params: Any,
+    ) -> Any:
+        if (
+            isinstance(policy, kind)
+            and differentiated
+            and prevent_cse is True
+            and drops_barriers(ctx)
+        ):
+            values = tuple(lower_to_kept_call(ctx, values))
+            prevent_cse = False
+        how = {"prevent_cse": prevent_cse, "differentiated": differentiated, "policy": policy}
+        return plain(ctx, *values, **how, **params)
+
+    mlir.register_lowering(ad_checkpoint.remat_p, lower)
 
 
 def is_transposed(scope: str) -> bool:
