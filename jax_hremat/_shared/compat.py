@@ -6,15 +6,19 @@ each function.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import jax
 import jaxlib.version
-from jax._src import ad_checkpoint, config, core, source_info_util
+from jax._src import ad_checkpoint, config, core, source_info_util, tree_util
 from jax._src import effects as effects_lib
+from jax._src import linear_util as lu
+from jax._src.interpreters import partial_eval as partial_eval_internals
 from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax.extend import core as jex_core
 from jax.extend.mlir import ir
@@ -23,6 +27,7 @@ from jax.interpreters import mlir, partial_eval
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from jax_hremat._shared.errors import UnsupportedProgramError
+from jax_hremat._shared.functions import describe_function, is_function
 
 Jaxpr = jex_core.Jaxpr
 JaxprEqn = jex_core.JaxprEqn
@@ -177,22 +182,93 @@ def has_effects(eqn: Any) -> bool:
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+# Derivative rules and what goes with them. JAX makes a new function of each at every use, so they
+# are known by what differentiation makes of the equation.
+_RULES = frozenset({"fwd_jaxpr_thunk", "bwd", "out_trees", "jvp_jaxpr_fun"})
 
 
 def describe_param(value: Any) -> str:
     """A text for an equation's parameter that is the same in every process."""
     if is_jaxpr(value):
         return describe_jaxpr(value)
+    if isinstance(value, (core.DebugInfo, source_info_util.SourceInfo)):
+        return ""
     if isinstance(value, (tuple, list)):
         return "(" + ",".join(describe_param(v) for v in value) + ")"
+    if isinstance(value, (set, frozenset)):
+        return "{" + ",".join(sorted(describe_param(v) for v in value)) + "}"
     if isinstance(value, Mapping):
         items = ",".join(f"{k}:{describe_param(v)}" for k, v in value.items())
         return "{" + items + "}"
-    if callable(value) and not isinstance(value, type) and hasattr(value, "__name__"):
-        return f"<{getattr(value, '__module__', '')}.{value.__name__}>"
-    if type(value).__name__ in ("WrappedFun", "PartialVal") or callable(value):
-        return f"<{type(value).__name__}>"
-    return _ADDRESS.sub("", str(value))
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, jax.Array):
+        return f"{value.dtype}{list(value.shape)}"
+    if is_function(value):
+        return describe_function(value)
+    if dataclasses.is_dataclass(value):
+        fields = (getattr(value, f.name) for f in dataclasses.fields(value))
+        return f"{type(value).__qualname__}({','.join(map(describe_param, fields))})"
+    return f"<{type(value).__name__}>" if callable(value) else _ADDRESS.sub("", str(value))
+
+
+def functions_key(eqn: Any) -> tuple[Any, ...]:
+    """What tells apart the functions that decide what the equation does, next to its jaxprs; none
+    if there are none. Equal keys are of one behaviour while the equations exist."""
+    own = tuple(_identity(v) for k, v in eqn.params.items() if k != "out_trees" and _is_code(v))
+    if own:
+        return own
+    inside = any(functions_key(inner) for inner in _inner_equations(eqn))
+    return (id(eqn),) if inside else ()
+
+
+def _is_code(value: Any) -> bool:
+    return isinstance(value, lu.WrappedFun) or (
+        callable(value) and not isinstance(value, (type, Mesh, AbstractMesh))
+    )
+
+
+_MEMOIZED = partial_eval_internals._memoize(lambda: None).__code__
+_BY_VALUE = (int, float, str, bytes, type(None), type, tree_util.PyTreeDef, core.AbstractValue)
+
+
+def _identity(value: Any, outer: tuple[int, ...] = ()) -> Any:
+    """Equal for functions of the same code that close over the same. JAX wraps a rule in new
+    functions at each use, all of the same code."""
+
+    def inner(part: Any) -> Any:
+        return _identity(part, (*outer, id(value)))
+
+    if isinstance(value, _BY_VALUE):
+        return value
+    if id(value) in outer:
+        return ("again", outer.index(id(value)))
+    if isinstance(value, (tuple, list)):
+        return tuple(map(inner, value))
+    if isinstance(value, (lu.Store, lu.EqualStore, lu.DebugInfo)):
+        return type(value)  # What a run of it leaves behind.
+    if isinstance(value, lu.WrappedFun):
+        return ("wrapped", inner(value.f), inner(value.transforms))
+    if isinstance(value, FunctionType) and value.__closure__:
+        cells = zip(value.__code__.co_freevars, value.__closure__, strict=True)
+        if value.__code__ is _MEMOIZED:
+            cells = ((name, cell) for name, cell in cells if name == "fn")
+        closed_over = (inner(content) for _, cell in cells for content in _contents(cell))
+        defaults = inner((value.__defaults__, tuple((value.__kwdefaults__ or {}).items())))
+        return (id(value.__code__), id(value.__globals__), defaults, *closed_over)
+    return ("id", id(value))
+
+
+def _contents(cell: Any) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # Nothing is in it yet.
+        return ()
+
+
+def _inner_equations(eqn: Any) -> Iterator[Any]:
+    for jaxpr in inner_jaxprs(eqn):
+        yield from open_jaxpr(jaxpr).eqns
 
 
 def describe_jaxpr(jaxpr: Any) -> str:
@@ -215,8 +291,10 @@ def describe_jaxpr(jaxpr: Any) -> str:
 
 
 def describe_params(params: Mapping[str, Any]) -> str:
-    """All of an equation's parameters as one stable text, in the order of their names."""
-    return ",".join(f"{k}={describe_param(params[k])}" for k in sorted(params))
+    """All of an equation's parameters but for derivative rules as one stable text, in the order of
+    their names."""
+    named = sorted(set(params) - _RULES)
+    return ",".join(f"{k}={describe_param(params[k])}" for k in named)
 
 
 def attached_gpu_target_config() -> str:
