@@ -16,11 +16,11 @@ from jax_hremat import linen, nnx
 from jax_hremat._compiler.target import Target, get_target
 from jax_hremat._planner.bench import PlannerConfig
 from jax_hremat._planner.goals import Terms, frontier_plans
-from jax_hremat._planner.request import PlanRequest, positions_of
+from jax_hremat._planner.request import PlanRequest, positions_of, warn_beyond_device
 from jax_hremat._planner.transfer import certified_again
+from jax_hremat._plans.applied import emit_plan
 from jax_hremat._plans.frontier import Frontier
 from jax_hremat._plans.plan import RematPlan
-from jax_hremat._program.emit import emit
 from jax_hremat._program.fingerprint import fingerprint
 from jax_hremat._program.graph import build_graph
 from jax_hremat._program.step import own_step
@@ -179,7 +179,9 @@ def certify(
 
     def certified(*args: Any, **kwargs: Any) -> RematPlan:
         program = trace_loss(fun, args, kwargs, argnums=plan.argnums, has_aux=plan.has_aux)
-        return certified_again(own_step(program), plan, chosen, goal, headroom_bytes)
+        made = certified_again(own_step(program), plan, chosen, goal, headroom_bytes)
+        warn_beyond_device(made.certificate)
+        return made
 
     return certified
 
@@ -304,7 +306,7 @@ class _Emitting:
             )
             plan = self._make_plan(program, time.perf_counter() - start_s)
             check_plan_is_for(program, plan, self._fun)
-            self._emitted[key] = (plan, emit(program, plan.root))
+            self._emitted[key] = (plan, emit_plan(program, plan))
         return self._emitted[key][1](*args, **kwargs)
 
 

@@ -18,8 +18,8 @@ from jax.core import Tracer
 from jax_hremat._compiler.target import Target
 from jax_hremat._planner.bench import PlannerConfig
 from jax_hremat._planner.request import PlanRequest
+from jax_hremat._plans.applied import emit_plan
 from jax_hremat._plans.plan import RematPlan
-from jax_hremat._program.emit import emit
 from jax_hremat._program.fingerprint import fingerprint
 from jax_hremat._program.graph import Graph, build_graph
 from jax_hremat._program.step import own_step
@@ -163,7 +163,7 @@ def _lift_planned(
         start = time.perf_counter()
         program, closed_over = _trace_hoisted(call_arrays, arrays)
         plan = plan_for(program, time.perf_counter() - start)
-        outputs = emit(program, plan.root)(*arrays, *closed_over)
+        outputs = emit_plan(program, plan)(*arrays, *closed_over)
         return merge_arrays(outputs, static_outputs[0])
 
     filters = ("params", True)

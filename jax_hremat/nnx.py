@@ -15,8 +15,8 @@ from flax import nnx
 from jax_hremat._compiler.target import Target
 from jax_hremat._planner.bench import PlannerConfig
 from jax_hremat._planner.request import PlanRequest, positions_of
+from jax_hremat._plans.applied import emit_plan
 from jax_hremat._plans.plan import RematPlan
-from jax_hremat._program.emit import emit
 from jax_hremat._program.step import own_step
 from jax_hremat._program.trace import Program, abstract_leaf, trace_call, trace_loss
 from jax_hremat._shared.errors import UnsupportedProgramError
@@ -262,7 +262,7 @@ class _Calls:
             start_s = time.perf_counter()
             program = self._trace(pure, jax.tree.unflatten(tree, shapes))
             plan = self._make_plan(program, time.perf_counter() - start_s)
-            self._emitted[key] = (plan, emit(program, plan.root), static_outputs)
+            self._emitted[key] = (plan, emit_plan(program, plan), static_outputs)
         _, emitted, static_outputs = self._emitted[key]
         first, (second, changed) = emitted(*operands)
         nnx.update(modules, changed)

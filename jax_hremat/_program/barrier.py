@@ -59,7 +59,11 @@ def _batch(values: Sequence[Any], axes: Sequence[Any]) -> tuple[Any, Any]:
 def _lower(ctx: Any, *values: Any) -> Any:
     if compat.drops_barriers(ctx):
         return compat.lower_to_kept_call(ctx, values)
-    return mlir.lower_fun(jax.lax.optimization_barrier, multiple_results=True)(ctx, *values)
+    return mlir.lower_fun(_xlas_own, multiple_results=True)(ctx, *values)
+
+
+def _xlas_own(*values: jax.Array) -> Sequence[jax.Array]:
+    return jax.lax.optimization_barrier(values)
 
 
 ad.primitive_jvps[barrier_p] = _jvp

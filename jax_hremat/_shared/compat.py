@@ -419,8 +419,13 @@ _CPU_DROPS_BARRIERS = jaxlib.version.__version_info__ < (0, 11, 1)
 def drops_barriers(ctx: Any) -> bool:
     """Whether a lowering rule is asked for code of a platform whose XLA drops barriers; where it
     is asked for code of several platforms at once, False."""
-    platforms = ctx.platforms or ctx.module_context.platforms
-    return _CPU_DROPS_BARRIERS and tuple(platforms) == ("cpu",)
+    return _CPU_DROPS_BARRIERS and platforms_of(ctx) == ("cpu",)
+
+
+def platforms_of(ctx: Any) -> tuple[str, ...]:
+    """The platforms that a lowering rule is asked for code of: "cpu", "cuda"; several in an
+    export."""
+    return tuple(ctx.platforms or ctx.module_context.platforms)
 
 
 def lower_to_kept_call(ctx: Any, values: Sequence[Any]) -> list[Any]:
