@@ -30,6 +30,7 @@ from jax_hremat._shared.errors import BudgetFormatError as BudgetFormatError
 from jax_hremat._shared.errors import CertificationError as CertificationError
 from jax_hremat._shared.errors import CompilationError as CompilationError
 from jax_hremat._shared.errors import HRematError as HRematError
+from jax_hremat._shared.errors import HRematWarning as HRematWarning
 from jax_hremat._shared.errors import InfeasibleBudgetError as InfeasibleBudgetError
 from jax_hremat._shared.errors import PlanFormatError as PlanFormatError
 from jax_hremat._shared.errors import SolverError as SolverError

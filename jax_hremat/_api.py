@@ -16,7 +16,7 @@ from jax_hremat._compiler.target import Target, get_target
 from jax_hremat._planned import GivenPlan, Loss, MadePlans, planned_function
 from jax_hremat._planner.bench import PlannerConfig
 from jax_hremat._planner.goals import Terms, frontier_plans
-from jax_hremat._planner.request import PlanRequest, positions_of
+from jax_hremat._planner.request import PlanRequest, positions_of, warn_beyond_device
 from jax_hremat._planner.transfer import certified_again
 from jax_hremat._plans.frontier import Frontier
 from jax_hremat._plans.plan import RematPlan
@@ -175,7 +175,9 @@ def certify(
         step = _step_of(
             fun, plan.argnums, plan.has_aux, args, kwargs, opens_checkpoints=plan.opens_checkpoints
         )
-        return certified_again(step, plan, chosen, goal, headroom_bytes)
+        made = certified_again(step, plan, chosen, goal, headroom_bytes)
+        warn_beyond_device(made.certificate)
+        return made
 
     return certified
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jax_hremat._planner.request import PlanRequest
+from jax_hremat._plans.applied import warned_of
 from jax_hremat._plans.plan import RematPlan
 from jax_hremat._program.call import (
     Arguments,
@@ -284,7 +285,7 @@ def run_planned(trace: Callable[[], TracedCall], source: PlanSource) -> Any:
     start_s = time.perf_counter()
     call = trace().with_checkpoints(opened=source.opens_checkpoints)
     plan = source.plan_for(call, time.perf_counter() - start_s)
-    return call.run(plan.root)
+    return call.run(plan.root, warned_of(plan))
 
 
 def check_plan_is_for(program: Program, plan: RematPlan, name: str) -> None:

@@ -42,8 +42,9 @@ _QUICK_CODE = (
     "xla_gpu_force_compilation_parallelism",
     "xla_gpu_kernel_cache_file",
 )
-# The name in a location of StableHLO; the location of a source line has no second bracket.
-_SCOPE = re.compile(r'loc\("([^"]*)"\(')
+# The scope in a location of StableHLO, which is a path. The location of a source line has no second
+# bracket, and the name of a function that called no slash.
+_SCOPE = re.compile(r'loc\("([^"]*/[^"]*)"\(')
 _PACKAGES = (
     "jax",
     "jaxlib",

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from jax_hremat._partition.blocks import Block
+from jax_hremat._program.barrier import barrier
 from jax_hremat._program.emit import emit_range
 from jax_hremat._program.graph import Graph
 from jax_hremat._program.mesh import DeviceMesh, laid, put
@@ -78,9 +79,9 @@ def _block_step(program: Program, graph: Graph, block: Block, mode: Region) -> B
         # The backward may start only after every output is there, and the mark tells where: a
         # Fourier transform is never fused, moved or merged with anything.
         with jax.named_scope(MARK):
-            _, mark = jax.lax.optimization_barrier((results, mark))
+            *_, mark = barrier([*results, mark])
             mark = jnp.fft.fft(mark)
-            cotangents, mark = jax.lax.optimization_barrier((cotangents, mark))
+            *cotangents, mark = barrier([*cotangents, mark])
         # Where the rest of the step takes them.
         results = [put(x, s) for x, s in zip(results, lies_out, strict=True)]
         gradients = [

@@ -162,6 +162,9 @@ def certificate_of(
         compiler_options=MappingProxyType({k: str(v) for k, v in target.compiler_options.items()}),
         versions=MappingProxyType(compiler_versions()),
         mesh=step.mesh,
+        platform=target.platform,
+        # The packaged figure of a CPU is nominal.
+        device_bytes=None if target.platform == "cpu" else target.memory_bytes,
     )
     if not certificate.holds:
         raise CertificationError(

@@ -43,6 +43,9 @@ class Certificate:
         versions: Versions of JAX, jaxlib and the compiler plugin.
         mesh: The devices that the arguments lie on, where there are several. All bytes are of one
             of them.
+        platform: The platform of the target, "cpu" or "cuda"; None of a plan saved before this
+            was kept.
+        device_bytes: Memory of one device of the target; None where it is not known, as of a CPU.
 
     Unchecked: workspaces that cuBLAS and cuDNN choose at run time, fragmentation of the
     allocator's pool, and arrays alive outside the step.
@@ -58,6 +61,13 @@ class Certificate:
     compiler_options: Mapping[str, str]
     versions: Mapping[str, str]
     mesh: DeviceMesh | None = None
+    platform: str | None = None
+    device_bytes: int | None = None
+
+    @property
+    def exceeds_device(self) -> bool:
+        """Whether the budget is more than one device is known to have."""
+        return self.device_bytes is not None and self.budget_bytes > self.device_bytes
 
     @property
     def holds(self) -> bool:

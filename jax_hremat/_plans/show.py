@@ -32,8 +32,10 @@ def _summary(plan: RematPlan) -> Table:
         f"compiled for {devices_words(c)}: arguments {format_bytes(c.argument_bytes)}, results "
         f"{format_bytes(c.output_bytes)}, temporaries {format_bytes(c.temp_bytes)}",
     )
-    headroom = f", {format_bytes(c.headroom_bytes)} of it headroom" if c.headroom_bytes else ""
-    table.add_row("budget", format_bytes(c.budget_bytes), f"kept{headroom}")
+    kept = f"kept, {format_bytes(c.headroom_bytes)} of it headroom" if c.headroom_bytes else "kept"
+    if c.exceeds_device and c.device_bytes is not None:
+        kept += f"; more than the {format_bytes(c.device_bytes)} of one {c.target}"
+    table.add_row("budget", format_bytes(c.budget_bytes), kept)
     table.add_row(
         "no-remat peak", format_bytes(plan.baseline_peak_bytes), f"the plan takes {share:.0f} %"
     )

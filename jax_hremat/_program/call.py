@@ -213,10 +213,14 @@ class TracedCall:
         """The call, `opened` as if the function's own checkpoints were not there."""
         return replace(self, program=self.program.with_checkpoints_opened()) if opened else self
 
-    def run(self, root: Region) -> Any:
+    def run(self, root: Region, watch: Callable[[Any], Any] = lambda value: value) -> Any:
         """Compute it with the regions of `root`; change the objects that it was given."""
         flat = emit_flat(self.program, root)
-        outputs = flat(*self.arguments.values, *self.closed_over)
+        values = [*self.arguments.values, *self.closed_over]
+        # One that gradients are taken of: the others may be dead code where only those are used.
+        watched = self.program.differentiated[0]
+        values[watched] = watch(values[watched])
+        outputs = flat(*values)
         return self.results.put_together(self.arguments, outputs)
 
 

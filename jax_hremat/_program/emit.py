@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jax_hremat._program.barrier import barrier
 from jax_hremat._program.bodies import branch_bodies, scan_body
 from jax_hremat._program.checkpoint import checkpoint, checkpoint_name
 from jax_hremat._program.loop import run_scan
@@ -305,7 +306,7 @@ def _tie(*values: Any) -> tuple[Any, ...]:
 
 @_tie.defjvp
 def _tie_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
-    return _tie(*primals), tuple(jax.lax.optimization_barrier(tangents))
+    return _tie(*primals), tuple(barrier(tangents))
 
 
 def value_name(operation: int, position: int, program: str = "") -> str:

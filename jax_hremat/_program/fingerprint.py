@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jax_hremat._program.graph import Graph
+from jax_hremat._program.graph import RULES, Graph
 from jax_hremat._program.trace import Program
 
 
@@ -51,6 +51,9 @@ class Fingerprint:
             return f"{len(self.inputs)} inputs became {len(other.inputs)}"
         for i, (a, b) in enumerate(zip(self.operations, other.operations, strict=False)):
             mine, theirs = self.signatures[a], other.signatures[b]
+            if mine != theirs and mine.split(RULES)[0] == theirs.split(RULES)[0]:
+                same = mine.split(RULES)[0]
+                return f"operation {i}, {same}, has another derivative rule"
             if mine != theirs:
                 return f"operation {i} was {mine} and is {theirs}"
             if self.digests[i] != other.digests[i]:

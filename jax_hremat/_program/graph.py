@@ -6,7 +6,7 @@ Nothing here or downstream holds a JAX object: operation `i` stands for equation
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -36,6 +36,9 @@ FUSIBLE = frozenset(
     random_fold_in dynamic_slice gather
     """.split()
 ) | {DETACH}
+
+# What stands in a signature before the hash of what the operation's derivative rules do.
+RULES = " differentiated as "
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,9 +221,9 @@ def _graph_of(program: Program) -> Graph:
         mask = tuple(v in active for v in inputs)
         signature = _signature(eqn)
         floating = [o for o in outputs if is_inexact(avals[o].dtype)]
-        # The signature holds parameters and shapes, so it is the memo's key but for callables
-        # inside custom rules, which only their identity tells apart.
-        key = (signature, mask, _callables(eqn))
+        # The signature holds parameters and shapes, so it is the memo's key but for derivative
+        # rules, which only their identity tells apart.
+        key = (signature, mask, compat.functions_key(eqn))
         residuals = _NO_RESIDUALS
         if any(mask) and floating and eqn.primitive.name not in STOPS:
             if key not in residual_cache:
@@ -260,6 +263,7 @@ def _graph_of(program: Program) -> Graph:
     returned = set(outputs_ids)
     loss_outputs = outputs_ids[:1] if program.is_loss else outputs_ids
     operations = _without_dead_ends(operations, active, loss_outputs)
+    operations = _with_rules(operations, jaxpr.eqns, active)
     values = tuple(
         Value(
             id=i,
@@ -442,12 +446,46 @@ def _signature(eqn: Any) -> str:
     return f"{eqn.primitive.name}[{params}]({shapes_in})->{shapes_out}"
 
 
-def _callables(eqn: Any) -> tuple[int, ...]:
-    return tuple(
-        id(value)
-        for value in eqn.params.values()
-        if callable(value) and not isinstance(value, type)
-    )
+def _with_rules(
+    operations: Sequence[Operation], eqns: Sequence[Any], active: Set[int]
+) -> list[Operation]:
+    """With what the derivative rules do in the signature of each operation that uses some."""
+    known: dict[Any, str] = {}
+    found = []
+    for op, eqn in zip(operations, eqns, strict=True):
+        functions = compat.functions_key(eqn) if op.active else ()
+        if functions:
+            moving = tuple(i for i, v in enumerate(op.inputs) if v in active)
+            moved = tuple(i for i, v in enumerate(op.outputs) if v in active)
+            key = (op.signature, functions, moving, moved)
+            if key not in known:
+                done = compat.describe_jaxpr(_differentiated(eqn, moving, moved))
+                known[key] = hashlib.sha256(done.encode()).hexdigest()[:16]
+            op = replace(op, signature=f"{op.signature}{RULES}{known[key]}")
+        found.append(op)
+    return found
+
+
+def _differentiated(eqn: Any, moving: Sequence[int], moved: Sequence[int]) -> Any:
+    """The equation and its pullback as a jaxpr: of its inputs and the cotangents of `moved`."""
+    num_inputs = len(eqn.invars)
+    literals = {i: v.val for i, v in enumerate(eqn.invars) if isinstance(v, compat.Literal)}
+
+    def both(*flat: Any) -> Any:
+        inputs = [literals.get(i, x) for i, x in enumerate(flat[:num_inputs])]
+
+        def active_part(*values: Any) -> Any:
+            merged = list(inputs)
+            for position, value in zip(moving, values, strict=True):
+                merged[position] = value
+            outputs = compat.bind_equation(eqn, merged)
+            return [outputs[i] for i in moved]
+
+        outputs, pullback = jax.vjp(active_part, *(inputs[i] for i in moving))
+        return outputs, pullback(list(flat[num_inputs:]))
+
+    avals = [v.aval for v in (*eqn.invars, *(eqn.outvars[i] for i in moved))]
+    return jax.make_jaxpr(both)(*map(abstract, avals))
 
 
 def _has_batch_dims(eqn: Any) -> bool:

@@ -6,23 +6,29 @@ each function.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import jax
+import jaxlib.version
 from jax._src import (
+    ad_checkpoint,
     checkify,
     config,
     core,
     custom_derivatives,
     linear_util,
     source_info_util,
+    tree_util,
 )
 from jax._src import effects as effects_lib
+from jax._src.interpreters import partial_eval as partial_eval_internals
 from jax._src.lax.control_flow import conditionals
 from jax._src.lib import (
     cuda_versions,
@@ -31,10 +37,13 @@ from jax._src.lib import (
 from jax._src.state import discharge
 from jax._src.state.types import AbstractRef
 from jax.extend import core as jex_core
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import func as func_dialect
 from jax.interpreters import ad, batching, mlir, partial_eval
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from jax_hremat._shared.errors import UnsupportedProgramError
+from jax_hremat._shared.functions import describe_function, is_function
 
 Jaxpr = jex_core.Jaxpr
 JaxprEqn = jex_core.JaxprEqn
@@ -506,10 +515,17 @@ def _sorted_set(found: re.Match[str]) -> str:
     return "{" + ", ".join(sorted(found[1].split(", "))) + "}"
 
 
+# Derivative rules and what goes with them. JAX makes a new function of each at every use, so they
+# are known by what differentiation makes of the equation.
+_RULES = frozenset({"fwd_jaxpr_thunk", "bwd", "out_trees", "jvp_jaxpr_fun"})
+
+
 def describe_param(value: Any) -> str:
     """A text for an equation's parameter that is the same in every process."""
     if is_jaxpr(value):
         return describe_jaxpr(value)
+    if isinstance(value, (core.DebugInfo, source_info_util.SourceInfo)):
+        return ""
     if isinstance(value, (tuple, list)):
         return "(" + ",".join(describe_param(v) for v in value) + ")"
     if isinstance(value, (set, frozenset)):
@@ -517,11 +533,77 @@ def describe_param(value: Any) -> str:
     if isinstance(value, Mapping):
         items = sorted(f"{describe_param(k)}:{describe_param(v)}" for k, v in value.items())
         return "{" + ",".join(items) + "}"
-    if callable(value) and not isinstance(value, type) and hasattr(value, "__name__"):
-        return f"<{getattr(value, '__module__', '')}.{value.__name__}>"
-    if type(value).__name__ in ("WrappedFun", "PartialVal") or callable(value):
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, jax.Array):
+        return f"{value.dtype}{list(value.shape)}"
+    if is_function(value):
+        return describe_function(value)
+    if dataclasses.is_dataclass(value):
+        fields = (getattr(value, f.name) for f in dataclasses.fields(value))
+        return f"{type(value).__qualname__}({','.join(map(describe_param, fields))})"
+    if callable(value):
         return f"<{type(value).__name__}>"
     return _SET.sub(_sorted_set, _ADDRESS.sub("", str(value)))
+
+
+def functions_key(eqn: Any) -> tuple[Any, ...]:
+    """What tells apart the functions that decide what the equation does, next to its jaxprs; none
+    if there are none. Equal keys are of one behaviour while the equations exist."""
+    own = tuple(_identity(v) for k, v in eqn.params.items() if k != "out_trees" and _is_code(v))
+    if own:
+        return own
+    inside = any(functions_key(inner) for inner in _inner_equations(eqn))
+    return (id(eqn),) if inside else ()
+
+
+def _is_code(value: Any) -> bool:
+    return isinstance(value, linear_util.WrappedFun) or (
+        callable(value) and not isinstance(value, (type, Mesh, AbstractMesh))
+    )
+
+
+_MEMOIZED = partial_eval_internals._memoize(lambda: None).__code__
+_BY_VALUE = (int, float, str, bytes, type(None), type, tree_util.PyTreeDef, core.AbstractValue)
+
+
+def _identity(value: Any, outer: tuple[int, ...] = ()) -> Any:
+    """Equal for functions of the same code that close over the same. JAX wraps a rule in new
+    functions at each use, all of the same code."""
+
+    def inner(part: Any) -> Any:
+        return _identity(part, (*outer, id(value)))
+
+    if isinstance(value, _BY_VALUE):
+        return value
+    if id(value) in outer:
+        return ("again", outer.index(id(value)))
+    if isinstance(value, (tuple, list)):
+        return tuple(map(inner, value))
+    if isinstance(value, (linear_util.Store, linear_util.EqualStore, linear_util.DebugInfo)):
+        return type(value)  # What a run of it leaves behind.
+    if isinstance(value, linear_util.WrappedFun):
+        return ("wrapped", inner(value.f), inner(value.transforms))
+    if isinstance(value, FunctionType) and value.__closure__:
+        cells = zip(value.__code__.co_freevars, value.__closure__, strict=True)
+        if value.__code__ is _MEMOIZED:
+            cells = ((name, cell) for name, cell in cells if name == "fn")
+        closed_over = (inner(content) for _, cell in cells for content in _contents(cell))
+        defaults = inner((value.__defaults__, tuple((value.__kwdefaults__ or {}).items())))
+        return (id(value.__code__), id(value.__globals__), defaults, *closed_over)
+    return ("id", id(value))
+
+
+def _contents(cell: Any) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # Nothing is in it yet.
+        return ()
+
+
+def _inner_equations(eqn: Any) -> Iterator[Any]:
+    for jaxpr in inner_jaxprs(eqn):
+        yield from open_jaxpr(jaxpr).eqns
 
 
 def describe_jaxpr(jaxpr: Any) -> str:
@@ -544,8 +626,10 @@ def describe_jaxpr(jaxpr: Any) -> str:
 
 
 def describe_params(params: Mapping[str, Any]) -> str:
-    """All of an equation's parameters as one stable text, in the order of their names."""
-    return ",".join(f"{k}={describe_param(params[k])}" for k in sorted(params))
+    """All of an equation's parameters but for derivative rules as one stable text, in the order of
+    their names."""
+    named = sorted(set(params) - _RULES)
+    return ",".join(f"{k}={describe_param(params[k])}" for k in named)
 
 
 def cudnn_version() -> int | None:
@@ -750,11 +834,79 @@ def wrapped_body(eqn: Any) -> Any | None:
 
 def lowers_to_barrier(eqn: Any) -> bool:
     """Whether lowering puts an optimization barrier over the equation's inputs."""
-    if eqn.primitive.name == "optimization_barrier":
+    if eqn.primitive.name in ("optimization_barrier", "hremat_barrier"):
         return True
     prevent_cse = eqn.params.get("prevent_cse", False)
     some = any(prevent_cse) if isinstance(prevent_cse, tuple) else bool(prevent_cse)
     return some and bool(eqn.params.get("differentiated", False))
+
+
+# From jaxlib 0.11.1 on, XLA:CPU keeps optimization barriers until equal operations are merged.
+_CPU_DROPS_BARRIERS = jaxlib.version.__version_info__ < (0, 11, 1)
+
+
+def drops_barriers(ctx: Any) -> bool:
+    """Whether a lowering rule is asked for code of a platform whose XLA drops barriers; where it
+    is asked for code of several platforms at once, False."""
+    return _CPU_DROPS_BARRIERS and platforms_of(ctx) == ("cpu",)
+
+
+def platforms_of(ctx: Any) -> tuple[str, ...]:
+    """The platforms that a lowering rule is asked for code of: "cpu", "cuda"; several in an
+    export."""
+    return tuple(ctx.platforms or ctx.module_context.platforms)
+
+
+def lower_to_kept_call(ctx: Any, values: Sequence[Any]) -> list[Any]:
+    """A call, not to be inlined, of a function that returns its arguments.
+
+    Args:
+        ctx: The context of a lowering rule.
+        values: What the rule was given: a value of the module for each argument.
+    """
+    types = [value.type for value in values]
+    function = func_dialect.FuncOp(
+        "hremat_barrier", (types, types), ip=ctx.module_context.ip, visibility="private"
+    )
+    with ir.InsertionPoint(function.add_entry_block()):
+        func_dialect.ReturnOp(function.arguments)
+    name = ctx.module_context.symbol_table.insert(function)
+    call = func_dialect.CallOp(types, ir.FlatSymbolRefAttr.get(name.value), list(values))
+    kept = ir.DictAttr.get({"inlineable": ir.StringAttr.get("false")})
+    call.operation.attributes["mhlo.frontend_attributes"] = kept
+    return list(call.results)
+
+
+def lower_checkpoints_apart(kind: type) -> None:
+    """Where XLA drops barriers, `jax.checkpoint` with a policy of this kind gets a call instead.
+
+    JAX has no hook for that, so its lowering rule is registered again, inside one that changes
+    what it is given. For all other checkpoints, and elsewhere, the rule is JAX's own.
+    """
+    if not _CPU_DROPS_BARRIERS:
+        return
+    plain = ad_checkpoint._remat_lowering
+
+    def lower(
+        ctx: Any,
+        *values: Any,
+        prevent_cse: Any,
+        differentiated: bool,
+        policy: Any,
+        **params: Any,
+    ) -> Any:
+        if (
+            isinstance(policy, kind)
+            and differentiated
+            and prevent_cse is True
+            and drops_barriers(ctx)
+        ):
+            values = tuple(lower_to_kept_call(ctx, values))
+            prevent_cse = False
+        how = {"prevent_cse": prevent_cse, "differentiated": differentiated, "policy": policy}
+        return plain(ctx, *values, **how, **params)
+
+    mlir.register_lowering(ad_checkpoint.remat_p, lower)
 
 
 def is_transposed(scope: str) -> bool:
