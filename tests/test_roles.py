@@ -274,7 +274,9 @@ def test_a_kept_context_spares_its_kernel() -> None:
     block = make_block(graph, 0, len(graph.operations))
     times = [0.0] * len(block)
     roles = product_roles(graph.operations)
-    modes = BlockSearch(graph, block, roles, times, 0.0, SearchConfig(), SolverConfig()).hand_modes()
+    modes = BlockSearch(
+        graph, block, roles, times, 0.0, SearchConfig(), SolverConfig()
+    ).hand_modes()
     (at,) = [op.id for op in graph.operations if op.primitive == "pallas_call"]
     for name, mode in modes.items():
         kept = Role.CONTEXT in PRESETS.get(name, ())

@@ -37,7 +37,10 @@ def graphs(draw: st.DrawFn) -> Graph:
         needs = draw(st.sets(st.sampled_from([*inputs, *outputs]), max_size=2))
         made = operation(index, inputs, outputs, sorted(needs), draw(st.booleans()))
         # A custom rule that is one operation, and the arguments of one that was taken apart.
-        opaque, spared = draw(st.sampled_from([0, 0, 0, 8])), draw(st.sampled_from([(), inputs[:1]]))
+        opaque, spared = (
+            draw(st.sampled_from([0, 0, 0, 8])),
+            draw(st.sampled_from([(), inputs[:1]])),
+        )
         operations.append(replace(made, opaque_bytes=opaque, spared=spared))
     return graph_of(operations, sizes, producers)
 

@@ -315,9 +315,7 @@ def _residuals_of(eqn: Any, mask: Sequence[bool]) -> _Residuals:
             others = [x for i, x in enumerate(outputs) if i not in floating]
             return [outputs[i] for i in floating], others
 
-        outputs, pullback, others = jax.vjp(
-            active_part, *(inputs[i] for i in moving), has_aux=True
-        )
+        outputs, pullback, others = jax.vjp(active_part, *(inputs[i] for i in moving), has_aux=True)
         pullbacks.append(jax.tree.structure(pullback))
         return outputs, others, pullback
 
@@ -361,9 +359,7 @@ def _residuals_of(eqn: Any, mask: Sequence[bool]) -> _Residuals:
     )
 
 
-def _read_back(
-    pullback: Any, residuals: Sequence[Any], outputs: Sequence[Any]
-) -> Sequence[Any]:
+def _read_back(pullback: Any, residuals: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
     """Those residuals that cotangents are computed from; a rule keeps the same for every set of
     inputs that are differentiated."""
 
