@@ -264,7 +264,16 @@ CASES: dict[str, Callable[[jax.Array], jax.Array]] = {
 ONCE_ONLY, REVERSE_ONLY = ("optimize_remat",), ("nested",)
 
 
-@pytest.mark.parametrize("case", CASES)
+# One of each mechanism; the others take their time.
+QUICKLY = (
+    *("fused", "integers", "nondiff_argnums", "nested", "optimize_remat"),
+    *("custom_gradient", "symbolic zeros, first", "in a vmap"),
+)
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=[] if c in QUICKLY else [pytest.mark.slow]) for c in CASES]
+)
 def test_values_gradients_and_second_derivatives(case: str) -> None:
     fun = CASES[case]
 
@@ -564,7 +573,6 @@ def test_what_is_saved_spares_what_the_leaf_program_says(case: str) -> None:
         assert again == set(answer.recomputed)
     # With everything kept that helps, nothing runs again.
     assert answers[0].recomputed == ()
-    same_gradients(loss, [emit(program, mode) for mode in modes], X, Y)
 
 
 def test_saved_results_of_what_reads_them_have_all_derivatives() -> None:
