@@ -9,9 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.custom_derivatives import SymbolicZero
 
+from jax_hremat._modes.saved import saved_value_sets, value_refs
 from jax_hremat._program.bodies import branch_bodies, scan_body
 from jax_hremat._program.emit import emit, emit_flat
 from jax_hremat._program.flat import flatten
@@ -20,6 +22,7 @@ from jax_hremat._program.region import Loop, Region
 from jax_hremat._program.replay import replay
 from jax_hremat._program.trace import Program, trace_loss
 from jax_hremat._shared import compat
+from jax_hremat._solve.backend import SolverConfig
 
 SIZE = 4
 X = jnp.linspace(0.1, 0.9, SIZE * SIZE).reshape(SIZE, SIZE)
@@ -85,6 +88,15 @@ def same(found: Any, expected: Any) -> None:
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-6), found, expected
     )
+
+
+def same_gradients(loss: Callable[..., Any], others: Any, *args: Any) -> None:
+    """In one compilation."""
+    expected, *found = jax.jit(lambda *a: [jax.value_and_grad(f)(*a) for f in (loss, *others)])(
+        *args
+    )
+    for one in found:
+        same(one, expected)
 
 
 def check(
@@ -252,7 +264,16 @@ CASES: dict[str, Callable[[jax.Array], jax.Array]] = {
 ONCE_ONLY, REVERSE_ONLY = ("optimize_remat",), ("nested",)
 
 
-@pytest.mark.parametrize("case", CASES)
+# One of each mechanism; the others take their time.
+QUICKLY = (
+    *("fused", "integers", "nondiff_argnums", "nested", "optimize_remat"),
+    *("custom_gradient", "symbolic zeros, first", "in a vmap"),
+)
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=[] if c in QUICKLY else [pytest.mark.slow]) for c in CASES]
+)
 def test_values_gradients_and_second_derivatives(case: str) -> None:
     fun = CASES[case]
 
@@ -388,18 +409,18 @@ def test_flash_attention_in_a_scan() -> None:
         return jax.lax.scan(lambda h, w: (attention(h, w), None), h, w)[0].sum()
 
     stack = jnp.stack([W, W * 0.5, W + 0.1])
-    program = check(loss, stack, H)
+    program = trace_loss(loss, (stack, H), {})
     (scan,) = [i for i, n in enumerate(primitives(program)) if n == "scan"]
     body = scan_body(compat.open_jaxpr(program.jaxpr).eqns[scan], [True, True])
     assert compat.DETACH in primitives(body)
-    for saved, runs in (((), 2), (residuals_of_flash(body), 1)):
+
+    def keeping(saved: Any) -> Region:
         loop = Region(scan, scan + 1, loop=Loop(whole(body, saved=saved)))
-        region = Region(0, program.num_operations, children=(loop,))
-        assert flash_runs(program, region) == runs
-        same(
-            jax.jit(jax.value_and_grad(emit(program, region)))(stack, H),
-            jax.jit(jax.value_and_grad(loss))(stack, H),
-        )
+        return Region(0, program.num_operations, children=(loop,))
+
+    regions = [keeping(()), keeping(residuals_of_flash(body))]
+    assert [flash_runs(program, region) for region in regions] == [2, 1]
+    same_gradients(loss, [emit(program, region) for region in regions], stack, H)
 
 
 def test_a_rule_in_a_branch() -> None:
@@ -413,18 +434,18 @@ def test_a_rule_in_a_branch() -> None:
     eqn = compat.open_jaxpr(program.jaxpr).eqns[cond]
     # The index, a constant, what is differentiated.
     bodies = branch_bodies(eqn, [v is eqn.invars[-1] for v in eqn.invars])
-    counts = []
-    for saved in (False, True):
+
+    def keeping(saved: bool) -> Region:
         branches = tuple(whole(b, saved=made_by(b, KERNEL) if saved else ()) for b in bodies)
-        region = Region(0, program.num_operations)
-        region = Region(0, region.stop, children=(Region(cond, cond + 1, branches=branches),))
-        counts.append(kernels(program, region))
-        for index in range(3):
-            same(
-                jax.jit(jax.value_and_grad(emit(program, region)))(X, jnp.int32(index)),
-                jax.jit(jax.value_and_grad(loss))(X, jnp.int32(index)),
-            )
-    assert counts[0] - counts[1] == 2
+        child = Region(cond, cond + 1, branches=branches)
+        return Region(0, program.num_operations, children=(child,))
+
+    regions = [keeping(False), keeping(True)]
+    without, kept = (kernels(program, region) for region in regions)
+    assert without - kept == 2
+    emitted = [emit(program, region) for region in regions]
+    for index in range(3):
+        same_gradients(loss, emitted, X, jnp.int32(index))
 
 
 # --- what stays one operation
@@ -508,3 +529,136 @@ def test_the_function_itself_runs_where_nothing_is_differentiated() -> None:
         value, grad = jax.value_and_grad(emitted)(X)
         assert value == X.size
         assert (grad == 5).all()
+
+
+# --- what the models say, and XLA
+
+SELF_READING = {
+    "exp": jnp.exp,
+    "tanh": jnp.tanh,
+    "logistic": jax.nn.sigmoid,
+    "rsqrt": jax.lax.rsqrt,
+    "sqrt": jnp.sqrt,
+    "pow": lambda x: jnp.power(x, 1.5),
+    "max": lambda x: jnp.maximum(x, 0.5),
+    "reduce_max": lambda x: x + x.max(-1, keepdims=True),
+    "top_k": lambda x: jax.lax.top_k(x, SIZE)[0],
+    "softmax": jax.nn.softmax,
+    "cholesky": lambda x: jnp.linalg.cholesky(x @ x.T + 3 * jnp.eye(SIZE)),
+}
+LAWFUL = SELF_READING | {
+    "fused": lambda x: fused(x, x),
+    "graded": graded,
+    "sparse_plus": jax.nn.sparse_plus,
+    "silu": jax.nn.silu,
+    "scaled gradient": lambda x: optax.scale_gradient(x, 0.5),
+}
+
+
+@pytest.mark.parametrize("case", LAWFUL)
+def test_what_is_saved_spares_what_the_leaf_program_says(case: str) -> None:
+    """The leaf program against the jaxpr of the step, differentiated by JAX."""
+    fun = LAWFUL[case]
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.sin(fun(jnp.cos(x @ w) + 1.5) @ w).sum()
+
+    program = trace_loss(loss, (X, Y), {})
+    graph = build_graph(program)
+    times = [1e-3 + 1e-4 * op.id for op in graph.operations]
+    answers = saved_value_sets(graph, 0, len(times), times, SolverConfig(relative_gap=0.0), 2)
+    modes = [whole(program, saved=value_refs(graph, answer.values)) for answer in answers]
+    for answer, mode in zip(answers, modes, strict=True):
+        again = {op for op, runs in enumerate(replay(program, mode).recomputed) if runs}
+        assert again == set(answer.recomputed)
+    # With everything kept that helps, nothing runs again.
+    assert answers[0].recomputed == ()
+
+
+def test_saved_results_of_what_reads_them_have_all_derivatives() -> None:
+    def loss(x: jax.Array) -> jax.Array:
+        for name in ("rsqrt", "softmax", "top_k", "reduce_max"):
+            x = jnp.sin(SELF_READING[name](x + 1.5))
+        return (x * jnp.exp(1j * x).real).sum()
+
+    def more(loss: Callable[..., Any], x: jax.Array) -> Any:
+        grad, direction = jax.grad(loss), jnp.flip(x)
+        outer = jax.grad(lambda x: (grad(x) * direction).sum())(x)
+        batch = jax.vmap(jax.value_and_grad(loss))(jnp.stack([x, x * 0.5]))
+        return batch, outer, jax.jvp(loss, (x,), (direction,)), jax.jvp(grad, (x,), (direction,))
+
+    program = trace_loss(loss, (X,), {})
+    everything = [
+        (i, k)
+        for i, eqn in enumerate(compat.open_jaxpr(program.jaxpr).eqns)
+        for k in range(len(eqn.outvars))
+    ]
+    emitted = emit(program, whole(program, saved=everything))
+    found, expected = jax.jit(lambda x: [more(f, x) for f in (emitted, loss)])(X)
+    same(found, expected)
+
+
+def test_a_bare_program_is_compiled_to_what_it_was() -> None:
+    def loss(w: jax.Array, h: jax.Array) -> jax.Array:
+        return attention(h, w).sum()
+
+    program = trace_loss(loss, (W, H), {})
+    emitted = emit(program, whole(program, wrapped=False))
+    for transform in (jax.value_and_grad, lambda f: f):
+        mine, theirs = (jax.jit(transform(f)).lower(W, H).compile() for f in (emitted, loss))
+        assert mine.memory_analysis().temp_size_in_bytes == (
+            theirs.memory_analysis().temp_size_in_bytes
+        )
+        assert mine.cost_analysis()["flops"] == theirs.cost_analysis()["flops"]
+
+
+def test_a_rule_inside_a_shard_map_stays_inside_it() -> None:
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("x")
+
+    def loss(x: jax.Array) -> jax.Array:
+        inside = jax.shard_map(
+            lambda x: fused(jnp.sin(x), x), mesh=mesh, in_specs=spec, out_specs=spec
+        )
+        return (inside(x) * x).sum()
+
+    with jax.set_mesh(mesh):
+        program = check(loss, X)
+    assert compat.DETACH not in primitives(program)
+
+
+def test_a_program_called_inside_a_shard_map() -> None:
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("x")
+    program = trace_loss(lambda x: (fused(jnp.sin(x), x) * x).sum(), (X,), {})
+    emitted = emit(program, whole(program, saved=made_by(program, KERNEL)))
+
+    def gradients(loss: Callable[..., Any]) -> Any:
+        inside = jax.shard_map(
+            jax.grad(loss), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+        )
+        return jax.jit(inside)(X)
+
+    same(gradients(emitted), gradients(lambda x: (fused(jnp.sin(x), x) * x).sum()))
+
+
+def test_equinox_rules() -> None:
+    eqx = pytest.importorskip("equinox")
+
+    @eqx.filter_custom_vjp
+    def scaled(xy: Any, power: int) -> jax.Array:
+        return kernel(xy[0]) * xy[1] ** power
+
+    @scaled.def_fwd
+    def _(perturbed: Any, xy: Any, power: int) -> Any:
+        sums = kernel(xy[0])
+        return sums * xy[1] ** power, sums
+
+    @scaled.def_bwd
+    def _(sums: Any, g: Any, perturbed: Any, xy: Any, power: int) -> Any:
+        in_x = jax.lax.cumsum(g * xy[1] ** power, axis=0, reverse=True)
+        return in_x, g * sums * power * xy[1] ** (power - 1)
+
+    program = check(lambda x: scaled((jnp.sin(x), x), 3).sum(), X)
+    assert kernels(program, whole(program, saved=made_by(program, KERNEL))) == 2
+    assert kernels(program, whole(program)) == 3

@@ -1,8 +1,8 @@
 """What each matrix product is for in a Transformer, and the policies by it.
 
 MaxText's remat presets save products by the names that its models give them (`decoders.py`). Here
-the products are told apart by what they read, so any model has them. A fused attention kernel stands
-for the products inside it: what it returns is the context, and what its backward reads besides.
+the products are told apart by what they read, so any model has them. A fused attention kernel
+stands for the products inside it: it returns the context, and what its backward reads besides.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Role(Enum):
 
 _PROJECTIONS = frozenset((Role.QKV, Role.OUT))
 
-# `minimal` is `dots_with_no_batch_dims_saveable`, `full` is a plain `jax.checkpoint`; `save_context`
-# is none of MaxText's own, and of most use where attention is a kernel.
+# `minimal` is `dots_with_no_batch_dims_saveable`, `full` is a plain `jax.checkpoint`. The first is
+# not MaxText's, and of most use where attention is a kernel.
 PRESETS: Mapping[str, frozenset[Role]] = {
     "save_context": frozenset((Role.CONTEXT,)),
     "save_qkv_proj": frozenset((Role.QKV,)),

@@ -15,8 +15,8 @@ from jax_hremat._program.loop import run_scan
 from jax_hremat._program.naming import reads_its_results, run_named
 from jax_hremat._program.pooling import bind_apart
 from jax_hremat._program.region import Loop, Region
-from jax_hremat._program.rules import STOPS, active_variables, are_in
-from jax_hremat._program.trace import Program, abstract
+from jax_hremat._program.rules import active_variables, are_in
+from jax_hremat._program.trace import Program
 from jax_hremat._shared import compat
 
 FlatFunction = Callable[..., list[Any]]
@@ -141,28 +141,12 @@ class _Emitter:
         eqn = self._jaxpr.eqns[index]
         bind = bind_apart if inside.wrapped else compat.bind_equation
         names = self._names(index, saved)
-        at = [i for i, v in enumerate(eqn.invars) if not isinstance(v, compat.Literal)]
-
-        def evaluate(values: list[Any]) -> list[Any]:
-            given = dict(zip(at, values, strict=True))
-            return bind(eqn, [given[i] if i in given else v.val for i, v in enumerate(eqn.invars)])
-
-        variables = [eqn.invars[i] for i in at]
-        moving = [i for i, on in enumerate(are_in(self._moving, variables)) if on]
-        shapes = [abstract(v.aval) for v in variables]
-        if not (
-            names
-            and moving
-            and eqn.primitive.name not in STOPS
-            and reads_its_results(evaluate, shapes, moving, names)
-        ):
+        if not names or not reads_its_results(eqn, bind, are_in(self._moving, eqn.invars), names):
             return self._assign(index, saved, lambda inputs: bind(eqn, inputs))
 
         def step(env: dict[Any, Any]) -> None:
-            inputs = [env[v] for v in variables]
-            with compat.context_of(eqn):
-                results = run_named(evaluate, inputs, len(eqn.outvars), names)
-            env.update(zip(eqn.outvars, results, strict=True))
+            given = [v.val if isinstance(v, compat.Literal) else env[v] for v in eqn.invars]
+            env.update(zip(eqn.outvars, run_named(eqn, bind, given, names), strict=True))
 
         return step
 

@@ -1,9 +1,9 @@
 """The results of one operation under names that policies know, its derivative's reads included.
 
-The derivative rules of exp, tanh, rsqrt, max, softmax and others read the result itself. A name given
-to it afterwards is another value to JAX: what is kept under it spares those who read it later, and
-not the operation. So such an operation is emitted with a rule of its own: the operation's, in which
-everything that reads the result reads the named one.
+The derivative rules of exp, tanh, rsqrt, max, softmax and others read the result itself. A name
+given to it afterwards is another value to JAX: what is kept under it spares those who read it
+later, and not the operation. So such an operation is emitted with a rule of its own: the
+operation's, in which everything that reads the result reads the named one.
 """
 
 from __future__ import annotations
@@ -15,45 +15,53 @@ import jax
 from jax.custom_derivatives import SymbolicZero
 
 from jax_hremat._program.checkpoint import checkpoint_name
-from jax_hremat._program.trace import is_inexact
+from jax_hremat._program.rules import STOPS
+from jax_hremat._program.trace import abstract, is_inexact
 from jax_hremat._shared import compat
 
-# An operation, from its inputs to its results.
-Evaluate = Callable[[list[Any]], list[Any]]
+# Evaluates an equation.
+Bind = Callable[[Any, Sequence[Any]], list[Any]]
+# An operation, from its inputs that are no literals to its results.
+Evaluate = Callable[[Sequence[Any]], list[Any]]
 
 
 def reads_its_results(
-    evaluate: Evaluate, inputs: Sequence[Any], moving: Sequence[int], positions: Collection[int]
+    eqn: Any, bind: Bind, moving: Sequence[bool], positions: Collection[int]
 ) -> bool:
     """Whether the derivative of an operation reads some of its results.
 
     Args:
-        evaluate: The operation.
-        inputs: Their shapes.
-        moving: Positions of those that are differentiated.
+        eqn: Its equation.
+        bind: Evaluates it.
+        moving: Which of its inputs are differentiated.
         positions: Of the results asked about.
     """
-    closed = _derivative(evaluate, moving, inputs, [inputs[i] for i in moving])
+    if not any(moving) or eqn.primitive.name in STOPS or compat.is_custom_vjp(eqn):
+        return False
+    evaluate, variables = _operation(eqn, bind)
+    shapes = [abstract(eqn.invars[i].aval) for i in variables]
+    chosen = [k for k, i in enumerate(variables) if moving[i]]
+    closed = _derivative(evaluate, chosen, shapes, [shapes[k] for k in chosen])
     jaxpr = compat.open_jaxpr(closed)
     results = {v for i, v in _variables(jaxpr.outvars) if i in positions}
-    return any(v in results for eqn in jaxpr.eqns for _, v in _variables(eqn.invars))
+    return any(v in results for e in jaxpr.eqns for _, v in _variables(e.invars))
 
 
-def run_named(
-    evaluate: Evaluate, inputs: Sequence[Any], num_results: int, names: Mapping[int, str]
-) -> list[Any]:
+def run_named(eqn: Any, bind: Bind, inputs: Sequence[Any], names: Mapping[int, str]) -> list[Any]:
     """The results of a differentiated operation under names, as its derivative reads them too.
 
     Args:
-        evaluate: The operation.
-        inputs: Arrays.
-        num_results: How many results it has.
-        names: Of some of them, by position.
+        eqn: Its equation.
+        bind: Evaluates it.
+        inputs: Its inputs.
+        names: Of some of its results, by position.
     """
+    evaluate, variables = _operation(eqn, bind)
+    num_results = len(eqn.outvars)
 
     @jax.custom_jvp
-    def operation(*inputs: Any) -> list[Any]:
-        return evaluate(list(inputs))
+    def operation(*values: Any) -> list[Any]:
+        return evaluate(values)
 
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         moving = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero)]
@@ -67,9 +75,9 @@ def run_named(
         def read(atoms: Sequence[Any]) -> list[Any]:
             return [v.val if isinstance(v, compat.Literal) else env[v] for v in atoms]
 
-        for eqn in jaxpr.eqns:
-            made = compat.bind_equation(eqn, read(eqn.invars))
-            for v, value in zip(eqn.outvars, made, strict=True):
+        for inner in jaxpr.eqns:
+            made = compat.bind_equation(inner, read(inner.invars))
+            for v, value in zip(inner.outvars, made, strict=True):
                 env[v] = checkpoint_name(value, named[v]) if v in named else value
         results = read(jaxpr.outvars)
         outputs, pushed = results[:num_results], iter(results[num_results:])
@@ -79,7 +87,19 @@ def run_named(
         ]
 
     operation.defjvp(rule, symbolic_zeros=True)
-    return operation(*inputs)
+    with compat.context_of(eqn):
+        return operation(*(inputs[i] for i in variables))
+
+
+def _operation(eqn: Any, bind: Bind) -> tuple[Evaluate, list[int]]:
+    """The operation as a function of those inputs that are no literals, and where these stand."""
+    variables = [i for i, _ in _variables(eqn.invars)]
+
+    def evaluate(values: Sequence[Any]) -> list[Any]:
+        given = dict(zip(variables, values, strict=True))
+        return bind(eqn, [given[i] if i in given else v.val for i, v in enumerate(eqn.invars)])
+
+    return evaluate, variables
 
 
 def _derivative(
