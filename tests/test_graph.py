@@ -266,16 +266,6 @@ def test_literals_are_recorded_but_not_in_the_signature() -> None:
     assert by_value.signature != twice.signature
 
 
-def test_effects_pin_an_operation() -> None:
-    def loss(x: jax.Array) -> jax.Array:
-        jax.debug.callback(lambda _: None, x[0, 0])
-        return jnp.sin(x).sum()
-
-    pinned = [op.primitive for op in graph_of(loss).operations if op.pinned]
-    assert len(pinned) == 1
-    assert "callback" in pinned[0]
-
-
 def test_users_outputs_and_arguments() -> None:
     graph = graph_of(lambda x, y: (jnp.sin(x) * y + x).sum(), SQUARE, SQUARE)
     x, y = graph.arguments

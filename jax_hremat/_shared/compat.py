@@ -473,29 +473,36 @@ def without_refs(jaxpr: Any) -> Any:
             without losing a derivative rule.
     """
     inner = open_jaxpr(jaxpr)
-    reading = [any(is_ref(v.aval) for v in (*eqn.invars, *eqn.outvars)) for eqn in inner.eqns]
-    if not any(reading):
+    on_refs = [any(is_ref(v.aval) for v in (*eqn.invars, *eqn.outvars)) for eqn in inner.eqns]
+    if not any(on_refs):
         return jaxpr
     eqns = []
-    for eqn, reads in zip(inner.eqns, reading, strict=True):
-        if reads and eqn.primitive.name.startswith(("custom_jvp", "custom_vjp")):
-            raise _lasting_ref(eqn)
+    for eqn, on_ref in zip(inner.eqns, on_refs, strict=True):
+        if on_ref and _has_derivative_rule(eqn):
+            raise _lasting_ref(f"`{eqn.primitive.name}` at {source_line(eqn)}")
         inside = {e for e in eqn.effects if not isinstance(e, core.InternalMutableArrayEffect)}
-        eqns.append(eqn if reads else eqn.replace(effects=inside))
+        eqns.append(eqn if on_ref else eqn.replace(effects=inside))
     inner = inner.replace(eqns=eqns)
+    closed = inner if open_jaxpr(jaxpr) is jaxpr else jaxpr.replace(jaxpr=inner)
     try:
-        return discharge.discharge_state(
-            inner if open_jaxpr(jaxpr) is jaxpr else jaxpr.replace(jaxpr=inner)
-        )
+        # Lowered meanwhile, all custom derivative rules would be gone.
+        return discharge.discharge_state(closed, lower=False)
     except NotImplementedError as error:
-        raise _lasting_ref(next(e for e, r in zip(eqns, reading, strict=True) if r)) from error
+        raise _lasting_ref(str(error)) from error
 
 
-def _lasting_ref(eqn: Any) -> UnsupportedProgramError:
+def _has_derivative_rule(eqn: Any) -> bool:
+    """Whether it, or anything in it, is a function with a derivative rule of its own."""
+    inside = (e for body in inner_jaxprs(eqn) for e in open_jaxpr(body).eqns)
+    is_rule = eqn.primitive.name.startswith(("custom_jvp", "custom_vjp"))
+    return is_rule or any(map(_has_derivative_rule, inside))
+
+
+def _lasting_ref(what: str) -> UnsupportedProgramError:
     return UnsupportedProgramError(
-        f"the function makes a mutable array (`jax.new_ref`) and hands it to "
-        f"`{eqn.primitive.name}` at {source_line(eqn)}, where it cannot be turned into a value. "
-        f"Hand on its value (`ref[...]`) and write to it outside"
+        f"the function makes a mutable array (`jax.new_ref`) and hands it to an operation that is "
+        f"or holds a function with a derivative rule of its own, or that JAX cannot rewrite to "
+        f"work on values: {what}. Carry the array's value through it instead"
     )
 
 

@@ -176,7 +176,8 @@ class UnsupportedProgramError(HRematError, TypeError):
     """The program cannot be differentiated in regions as it stands.
 
     Reasons are an ordered effect (its order would change under recompute), a loss that is not
-    a scalar, parameters that hold only integers, and the like; the message names which.
+    a scalar, parameters that hold only integers, a mutable array made outside the function, a
+    symbolic shape, and the like; the message names which.
 
     Failing example::
 
