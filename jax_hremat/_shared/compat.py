@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax._src import config, core, source_info_util
+from jax._src import config, core, sharding_impls, source_info_util
 from jax._src import effects as effects_lib
 from jax._src.lax.control_flow import conditionals
 from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax.extend import core as jex_core
 from jax.interpreters import partial_eval
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, Sharding
 
 from jax_hremat._shared.errors import UnsupportedProgramError
 
@@ -252,6 +252,19 @@ def named_mesh(jaxpr: Any) -> AbstractMesh | None:
 
     found = (mesh for mesh in meshes(jaxpr) if not mesh.empty)
     return next((mesh.abstract_mesh for mesh in found if mesh.size > 1 or is_typed(mesh)), None)
+
+
+def named_sharding(sharding: Sharding, mesh: AbstractMesh) -> NamedSharding | None:
+    """A sharding that the compiler tells of, along the axes of a mesh; None if they do not tell."""
+    if isinstance(sharding, NamedSharding):
+        return sharding
+    if not isinstance(sharding, sharding_impls.GSPMDSharding):
+        return None
+    try:
+        (spec,) = sharding_impls.parse_flatten_op_sharding(sharding._hlo_sharding, mesh)
+    except (ValueError, NotImplementedError, AssertionError):
+        return None
+    return NamedSharding(mesh, spec)
 
 
 def apart(fun: Callable[..., Any]) -> Callable[..., Any]:
