@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import RLock
 from typing import Any
 
 import jax
@@ -69,10 +70,15 @@ def context_of(eqn: Any) -> Iterator[None]:
         yield
 
 
+# JAX runs the rules in an equation's parameters (of a `custom_vjp` under `vmap`, say) the first
+# time that they are asked for, and fails if two threads ask at once.
+_RULES = RLock()
+
+
 def bind_equation(eqn: Any, inputs: Sequence[Any]) -> list[Any]:
     """Evaluate one equation, keeping its scope name, source line and context."""
     params = eqn.primitive.get_bind_params(eqn.params)
-    with context_of(eqn):
+    with _RULES, context_of(eqn):
         outputs = eqn.primitive.bind(*inputs, **params)
     return list(outputs) if eqn.primitive.multiple_results else [outputs]
 
