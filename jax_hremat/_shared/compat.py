@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import RLock
 from types import FunctionType
 from typing import Any
 
@@ -24,6 +25,7 @@ from jax._src import (
     core,
     custom_derivatives,
     linear_util,
+    sharding_impls,
     source_info_util,
     tree_util,
 )
@@ -40,7 +42,7 @@ from jax.extend import core as jex_core
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func as func_dialect
 from jax.interpreters import ad, batching, mlir, partial_eval
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, Sharding
 
 from jax_hremat._shared.errors import UnsupportedProgramError
 from jax_hremat._shared.functions import describe_function, is_function
@@ -98,10 +100,15 @@ def context_of(eqn: Any) -> Iterator[None]:
         yield
 
 
+# JAX runs the rules in an equation's parameters (of a `custom_vjp` under `vmap`, say) the first
+# time that they are asked for, and fails if two threads ask at once.
+_RULES = RLock()
+
+
 def bind_equation(eqn: Any, inputs: Sequence[Any]) -> list[Any]:
     """Evaluate one equation, keeping its scope name, source line and context."""
     params = eqn.primitive.get_bind_params(eqn.params)
-    with context_of(eqn):
+    with _RULES, context_of(eqn):
         outputs = eqn.primitive.bind(*inputs, **params)
     return list(outputs) if eqn.primitive.multiple_results else [outputs]
 
@@ -405,6 +412,19 @@ def named_mesh(jaxpr: Any) -> AbstractMesh | None:
 
     found = (mesh for mesh in meshes(jaxpr) if not mesh.empty)
     return next((mesh.abstract_mesh for mesh in found if mesh.size > 1 or is_typed(mesh)), None)
+
+
+def named_sharding(sharding: Sharding, mesh: AbstractMesh) -> NamedSharding | None:
+    """A sharding that the compiler tells of, along the axes of a mesh; None if they do not tell."""
+    if isinstance(sharding, NamedSharding):
+        return sharding
+    if not isinstance(sharding, sharding_impls.GSPMDSharding):
+        return None
+    try:
+        (spec,) = sharding_impls.parse_flatten_op_sharding(sharding._hlo_sharding, mesh)
+    except (ValueError, NotImplementedError, AssertionError):
+        return None
+    return NamedSharding(mesh, spec)
 
 
 def apart(fun: Callable[..., Any]) -> Callable[..., Any]:
