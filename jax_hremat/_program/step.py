@@ -92,6 +92,7 @@ def own_step(program: Program) -> Step:
 
 def training_step(
     make_step: MakeStep,
+    loss_fn: LossFunction,
     trace_call: TraceLoss,
     arguments: Arguments,
     *,
@@ -104,6 +105,7 @@ def training_step(
 
     Args:
         make_step: From a loss function to the step.
+        loss_fn: The loss.
         trace_call: From the arguments of a call of the loss to the call, traced.
         arguments: Of the step.
         has_aux: Whether the loss returns `(loss, aux)`.
@@ -118,6 +120,7 @@ def training_step(
     shardings_on_one_mesh(names, avals)
     calls: list[TracedCall] = []
 
+    @functools.wraps(loss_fn)
     def noting_loss(*loss_args: Any, **loss_kwargs: Any) -> Any:
         call = trace_call(loss_args, loss_kwargs)
         refuse_closed_over(call.fun, call.closed_over)
@@ -144,6 +147,7 @@ def training_step(
         )
 
     def around(body: FlatFunction) -> Callable[..., Any]:
+        @functools.wraps(loss_fn)
         def loss(*loss_args: Any, **loss_kwargs: Any) -> Any:
             now = first.arguments.like(loss_args, loss_kwargs)
             return first.results.put_together(now, body(*now.values))
