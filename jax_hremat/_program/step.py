@@ -153,7 +153,8 @@ def training_step(
             return first.results.put_together(now, body(*now.values))
 
         step = flat_step(make_step(loss), arguments, returned)
-        return lambda *values: step(*values)[0]
+        # Reports know arguments that are called `flat`.
+        return lambda *flat: step(*flat)[0]
 
     return Step(
         program=first.program,
