@@ -555,11 +555,11 @@ def test_a_step_with_a_plan_that_there_is(tmp_path: Path) -> None:
     made = jax_hremat.fit_step(make_step, flagged, budget=1.0, **OPTIONS)(*args).plan
     path = tmp_path / "plan.json"
     made.save(path)
-    for given, options in ((path, {}), (made, {"budget": "1MiB"})):
-        fit = jax_hremat.fit_step(make_step, flagged, plan=given, target="cpu", **options)
+    for given, budget in ((path, None), (made, "1MiB")):
+        fit = jax_hremat.fit_step(make_step, flagged, plan=given, target="cpu", budget=budget)
         step, plan = fit(*args)
         assert plan.root == made.root and plan.certificate.holds
-        assert plan.certificate.budget_bytes == (2**20 if options else made.baseline_peak_bytes)
+        assert plan.certificate.budget_bytes == (2**20 if budget else made.baseline_peak_bytes)
         assert_same(step(jnp.array(W), X), make_step(flagged)(*args))
     # Another step around the same loss has another certificate.
     other = jax_hremat.fit_step(
