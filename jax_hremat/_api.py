@@ -62,8 +62,10 @@ def plan_remat(
         progress: Called as `progress(stage, done, total)` while planning.
 
     Returns:
-        A function of the loss's arguments (arrays or `jax.ShapeDtypeStruct`s in any pytrees)
-        that returns the plan. Nothing is allocated or run.
+        A function of the loss's arguments (arrays or `jax.ShapeDtypeStruct`s in any pytrees, NNX
+        objects) that returns the plan. Nothing is allocated or run. Python numbers are inputs, as
+        in `jax.jit`, unless the loss needs their values; those, flags, texts and all else that is
+        no array are static, and part of the program that the plan is for.
 
     Raises:
         InfeasibleBudgetError: No plan fits; it says the smallest budget that would do.
@@ -191,8 +193,8 @@ def apply_plan(fun: Callable[..., Any], plan: RematPlan) -> Callable[..., Any]:
         plan: A plan, made here or loaded from a file.
 
     Returns:
-        A function to differentiate and jit as the original. It traces `fun` once for each input
-        structure and shapes.
+        A function to differentiate and jit as the original, which it traces at each call. A
+        method of it is a method.
 
     Raises (when called):
         StalePlanError: The traced program is not the one the plan is for; the first difference
@@ -216,18 +218,29 @@ def hremat(
 ) -> Any:
     """Plan a loss function, or a Flax module, when it is first traced.
 
-    On a function: `hremat(loss_fn, budget="70GiB")` or `@hremat(budget="70GiB")`. Each new
-    structure and shapes of arguments are planned once, with `plan_remat`, and the plan is kept
-    for the life of the function that is returned; see its `plans` attribute.
+    On a function: `hremat(loss_fn, budget="70GiB")` or `@hremat(budget="70GiB")`. It is traced at
+    each call, as inside `jax.grad`; each program that it traces to is planned once, with
+    `plan_remat`, and the plan is kept for the life of the function that is returned; see its
+    `plans` attribute. Arrays are traced. All else is static: flags, texts, functions, and also
+    Python numbers, unless `jax.grad` or `jax.jit` has traced them already, or there is nothing
+    else to differentiate. A Python number of another value is another program, and planned anew.
+
+    Flax NNX objects among the arguments are changed as the function changes them, with
+    `nnx.Param`s as what is differentiated; `jax_hremat.nnx.remat` has a filter for others.
+
+    In the body of a class, or given a bound method, it is a method. There `argnums` counts as for
+    `jax.grad(obj.method)`: without the object. What NNX parameters the object has are
+    differentiated too.
 
     On a linen module class it is `jax_hremat.linen.remat`: a class with the same variables, rngs
     and mutable collections whose `__call__`, or other methods, are planned. The budget then bounds
     the compiled call together with its pullback, all floating parameters and inputs differentiated.
-    On an NNX module class it is `jax_hremat.nnx.remat`, which also takes loss functions of NNX
-    modules.
+    On an NNX module class it is `jax_hremat.nnx.remat`.
+
+    Planned functions, modules and plans can be pickled and copied, if what they are made of can.
 
     Args:
-        fun: A loss function of arrays, or a `flax.linen.Module` or `flax.nnx.Module` class; left
+        fun: A loss function or method, or a `flax.linen.Module` or `flax.nnx.Module` class; left
             out when used as a decorator.
         budget, max_slowdown, argnums, has_aux, target, headroom_bytes, config, progress: As in
             `plan_remat`; `argnums` and `has_aux` are for functions only.

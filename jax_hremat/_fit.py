@@ -133,7 +133,8 @@ def fit_step(
         loss, bound_to = Loss.of(loss_fn, positions, has_aux)
         step = training_step(
             make_step,
-            lambda *call: loss.trace_as_jit((*bound_to, *call[0]), call[1]).with_checkpoints(
+            loss_fn,
+            lambda args, kwargs: loss.trace_as_jit((*bound_to, *args), kwargs).with_checkpoints(
                 opened=opens_checkpoints
             ),
             Arguments.of(args, kwargs, traces_scalar=lambda leaf: not static.has(leaf)),

@@ -64,7 +64,7 @@ class Loss:
         if inspect.ismethod(fun):
             return Loss(fun.__func__, argnums, has_aux, wrt, is_bound=True), (fun.__self__,)
         if isinstance(fun, BoundFunction):
-            return Loss(fun.__wrapped__, argnums, has_aux, wrt, is_bound=True), (fun.__self__,)
+            return Loss(fun.unbound, argnums, has_aux, wrt, is_bound=True), (fun.__self__,)
         return Loss(fun, argnums, has_aux, wrt), ()
 
     def differentiated(self, args: Sequence[Any]) -> Choice:
@@ -253,15 +253,19 @@ class BoundFunction:
         functools.update_wrapper(self, planned)
         self.__self__ = receiver
         self._planned = planned
-        self._bound = PlannedFunction(replace(planned._loss, is_bound=True), planned._source)
 
     @property
     def plans(self) -> tuple[RematPlan, ...]:
         """The plans in use, of all objects it is bound to."""
         return self._planned.plans
 
+    @property
+    def unbound(self) -> PlannedFunction:
+        """The function of the object and the arguments."""
+        return PlannedFunction(replace(self._planned._loss, is_bound=True), self._planned._source)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._bound(self.__self__, *args, **kwargs)
+        return self.unbound(self.__self__, *args, **kwargs)
 
     def __reduce__(self) -> Any:
         return BoundFunction, (self._planned, self.__self__)

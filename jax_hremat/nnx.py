@@ -46,19 +46,20 @@ def remat(
     """Plan a loss function of NNX modules, or a module class, when it is first called.
 
     On a function, `nnx.value_and_grad(remat(loss_fn, budget="70GiB"))(model, batch)` is the step
-    the budget bounds, compiled as `jax.value_and_grad` over the modules' parameters. State flows
-    through: what the loss changes in its modules (batch statistics, counts of random keys) is
-    changed in those of the caller.
+    the budget bounds, compiled as `jax.value_and_grad` over the modules' parameters.
 
     On a class, a subclass with the same state whose `__call__` is planned; the budget bounds that
     call with its pullback, parameters and floating inputs differentiated. Checkpoints of one load
     in the other.
 
-    Modules are positional arguments of the function. Of the others, arrays are traced and
-    anything else is static.
+    State flows through as in `nnx.grad`: what the call changes in modules, variables, `nnx.Rngs`,
+    metrics and other NNX objects is changed in those of the caller, wherever they are among the
+    arguments: positions, keywords, containers, several at once. Arrays are traced and anything
+    else is static, Python numbers too, so that one of another value is another program. The
+    function is traced at each call.
 
     Args:
-        fun: The function or class; left out when used as a decorator.
+        fun: The function, or method, or class; left out when used as a decorator.
         argnums: Arguments that are differentiated, as in `nnx.grad`; for functions.
         has_aux: Whether the function returns `(loss, aux)`; for functions.
         wrt: Filter of the state that is differentiated.
@@ -76,8 +77,8 @@ def remat(
             `plan_remat` refuses, when called.
         The errors of `plan_remat`, the budget's and the target's at once.
 
-    Unchecked: references to modules from outside the arguments (in a closure), whose state is
-    then constant.
+    State that is not among the arguments (in a closure) is constant: a call that would change it,
+    or that puts an array into a container among its arguments, is refused.
     """
     if fun is None:
         return functools.partial(

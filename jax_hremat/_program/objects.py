@@ -161,7 +161,8 @@ class Watch:
     """Objects as they were before a call."""
 
     def __init__(self, objects: Mapping[int, Any]) -> None:
-        self._objects = dict(objects)
+        # What is written to a `Ref` is written, wherever it is.
+        self._objects = {i: x for i, x in objects.items() if not isinstance(x, jax.Ref)}
         self._before = {i: _contents(value) for i, value in self._objects.items()}
 
     def changes(self, returned: frozenset[int] = frozenset()) -> tuple[Changes, list[Any]]:

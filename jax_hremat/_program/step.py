@@ -93,6 +93,7 @@ def own_step(program: Program) -> Step:
 
 def training_step(
     make_step: MakeStep,
+    loss_fn: LossFunction,
     trace_call: TraceLoss,
     arguments: Arguments,
     *,
@@ -105,6 +106,7 @@ def training_step(
 
     Args:
         make_step: From a loss function to the step.
+        loss_fn: The loss.
         trace_call: From the arguments of a call of the loss to the call, traced.
         arguments: Of the step.
         has_aux: Whether the loss returns `(loss, aux)`.
@@ -119,6 +121,7 @@ def training_step(
     shardings = shardings_on_one_mesh(names, avals)
     calls: list[TracedCall] = []
 
+    @functools.wraps(loss_fn)
     def noting_loss(*loss_args: Any, **loss_kwargs: Any) -> Any:
         call = trace_call(loss_args, loss_kwargs)
         refuse_closed_over(call.fun, call.closed_over)
@@ -147,12 +150,14 @@ def training_step(
     context = compat.MeshContext.current()
 
     def around(body: FlatFunction) -> Callable[..., Any]:
+        @functools.wraps(loss_fn)
         def loss(*loss_args: Any, **loss_kwargs: Any) -> Any:
             now = first.arguments.like(loss_args, loss_kwargs)
             return first.results.put_together(now, body(*now.values))
 
         step = flat_step(make_step(loss), arguments, returned)
-        return context.inside(lambda *values: step(*values)[0])
+        # Reports know arguments that are called `flat`.
+        return context.inside(lambda *flat: step(*flat)[0])
 
     return Step(
         program=first.program,

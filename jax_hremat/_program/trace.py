@@ -339,7 +339,14 @@ def trace_flat(
             f"surrounding `vmap`, without which it cannot be compiled on its own. Plan the "
             f"function that contains the mapping"
         )
-    closed_over = tuple(c for c in compat.jaxpr_consts(nested) if isinstance(c, Tracer))
+    consts = compat.jaxpr_consts(nested)
+    if any(isinstance(c, jax.Ref) for c in consts):
+        raise UnsupportedProgramError(
+            "the function uses a `jax.Ref` (in Flax, a variable with `ref=True`) that was made "
+            "outside it, and what is written there is no part of a plan. Pass the array itself, "
+            "or an `nnx.Variable` that holds it, and return what it becomes"
+        )
+    closed_over = tuple(c for c in consts if isinstance(c, Tracer))
     outer = [Input(f"closed_over[{i}]", c, not is_loss) for i, c in enumerate(closed_over)]
     inputs = [*inputs, *outer]
     structs += [abstract_leaf(c) for c in closed_over]
