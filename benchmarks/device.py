@@ -55,6 +55,7 @@ def timed_in_turn(
     """
 
     def once(executable: Callable[..., Any], count: int) -> float:
+        result: Any = None
         start_s = time.perf_counter()
         for _ in range(count):
             result = executable(*args)

@@ -198,6 +198,7 @@ def _compiled(fun: Callable[..., Any], *args: jax.Array, in_place: bool = False)
 
     def run(count: int) -> float:
         nonlocal first
+        result: Any = None
         start_s = time.perf_counter()
         for _ in range(count):
             result = compiled(first, *rest)
