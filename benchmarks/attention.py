@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
 import jax_hremat
 from benchmarks import command
 from benchmarks.measured import Setting, mib, ms, plan_row, say, setting_of, traced
@@ -77,6 +79,7 @@ class AttentionTable(Setting):
     Attributes:
         forward_s: One forward of the attention, by its flops over the rate of products.
         backward_s: One backward likewise.
+        layers: How many there are.
         unpriced: What the estimates leave out.
         hand: Nothing, and each policy around each layer.
         plans: A plan for the peak of each of those; empty if none were asked for.
@@ -84,6 +87,7 @@ class AttentionTable(Setting):
 
     forward_s: float
     backward_s: float
+    layers: int
     unpriced: Mapping[str, int]
     hand: Sequence[AttentionRow]
     plans: Sequence[AttentionRow] = field(default=())
@@ -98,8 +102,13 @@ def measure(variant: str, target_name: str, plans: bool) -> AttentionTable:
     jax_hremat.load_cudnn()
 
     def problem(remat: str | None) -> Problem:
-        made = fused_problem(variant, remat, **options)
-        return made if layout is None else placed(LAYOUTS[layout])(made)
+        if layout is None:
+            return fused_problem(variant, remat, **options)
+        axes = LAYOUTS[layout].axes
+        kinds = (AxisType.Auto,) * len(axes)
+        mesh = AbstractMesh(tuple(axes.values()), tuple(axes), kinds)
+        on_batch = NamedSharding(mesh, PartitionSpec("data"))
+        return placed(LAYOUTS[layout])(fused_problem(variant, remat, on_batch, **options))
 
     hand = []
     unpriced: dict[str, int] = {}
@@ -116,6 +125,7 @@ def measure(variant: str, target_name: str, plans: bool) -> AttentionTable:
         **setting_of(problem(None), target.name),
         forward_s=forward_flops / rate,
         backward_s=2.5 * forward_flops / rate,
+        layers=config.layers,
         unpriced=unpriced,
         hand=hand,
         plans=found,
@@ -186,7 +196,6 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         "kernel costs in it.",
     ]
     for one in found:
-        layers = one["hand"][0]["backwards"]
         lines += [
             "",
             f"## {one['model']}",
@@ -197,7 +206,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
             f"products, a forward takes {ms(one['forward_s'])} ms and a backward "
             f"{ms(one['backward_s'])} ms.",
             "",
-            *_table(one["hand"], one, layers),
+            *_table(one["hand"], one),
         ]
         if one["plans"]:
             lines += ["", "Planned for each of these peaks:", ""]
@@ -205,14 +214,14 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(rows: Sequence[Mapping[str, Any]], one: Mapping[str, Any], layers: int) -> list[str]:
+def _table(rows: Sequence[Mapping[str, Any]], one: Mapping[str, Any]) -> list[str]:
     lines = [
         "| by hand, around each layer | peak MiB | est. ms | attention ms | by its flops | "
         "forwards |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
-        by_flops = row["forwards"] * one["forward_s"] + layers * one["backward_s"]
+        by_flops = row["forwards"] * one["forward_s"] + one["layers"] * one["backward_s"]
         lines.append(
             f"| {row['label']} | {mib(row['peak_bytes'])} | {ms(row['step_s'])} | "
             f"{ms(row['attention_s'])} | {ms(by_flops)} | {row['forwards']} |"

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.gpu import attention as pallas_attention
+from jax.sharding import NamedSharding
 
 from benchmarks.zoo.base import Problem, shapes_of
 from benchmarks.zoo.llama import rotate, rotation_of
@@ -94,24 +95,31 @@ class FusedConfig:
         return self.width // self.heads
 
 
-def fused_problem(name: str, remat: str | None = None, **options: Any) -> Problem:
+def fused_problem(
+    name: str, remat: str | None = None, sharding: NamedSharding | None = None, **options: Any
+) -> Problem:
     """Next-token prediction, with a key of `HAND` around each layer, or nothing.
 
     Args:
         name: The problem's name.
         remat: A key of `HAND`.
+        sharding: How activations lie on a mesh, as its users say of each layer's and of queries,
+            keys and values, which cuDNN wants alike.
         **options: Fields of `FusedConfig`.
     """
     config = FusedConfig(**options)
 
+    def placed(x: jax.Array) -> jax.Array:
+        return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
+
     def layer(x: jax.Array, weights: Mapping[str, jax.Array]) -> jax.Array:
-        return _layer(config, x, weights)
+        return placed(_layer(config, x, weights, placed))
 
     if remat is not None:
         layer = jax.checkpoint(layer, policy=HAND[remat], prevent_cse=not config.scan)
 
     def loss(params: Mapping[str, Any], tokens: jax.Array) -> jax.Array:
-        x = params["embed"][tokens[:, :-1]]
+        x = placed(params["embed"][tokens[:, :-1]])
         if config.scan:
             x, _ = jax.lax.scan(lambda x, w: (layer(x, w), None), x, params["layers"])
         else:
@@ -148,7 +156,12 @@ def _norm(x: jax.Array, scale: jax.Array) -> jax.Array:
     return wide.astype(x.dtype) * scale
 
 
-def _layer(config: FusedConfig, x: jax.Array, w: Mapping[str, jax.Array]) -> jax.Array:
+def _layer(
+    config: FusedConfig,
+    x: jax.Array,
+    w: Mapping[str, jax.Array],
+    placed: Callable[[jax.Array], jax.Array],
+) -> jax.Array:
     batch, length, _ = x.shape
     rotation = rotation_of(length, config.head_dim)
 
@@ -156,7 +169,7 @@ def _layer(config: FusedConfig, x: jax.Array, w: Mapping[str, jax.Array]) -> jax
         heads = (h @ weight).reshape(batch, length, -1, config.head_dim)
         if name != "value_proj":
             heads = rotate(heads, rotation)
-        return checkpoint_name(heads, name)
+        return checkpoint_name(placed(heads), name)
 
     h = _norm(x, w["norm_attention"])
     query, key, value = (project(h, w[name], f"{name}_proj") for name in ("query", "key", "value"))
