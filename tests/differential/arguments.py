@@ -193,7 +193,7 @@ def arguments_of_odd_structures() -> Loss:
             x = x + jnp.sin(x @ w)
         return (x * x).mean(where=mask), {"empty": (), "none": None, "out": Layer(x)}
 
-    ws = weights()
+    ws = weights(4)
     params = Pair([Layer(ws[0], "a"), Layer(ws[1], "bc")], OrderedDict(z=ws[2], a=ws[3]))
     batch = {"x": (rows(), None), "unused": normal(5)}
     return Loss(loss, (params, batch), {"mask": rows() > 0}, has_aux=True)

@@ -45,18 +45,22 @@ def check_thoroughly(program: Program, cache_dir: Any) -> int:
         How many plans were looked at.
     """
     with program.context():
-        case, setting = program.make(), Setting.make(cost=program.cost, cache_dir=cache_dir)
-        expected = case.run(None, setting).seen
-        found: list[RematPlan] = []
-        count = _check_plan(case, 1.0, expected, setting, found)
-        baseline_bytes = max(plan.baseline_peak_bytes for plan in found)
-        floor_bytes = least_budget_bytes(case, setting)
-        assert floor_bytes <= baseline_bytes, (
-            f"the least budget is {floor_bytes}, and no rematerialization takes {baseline_bytes}"
-        )
-        for budget_bytes in (floor_bytes, (floor_bytes + baseline_bytes) // 2):
-            count += _check_plan(case, budget_bytes, expected, setting)
-        return count
+        return check_case(program.make(), Setting.make(cost=program.cost, cache_dir=cache_dir))
+
+
+def check_case(case: Case, setting: Setting) -> int:
+    """The same of a case."""
+    expected = case.run(None, setting).seen
+    found: list[RematPlan] = []
+    count = _check_plan(case, 1.0, expected, setting, found)
+    baseline_bytes = max(plan.baseline_peak_bytes for plan in found)
+    floor_bytes = least_budget_bytes(case, setting)
+    assert floor_bytes <= baseline_bytes, (
+        f"the least budget is {floor_bytes}, and no rematerialization takes {baseline_bytes}"
+    )
+    for budget_bytes in (floor_bytes, (floor_bytes + baseline_bytes) // 2):
+        count += _check_plan(case, budget_bytes, expected, setting)
+    return count
 
 
 def least_budget_bytes(case: Case, setting: Setting) -> int:
@@ -104,9 +108,7 @@ def _check_plan(
 def assert_same(actual: Any, expected: Any, tolerance: float) -> None:
     """Equal structures, types and values; floating ones within a tolerance."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    pairs = zip(
-        jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True
-    )
+    pairs = zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True)
     for (path, a), b in pairs:
         with _located(jax.tree_util.keystr(path)):
             _assert_same_leaf(a, b, tolerance)

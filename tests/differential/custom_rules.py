@@ -313,7 +313,7 @@ def linear_call_transposed_by_hand() -> Loss:
 def fixed_point_by_the_implicit_function() -> Loss:
     def settle(w: Any, x: Any) -> Any:
         return lax.while_loop(
-            lambda s: (s[1] < 30), lambda s: (jnp.tanh(s[0] @ w * 0.2 + x), s[1] + 1), (x, 0)
+            lambda s: s[1] < 30, lambda s: (jnp.tanh(s[0] @ w * 0.2 + x), s[1] + 1), (x, 0)
         )[0]
 
     @jax.custom_vjp

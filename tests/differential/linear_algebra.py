@@ -314,7 +314,9 @@ def products_of_mixed_precision() -> Loss:
 def special_functions() -> Loss:
     def layer(x: Any, w: Any) -> Any:
         y = jax.nn.softplus(x @ w) + 0.5
-        return lax.lgamma(y) + lax.digamma(y) + lax.erf(y) + jsp.special.i0e(y) + lax.erf_inv(0.1 / y)
+        return (
+            lax.lgamma(y) + lax.digamma(y) + lax.erf(y) + jsp.special.i0e(y) + lax.erf_inv(0.1 / y)
+        )
 
     return layered(layer, tolerance=1e-4)
 

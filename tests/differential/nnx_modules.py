@@ -31,6 +31,7 @@ def state_of(tree: Any) -> Any:
 
 def plain(tree: Any) -> Any:
     """Values of gradients: states as dictionaries."""
+
     def pure(leaf: Any) -> Any:
         return state_of(leaf) if isinstance(leaf, nnx.State) else leaf
 
@@ -130,9 +131,7 @@ def keys_as_an_argument() -> Uses:
     def loss(model: Any, x: Any, rngs: nnx.Rngs) -> Any:
         return (model(x, rngs) ** 2).mean()
 
-    return trained(
-        lambda wrap: (wrap(loss), (Model(nnx.Rngs(0)), rows(), nnx.Rngs(dropout=3)), {})
-    )
+    return trained(lambda wrap: (wrap(loss), (Model(nnx.Rngs(0)), rows(), nnx.Rngs(dropout=3)), {}))
 
 
 @program(waits_for="case 1: keys as a keyword")

@@ -32,7 +32,9 @@ def mean_square(model: Any, x: Any) -> Any:
     return (jax.vmap(model)(x) ** 2).mean()
 
 
-def filtered(model: Any, *args: Any, loss: Callable[..., Any] = mean_square, **options: Any) -> Uses:
+def filtered(
+    model: Any, *args: Any, loss: Callable[..., Any] = mean_square, **options: Any
+) -> Uses:
     """`filter_value_and_grad` of a loss of a module whose leaves need not be arrays."""
 
     def use(wrap: Wrap) -> Any:

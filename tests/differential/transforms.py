@@ -34,9 +34,7 @@ def grad_of_vmap() -> Uses:
 
 @program()
 def vmap_over_models() -> Uses:
-    return using(
-        lambda f: jax.vmap(jax.value_and_grad(f)), normal(4, 3, 8, 8), normal(4, 6, 8)
-    )
+    return using(lambda f: jax.vmap(jax.value_and_grad(f)), normal(4, 3, 8, 8), normal(4, 6, 8))
 
 
 @program()

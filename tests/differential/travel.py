@@ -72,7 +72,9 @@ def a_planned_function_copied() -> Uses:
     def use(wrap: Wrap) -> Any:
         planned = wrap(LOSS)
         before = wrap.jit(jax.value_and_grad(planned))(*ARGS)
-        after = [wrap.jit(jax.value_and_grad(c(planned)))(*ARGS) for c in (copy.copy, copy.deepcopy)]
+        after = [
+            wrap.jit(jax.value_and_grad(c(planned)))(*ARGS) for c in (copy.copy, copy.deepcopy)
+        ]
         return before, after
 
     return Uses(use)
