@@ -28,7 +28,7 @@ def python_scalars() -> Uses:
 
     def use(wrap: Wrap) -> Any:
         planned = wrap(loss)
-        args = (list(weights(2)), rows())
+        args = (list(weights()), rows())
         step = jax.value_and_grad(planned)
         return step(*args, 0.5, 1), step(*args, 0.25, 2), step(*args, scale=0.5, shift=True)
 

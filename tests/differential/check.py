@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from differential.program import Case, Program, Setting
+from differential.program import Case, Outcome, Program, Setting, Uses
 from jax_hremat import InfeasibleBudgetError, RematPlan
 
 # What recomputing in other fusions may change, by the coarsest type that takes part.
 _EPSILONS = 64
 _FRACTION = 0.75
+# A refusal names what will do; where several functions are planned, each of them may be refused.
+_REFUSALS = 4
 
 
 def check_quickly(program: Program) -> int:
@@ -27,10 +30,7 @@ def check_quickly(program: Program) -> int:
     with program.context():
         case, setting = program.make(), Setting.make(cost=program.cost)
         expected = case.run(None, setting).seen
-        try:
-            return _check_plan(case, _FRACTION, expected, setting)
-        except InfeasibleBudgetError as error:
-            return _check_plan(case, error.min_budget_bytes, expected, setting)
+        return _compare(_planned_from(_FRACTION, case, setting), expected)
 
 
 def check_thoroughly(program: Program, cache_dir: Any) -> int:
@@ -51,58 +51,57 @@ def check_thoroughly(program: Program, cache_dir: Any) -> int:
 def check_case(case: Case, setting: Setting) -> int:
     """The same of a case."""
     expected = case.run(None, setting).seen
-    found: list[RematPlan] = []
-    count = _check_plan(case, 1.0, expected, setting, found)
-    baseline_bytes = max(plan.baseline_peak_bytes for plan in found)
-    floor_bytes = least_budget_bytes(case, setting)
-    assert floor_bytes <= baseline_bytes, (
-        f"the least budget is {floor_bytes}, and no rematerialization takes {baseline_bytes}"
+    whole = _planned_from(1.0, case, setting)
+    least = _planned_from(1, case, setting)
+    baseline_bytes = max(plan.baseline_peak_bytes for plan in whole.plans)
+    assert least.budget <= baseline_bytes, (
+        f"the least budget is {least.budget}, and no rematerialization takes {baseline_bytes}"
     )
-    for budget_bytes in (floor_bytes, (floor_bytes + baseline_bytes) // 2):
-        count += _check_plan(case, budget_bytes, expected, setting)
-    return count
+    middle = _planned_from(int(least.budget + baseline_bytes) // 2, case, setting)
+    return sum(_compare(planned, expected) for planned in (whole, least, middle))
 
 
-def least_budget_bytes(case: Case, setting: Setting) -> int:
-    """What the refusal of a byte names; the largest of several, where several are planned."""
-    budget_bytes, tries = 1, 0
-    while True:
+@dataclass(frozen=True)
+class _Planned:
+    """A case that was run within a budget."""
+
+    case: Case
+    budget: int | float
+    outcome: Outcome
+    plans: Sequence[RematPlan]
+
+
+def _planned_from(budget: int | float, case: Case, setting: Setting) -> _Planned:
+    """Planned for a budget, or for the least that its refusal names.
+
+    Where several functions are planned, each may name a larger one.
+    """
+    for _ in range(_REFUSALS if isinstance(case, Uses) else 2):
         try:
-            case.run(case.plan(budget_bytes, setting), setting)
-            assert budget_bytes > 1, "a plan for one byte"
-            return budget_bytes
+            planned = case.plan(budget, setting)
+            outcome = case.run(planned, setting)
+            return _Planned(case, budget, outcome, case.plans(planned))
         except InfeasibleBudgetError as error:
-            assert error.min_budget_bytes > budget_bytes, "a refusal of what would do"
-            budget_bytes = error.min_budget_bytes
-        tries += 1
-        assert tries < 4, "refusals without end"
+            assert isinstance(budget, float) or error.min_budget_bytes > budget
+            budget = error.min_budget_bytes
+    raise AssertionError(f"refused, and refused at what the refusals named: {budget}")
 
 
-def _check_plan(
-    case: Case,
-    budget: int | float,
-    expected: Any,
-    setting: Setting,
-    found: list[RematPlan] | None = None,
-) -> int:
-    planned = case.plan(budget, setting)
-    outcome = case.run(planned, setting)
-    plans = case.plans(planned)
-    assert plans, "nothing was planned"
-    assert_same(outcome.seen, expected, case.tolerance)
-    for plan in plans:
+def _compare(planned: _Planned, expected: Any) -> int:
+    assert planned.plans, "nothing was planned"
+    assert_same(planned.outcome.seen, expected, planned.case.tolerance)
+    for plan in planned.plans:
         certificate = plan.certificate
         assert certificate.peak_bytes <= certificate.budget_bytes
-        if isinstance(budget, int):
-            assert certificate.budget_bytes == budget
-    if outcome.peak_bytes is not None:
-        (plan,) = plans
-        assert outcome.peak_bytes == plan.certificate.peak_bytes, (
-            f"compiled to {outcome.peak_bytes}, certified {plan.certificate.peak_bytes}"
+        if isinstance(planned.budget, int):
+            assert certificate.budget_bytes == planned.budget
+    peak_bytes = planned.outcome.peak_bytes
+    if peak_bytes is not None:
+        (plan,) = planned.plans
+        assert peak_bytes == plan.certificate.peak_bytes, (
+            f"compiled to {peak_bytes}, certified {plan.certificate.peak_bytes}"
         )
-    if found is not None:
-        found.extend(plans)
-    return len(plans)
+    return len(planned.plans)
 
 
 def assert_same(actual: Any, expected: Any, tolerance: float) -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from differential.program import Loss, layers, normal, program, rows, weights
+from differential.program import Loss, layers, program, rows, weights
 
 WIDE = partial(jax.enable_x64, True)
 

@@ -310,7 +310,7 @@ def normal(*shape: int, dtype: Any = np.float32, seed: int = 0, scale: float = 0
 WIDTH, BATCH = 8, 64
 
 
-def weights(count: int = 3, width: int = WIDTH, dtype: Any = np.float32) -> jax.Array:
+def weights(count: int = 4, width: int = WIDTH, dtype: Any = np.float32) -> jax.Array:
     return normal(count, width, width, dtype=dtype)
 
 

@@ -31,35 +31,35 @@ def folded_loss(ws: Any, x: Any, key: Any) -> Any:
 
 @program(quick=True)
 def typed_keys_split() -> Loss:
-    return Loss(split_loss, (list(weights(2)), rows(), jax.random.key(0)), has_aux=True)
+    return Loss(split_loss, (list(weights(3)), rows(), jax.random.key(0)), has_aux=True)
 
 
 @program()
 def raw_keys_split() -> Loss:
-    return Loss(split_loss, (list(weights(2)), rows(), jax.random.PRNGKey(0)), has_aux=True)
+    return Loss(split_loss, (list(weights(3)), rows(), jax.random.PRNGKey(0)), has_aux=True)
 
 
 @program()
 def typed_keys_folded() -> Loss:
-    return Loss(folded_loss, (list(weights(2)), rows(), jax.random.key(0)))
+    return Loss(folded_loss, (list(weights(3)), rows(), jax.random.key(0)))
 
 
 @program()
 def keys_of_the_hardware() -> Loss:
     key = jax.random.key(0, impl="rbg")
-    return Loss(split_loss, (list(weights(2)), rows(), key), has_aux=True)
+    return Loss(split_loss, (list(weights(3)), rows(), key), has_aux=True)
 
 
 @program()
 def keys_of_the_hardware_unsafe() -> Loss:
     key = jax.random.key(0, impl="unsafe_rbg")
-    return Loss(split_loss, (list(weights(2)), rows(), key), has_aux=True)
+    return Loss(split_loss, (list(weights(3)), rows(), key), has_aux=True)
 
 
 @program()
 def a_key_closed_over() -> Loss:
     key = jax.random.key(4)
-    return Loss(lambda ws, x: folded_loss(ws, x, key), (list(weights(2)), rows()))
+    return Loss(lambda ws, x: folded_loss(ws, x, key), (list(weights(3)), rows()))
 
 
 @program(quick=True)
@@ -118,7 +118,7 @@ def uniform_with_hidden_state() -> Uses:
             x = x + jnp.tanh(x @ w) * mask
         return (x * x).mean()
 
-    args = (list(weights(2)), rows())
+    args = (list(weights(5)), rows())
 
     def use(wrap: Wrap) -> Any:
         step = jax.value_and_grad(wrap(loss, has_aux=True), has_aux=True)
@@ -168,7 +168,7 @@ def keys_under_vmap() -> Loss:
 
         return (jax.vmap(one)(xs, jax.random.split(key, len(xs))) ** 2).mean()
 
-    return Loss(loss, (list(weights(2)), rows(), jax.random.key(3)))
+    return Loss(loss, (list(weights(3)), rows(), jax.random.key(3)))
 
 
 @program()
@@ -179,7 +179,7 @@ def keys_made_from_data() -> Loss:
             x = x + dropout(jax.random.key(seed), jnp.tanh(x @ w))
         return (x * x).mean()
 
-    return Loss(loss, (list(weights(2)), rows()))
+    return Loss(loss, (list(weights(3)), rows()))
 
 
 @program()
@@ -191,7 +191,7 @@ def key_data_and_back() -> Loss:
             x = x + dropout(key, jnp.tanh(x @ w))
         return (x * x).mean(), (key, data)
 
-    return Loss(loss, (list(weights(2)), rows(), jax.random.key(3)), has_aux=True)
+    return Loss(loss, (list(weights(3)), rows(), jax.random.key(3)), has_aux=True)
 
 
 @program()
@@ -208,4 +208,4 @@ def key_in_a_branch() -> Loss:
             )
         return (x * x).mean(), key
 
-    return Loss(loss, (list(weights(2)), rows(), jax.random.key(1)), has_aux=True)
+    return Loss(loss, (list(weights(3)), rows(), jax.random.key(1)), has_aux=True)
