@@ -74,7 +74,7 @@ def trained(
 
 
 def peak_of(fun: Any, args: Any, kwargs: Any, wrap: Wrap, argnums: Any, has_aux: bool) -> int:
-    """The loss with its gradients and all state after it, compiled by itself."""
+    """The loss with its gradients and the state that it changes, compiled by itself."""
     positions = (argnums,) if isinstance(argnums, int) else argnums
 
     def chosen(path: Any, _: Any) -> bool:
@@ -83,10 +83,12 @@ def peak_of(fun: Any, args: Any, kwargs: Any, wrap: Wrap, argnums: Any, has_aux:
     graphdef, params, rest = nnx.split((args, kwargs), nnx.All(nnx.Param, chosen), ...)
 
     def pure(params: Any, rest: Any) -> Any:
-        now = nnx.merge(graphdef, params, rest)
+        now = nnx.merge(graphdef, params, rest, copy=True)
         out = fun(*now[0], **now[1])
         value, aux = out if has_aux else (out, None)
-        return value, (aux, nnx.split(now, nnx.All(nnx.Param, chosen), ...)[2])
+        after = nnx.split(now, nnx.All(nnx.Param, chosen), ...)[2]
+        pairs = zip(jax.tree.leaves(after), jax.tree.leaves(rest), strict=True)
+        return value, (aux, [one for one, before in pairs if one is not before])
 
     step = wrap.jit(jax.value_and_grad(pure, has_aux=True))
     return peak_bytes_of(step.lower(params, rest).compile())
@@ -507,7 +509,7 @@ def split_and_merged_by_hand() -> Uses:
         graphdef, params, rest = nnx.split(Model(nnx.Rngs(0)), nnx.Param, ...)
 
         def loss(params: Any, rest: Any, x: Any) -> Any:
-            model = nnx.merge(graphdef, params, rest)
+            model = nnx.merge(graphdef, params, rest, copy=True)
             value = square(model, x)
             return value, nnx.split(model, nnx.Param, ...)[2]
 
