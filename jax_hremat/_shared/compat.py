@@ -7,6 +7,7 @@ each function.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
@@ -356,6 +357,7 @@ class MeshContext:
     def inside(self, fun: Callable[..., Any]) -> Callable[..., Any]:
         """The function, traced as there."""
 
+        @functools.wraps(fun)
         def run(*args: Any) -> Any:
             with self.entered():
                 return fun(*args)
