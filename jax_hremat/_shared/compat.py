@@ -103,13 +103,13 @@ def context_of(eqn: Any) -> Iterator[None]:
 
 # JAX runs the rules in an equation's parameters (of a `custom_vjp` under `vmap`, say) the first
 # time that they are asked for, and fails if two threads ask at once.
-_RULES = RLock()
+_RULE_LOCK = RLock()
 
 
 def bind_equation(eqn: Any, inputs: Sequence[Any]) -> list[Any]:
     """Evaluate one equation, keeping its scope name, source line and context."""
     params = eqn.primitive.get_bind_params(eqn.params)
-    with _RULES, context_of(eqn):
+    with _RULE_LOCK, context_of(eqn):
         outputs = eqn.primitive.bind(*inputs, **params)
     return list(outputs) if eqn.primitive.multiple_results else [outputs]
 
@@ -219,8 +219,9 @@ def forward_rule(eqn: Any, moving: Sequence[bool]) -> ForwardRule | None:
     if not is_custom_vjp(eqn):
         return None
     num_consts = num_closed_over(eqn)
-    jaxpr, consts = eqn.params["fwd_jaxpr_thunk"].call_wrapped(*moving[num_consts:])
-    _, _, sources = eqn.params["out_trees"]()
+    with _RULE_LOCK:
+        jaxpr, consts = eqn.params["fwd_jaxpr_thunk"].call_wrapped(*moving[num_consts:])
+        _, _, sources = eqn.params["out_trees"]()
     return ForwardRule(eqn, tuple(moving), num_consts, jaxpr, consts, tuple(sources))
 
 
