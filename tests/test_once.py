@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import io_callback
+from jax.experimental import io_callback, pallas
 
 import jax_hremat
 from jax_hremat import InfeasibleBudgetError, PlannerConfig
@@ -126,6 +126,15 @@ def by_pure_callback(x: jax.Array) -> jax.Array:
     return x * jax.pure_callback(np.sin, jax.typeof(fixed), fixed)
 
 
+def by_a_kernel(x: jax.Array) -> jax.Array:
+    def kernel(x_ref: Any, y_ref: Any) -> None:
+        y_ref[...] = jnp.sin(x_ref[...])
+        pallas.debug_print("{}", x_ref[0, 0])
+
+    fixed = lax.stop_gradient(x)
+    return x * pallas.pallas_call(kernel, out_shape=jax.typeof(fixed), interpret=True)(fixed)
+
+
 def with_a_ref_inside(x: jax.Array) -> jax.Array:
     def step(carry: jax.Array, _: None) -> tuple[jax.Array, None]:
         ref = jax.new_ref(jnp.sin(carry))
@@ -142,7 +151,7 @@ def with_a_ref_inside(x: jax.Array) -> jax.Array:
         *((f, "rng_uniform") for f in (in_function, in_forward_rule, in_tangent_rule)),
         (told_outside, "io_callback"),
         (by_foreign_call, "ffi_call"),
-        *((f, "") for f in (debugged, printed, by_bit_generator, by_pure_callback)),
+        *((f, "") for f in (debugged, printed, by_bit_generator, by_pure_callback, by_a_kernel)),
         (with_a_ref_inside, ""),
     ],
 )

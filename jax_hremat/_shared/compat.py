@@ -25,6 +25,7 @@ from jax._src import (
     config,
     core,
     custom_derivatives,
+    debugging,
     linear_util,
     sharding_impls,
     source_info_util,
@@ -38,7 +39,7 @@ from jax._src.lib import (
     xla_client,  # pyright: ignore[reportPrivateImportUsage]
 )
 from jax._src.state import discharge
-from jax._src.state.types import AbstractRef
+from jax._src.state.types import AbstractRef, RefEffect
 from jax.extend import core as jex_core
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func as func_dialect
@@ -462,23 +463,40 @@ def no_compilation_cache() -> Iterator[None]:
         yield
 
 
+# Effects of what may run again: unordered debugging callbacks, as under `jax.checkpoint`; and those
+# that only say which axes, or which mutable arrays of its own, an operation works on.
+_MAY_RUN_AGAIN = (
+    debugging.DebugEffect,
+    core.NamedAxisEffect,
+    core.InternalMutableArrayEffect,
+    RefEffect,
+)
 # Primitives that declare no effect and draw on state that no argument shows.
 _HIDDEN_STATE = frozenset({"rng_uniform"})
 
 
 def run_once_equation(eqn: Any) -> Any | None:
-    """The equation, or the first one inside it at any depth, that must run exactly once; None if
-    it may run again.
+    """The equation, or the first one inside it at any depth, that must run exactly once: one with
+    another effect, or that draws on hidden state. None if it may run again."""
+    if not _must_run_once(eqn):
+        return None
+    inside = next(filter(_must_run_once, _inner_equations(eqn)), None)
+    return eqn if inside is None else run_once_equation(inside)
 
-    It must where it draws on hidden state, or has an effect that `jax.checkpoint` does not allow
-    in what it recomputes. Unordered debugging callbacks it does allow.
-    """
-    forbidden = effects_lib.remat_allowed_effects.filter_not_in(eqn.effects)
-    inside = (e for body in inner_jaxprs(eqn) for e in open_jaxpr(body).eqns)
-    found = next((e for e in map(run_once_equation, inside) if e is not None), None)
-    if found is None and (forbidden or eqn.primitive.name in _HIDDEN_STATE):
-        return eqn
-    return found
+
+def _must_run_once(eqn: Any) -> bool:
+    # What is only in effect inside, as in a kernel, is no effect of the equation.
+    lasting = any(not isinstance(effect, _MAY_RUN_AGAIN) for effect in eqn.effects)
+    return lasting or _draws_on_hidden_state(eqn)
+
+
+def _draws_on_hidden_state(eqn: Any) -> bool:
+    inside = _inner_equations(eqn)
+    return eqn.primitive.name in _HIDDEN_STATE or any(map(_draws_on_hidden_state, inside))
+
+
+def _inner_equations(eqn: Any) -> Iterator[Any]:
+    return (e for body in inner_jaxprs(eqn) for e in open_jaxpr(body).eqns)
 
 
 def is_ref(aval: Any) -> bool:
@@ -516,9 +534,8 @@ def without_refs(jaxpr: Any) -> Any:
 
 def _has_derivative_rule(eqn: Any) -> bool:
     """Whether it, or anything in it, is a function with a derivative rule of its own."""
-    inside = (e for body in inner_jaxprs(eqn) for e in open_jaxpr(body).eqns)
     is_rule = eqn.primitive.name.startswith(("custom_jvp", "custom_vjp"))
-    return is_rule or any(map(_has_derivative_rule, inside))
+    return is_rule or any(map(_has_derivative_rule, _inner_equations(eqn)))
 
 
 def _lasting_ref(what: str) -> UnsupportedProgramError:
