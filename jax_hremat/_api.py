@@ -49,8 +49,8 @@ def plan_remat(
 
     Args:
         fun: The loss: returns a scalar, or `(scalar, aux)` if `has_aux`.
-        budget: Bytes; a text such as `"70GiB"` or `"70GB"`; or a float in (0, 1], a fraction of
-            the compiled peak without rematerialization.
+        budget: Bytes; a text such as `"70GiB"` or `"70GB"`; or a float in (0, 1] or a text such as
+            `"90%"`, a share of the compiled peak without rematerialization.
         max_slowdown: In place of a budget: a ratio of step times, at least 1.
         argnums: Positional arguments that are differentiated, as in `jax.grad`.
         has_aux: As in `jax.grad`.
@@ -81,7 +81,11 @@ def plan_remat(
     `jax.sharding.NamedSharding`), all bytes are of one device, and each gradient lies as its
     argument does. Shardings of arguments that are being traced, inside a `jit`, are not known.
 
-    Unchecked: that the step is jitted with `compiler_options(target)` and alone in memory.
+    A budget beyond what one device of the target has is pointed out by an `HRematWarning`; the
+    memory of a CPU is not known.
+
+    Unchecked: that the step is jitted with `compiler_options(target)`, where the target has some,
+    and alone in memory.
 
     >>> import jax, jax.numpy as jnp, jax_hremat
     >>> loss = lambda w, x: jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ w) ** 2)
@@ -199,6 +203,9 @@ def apply_plan(fun: Callable[..., Any], plan: RematPlan) -> Callable[..., Any]:
     Raises (when called):
         StalePlanError: The traced program is not the one the plan is for; the first difference
             is named.
+
+    When it is lowered for another platform than that of the certificate, an `HRematWarning` says
+    so. The options it is compiled with are not known then, and not checked.
     """
     return planned_function(fun, GivenPlan(plan), plan.argnums, plan.has_aux)
 

@@ -52,6 +52,10 @@ def returns_three():
 
 def fails_inside():
     return len(None)
+
+
+def fails_when_traced():
+    return (lambda params, x: x.nothing), (jnp.ones(3), jnp.ones(3))
 """
 
 
@@ -159,7 +163,7 @@ def test_doctor_with_an_unwritable_cache(
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (("plan", "cli_problem", "--budget", "0.5"), 2, "is not package.module:function"),
+        (("plan", "cli_problem", "--budget", "0.5"), 2, "is not package.module:function nor"),
         (("plan", "cli_nowhere:problem", "--budget", "0.5"), 2, "no module 'cli_nowhere'"),
         (("plan", "cli_problem:nothing", "--budget", "0.5"), 2, "it has: loss_fn, problem"),
         (("plan", "cli_problem:takes_one", "--budget", "0.5"), 2, "must take no arguments"),
@@ -170,6 +174,9 @@ def test_doctor_with_an_unwritable_cache(
         (("plan", "cli_problem:problem", "--budget", "1GB", "--argnums", "a"), 2, "is not 0 or"),
         (("plan", "cli_problem:problem", "--budget", "1GB", "--target", "h20"), 1, "'h200'?"),
         (("plan", "cli_problem:problem", "--budget", "1GB", "-o", "no/p.json"), 1, "no/p.json"),
+        (("plan", "cli_problem:problem", "--budget", "140%"), 1, "at most 100 %"),
+        (("plan", "./cli_nowhere.py:problem", "--budget", "1GB"), 2, "no Python file"),
+        (("plan", "./cli_problem.py", "--budget", "1GB"), 2, "is not package.module:function"),
         (("explain", "nowhere.json"), 2, "does not exist"),
         (("explain", "cli_problem.py"), 1, "is not a saved plan"),
         (("doctor", "--target", "h20"), 1, "'h200'?"),
@@ -186,6 +193,55 @@ def test_wrong_input(
     assert "Traceback" not in result.output
 
 
-def test_errors_of_the_users_own_code_keep_their_traceback(run: Callable[..., Result]) -> None:
+@pytest.mark.parametrize("name", ["fails_inside", "fails_when_traced"])
+def test_errors_of_the_users_own_code_are_shown_from_there_on(
+    run: Callable[..., Result], name: str
+) -> None:
+    result = run("plan", f"cli_problem:{name}", "--budget", "0.5", "--target", "cpu")
+    assert result.exit_code == 1
+    lines = [line for line in result.output.splitlines() if line.startswith("  File ")]
+    assert "cli_problem.py" in lines[0]
+    assert not any("jax_hremat" in line or "click" in line for line in lines)
+    assert "\nTypeError: " in result.output or "\nAttributeError: " in result.output
+
+
+def test_an_error_of_the_command_is_not_taken_for_the_users(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jax_hremat.plan_remat", None)
     with pytest.raises(TypeError, match="NoneType"):
-        run("plan", "cli_problem:fails_inside", "--budget", "0.5", "--target", "cpu")
+        run("plan", "cli_problem:problem", "--budget", "0.5", "--target", "cpu")
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_a_problem_in_a_file(run: Callable[..., Result], tmp_path: Path, absolute: bool) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "cli_beside.py").write_text("from cli_problem import loss_fn")
+    text = MODULE.replace("def problem", "from cli_beside import loss_fn\n\n\ndef problem")
+    (tmp_path / "sub" / "cli_file.py").write_text(text)
+    path = tmp_path / "sub" / "cli_file.py" if absolute else "./sub/cli_file.py"
+    found = run("plan", f"{path}:problem", "--budget", "90%", "--target", "cpu", "-q")
+    assert found.exit_code == 0, found.output
+
+
+def test_an_output_that_cannot_be_written_is_found_before_planning(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jax_hremat.plan_remat", None)
+    target = ("--budget", "0.5", "--target", "cpu", "-o")
+    for output in ("no/p.json", "/proc/p.json", "."):
+        result = run("plan", "cli_problem:problem", *target, output)
+        assert result.exit_code != 0 and output in result.output
+
+
+def test_without_a_gpu_none_is_started(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setattr(jax.config, "update", lambda *args: asked.append(args))
+    for found, expected in ((False, [("jax_platforms", "cpu")]), (True, [])):
+        asked.clear()
+        monkeypatch.setattr("jax_hremat._cli.commands._has_gpu", lambda found=found: found)
+        run("plan", "cli_problem:returns_three", "--budget", "0.5")
+        assert asked == expected

@@ -20,6 +20,7 @@ from jax_hremat._partition.blocks import make_block
 from jax_hremat._planner.bench import PlannerConfig, prepare
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.goals import Terms, plan_for
+from jax_hremat._program.barrier import KeptApart
 from jax_hremat._program.graph import build_graph
 from jax_hremat._program.region import Region
 from jax_hremat._program.replay import replay
@@ -212,7 +213,7 @@ def layers_loss(policy: Any, params: Any, x: jax.Array) -> jax.Array:
         return gated(own, self_attention(own, x))
 
     if policy is not None:
-        layer = jax.checkpoint(layer, policy=policy)
+        layer = jax.checkpoint(layer, policy=KeptApart(policy))
     for own in params:
         x = layer(own, x)
     return jnp.mean(x**2)

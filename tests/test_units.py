@@ -36,6 +36,17 @@ def test_a_float_up_to_one_is_a_fraction(fraction: float) -> None:
     assert parse_budget(fraction).resolve_bytes(10**6) == int(fraction * 10**6)
 
 
+@pytest.mark.parametrize(("text", "fraction"), [("50%", 0.5), (" 12.5 % ", 0.125), ("100%", 1.0)])
+def test_a_text_in_per_cent_is_a_fraction(text: str, fraction: float) -> None:
+    assert parse_budget(text) == Budget(fraction=fraction)
+
+
+@pytest.mark.parametrize("text", ["%", "0%", "-5%", "101%", "1e2%", "nan%", "5%%", "5GiB%"])
+def test_other_texts_in_per_cent_are_refused(text: str) -> None:
+    with pytest.raises(BudgetFormatError, match="at most 100 %"):
+        parse_budget(text)
+
+
 def test_a_budget_and_an_int_pass_through() -> None:
     budget = parse_budget(7)
     assert budget == Budget(bytes=7)

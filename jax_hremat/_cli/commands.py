@@ -3,39 +3,64 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.util
 import os
-import sys
-import traceback
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
+import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import jax_hremat
 from jax_hremat._cli.doctor import check_all
+from jax_hremat._cli.problem import load_problem
+from jax_hremat._cli.users_errors import users_traceback
 from jax_hremat._shared.errors import HRematError
 from jax_hremat._shared.format import format_bytes
 from jax_hremat._shared.text import plain_table
 from jax_hremat._shared.units import parse_budget
 
-_PROBLEM_HELP = """PROBLEM is `package.module:function`: a function without parameters that returns
-`(loss_fn, args)`, the loss and the tuple of its arguments (arrays or jax.ShapeDtypeStruct).
-The current folder is searched first."""
+_PROBLEM_HELP = """PROBLEM is `package.module:function` or `path/to/file.py:function`: a function
+without parameters that returns `(loss_fn, args)`, the loss and the tuple of its arguments (arrays
+or jax.ShapeDtypeStruct). For a module, the current folder is searched first."""
+
+
+class _Output(click.Path):
+    """A file that can be written, found out before anything is planned."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        try:
+            with tempfile.TemporaryFile(dir=Path(path).parent):
+                return path
+        except OSError as error:
+            raise click.FileError(path, hint=error.strerror or str(error)) from error
+
+
+_OUTPUT = _Output(dir_okay=False, writable=True)
 
 
 class _Group(click.Group):
-    """Shows the library's refusals as messages, without a traceback."""
+    """Shows the library's refusals as messages, and the user's own errors from their code on."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except HRematError as error:
             raise click.ClickException(f"{type(error).__name__}: {error}") from error
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            text = users_traceback(error, around=(jax_hremat, click, jax))
+            if text is None:
+                raise
+            click.echo(text, err=True)
+            ctx.exit(1)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -80,9 +105,9 @@ _planning_options = _with_options(
 @main.command(help=f"Plan a loss function's training step.\n\n{_PROBLEM_HELP}")
 @_problem_options
 @_planning_options
-@click.option("--budget", help='Bytes, "40GiB", or a fraction of the peak as it is: 0.5.')
+@click.option("--budget", help='Bytes, "40GiB", or a share of the peak as it is: 0.5, 50%.')
 @click.option("--max-slowdown", type=float, help="In place of a budget: least memory at 1.1 x.")
-@click.option("--output", "-o", type=click.Path(dir_okay=False), help="Save the plan here (JSON).")
+@click.option("--output", "-o", type=_OUTPUT, help="Save the plan here (JSON).")
 def plan(
     problem: str,
     budget: str | None,
@@ -112,8 +137,8 @@ def plan(
 @_problem_options
 @_planning_options
 @click.option("--points", default=8, show_default=True, type=click.IntRange(min=2))
-@click.option("--output", "-o", type=click.Path(dir_okay=False), help="Save the table (CSV).")
-@click.option("--plot", type=click.Path(dir_okay=False), help="Save a picture (PNG, SVG, PDF).")
+@click.option("--output", "-o", type=_OUTPUT, help="Save the table (CSV).")
+@click.option("--plot", type=_OUTPUT, help="Save a picture (PNG, SVG, PDF).")
 def pareto(
     problem: str, points: int, output: str | None, plot: str | None, quiet: bool, **options: Any
 ) -> None:
@@ -137,7 +162,7 @@ def pareto(
 @click.argument("path", type=click.Path(exists=True, dir_okay=False))
 @_problem_options
 @click.option("--budget", required=True, help="As for `jax-hremat plan`.")
-@click.option("--output", "-o", type=click.Path(dir_okay=False), help="Save the plan here (JSON).")
+@click.option("--output", "-o", type=_OUTPUT, help="Save the plan here (JSON).")
 def certify(
     path: str,
     problem: str,
@@ -162,7 +187,7 @@ def certify(
 
 @main.command()
 @click.argument("path", type=click.Path(exists=True, dir_okay=False))
-@click.option("--html", type=click.Path(dir_okay=False), help="Write one page with pictures here.")
+@click.option("--html", type=_OUTPUT, help="Write one page with pictures here.")
 def explain(path: str, html: str | None) -> None:
     """Show what a saved plan does: certificate, every block, the largest buffers."""
     plan = jax_hremat.RematPlan.load(path)
@@ -192,7 +217,7 @@ def targets() -> None:
 
 
 @main.command()
-@click.option("--output", "-o", required=True, type=click.Path(dir_okay=False), help="TOML file.")
+@click.option("--output", "-o", required=True, type=_OUTPUT, help="TOML file.")
 def calibrate(output: str) -> None:
     """Measure the attached device, for plans made elsewhere: --target FILE."""
     with _progress(quiet=False) as progress:
@@ -250,45 +275,19 @@ def _budget(text: str) -> int | float | str:
 
 
 def _load(problem: str, target: str | None) -> tuple[Callable[..., Any], Sequence[Any]]:
-    """The loss and its arguments that a `package.module:function` returns."""
-    if target is not None:
+    """The loss and its arguments; without starting a GPU that is not needed or not there."""
+    if target is not None or not _has_gpu():
         _without_gpu()
-    module_name, colon, name = problem.partition(":")
-    if not (module_name and colon and name):
-        raise click.BadParameter(f"{problem!r} is not package.module:function")
-    sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise click.BadParameter(
-            f"there is no module {error.name!r} here or among the installed packages"
-        ) from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        public = ", ".join(n for n, v in vars(module).items() if callable(v) and n[0] != "_")
-        raise click.BadParameter(f"{module_name} has no function {name!r}; it has: {public}")
-    try:
-        made = function()
-    except TypeError as error:
-        # Only a call that cannot be made at all is the command's affair.
-        if traceback.extract_tb(error.__traceback__)[-1].name != "_load":
-            raise
-        raise click.BadParameter(
-            f"{problem} must take no arguments and return (loss_fn, args): {error}"
-        ) from error
-    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
-        raise click.BadParameter(
-            f"{problem} must return (loss_fn, args), and returned {type(made).__name__}"
-        )
-    return made[0], made[1]
+    return load_problem(problem)
+
+
+def _has_gpu() -> bool:
+    """Whether a driver has put a GPU's device file in place."""
+    return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
 
 
 def _without_gpu() -> None:
     """Nothing is run, so no GPU is started; JAX's CUDA plugin would fail where there is none."""
-    import jax
-
     if not os.environ.get("JAX_PLATFORMS"):
         jax.config.update("jax_platforms", "cpu")
 

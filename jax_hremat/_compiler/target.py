@@ -136,8 +136,7 @@ def list_targets() -> tuple[str, ...]:
 def compiler_options(target: str | os.PathLike[str] | Target | None = None) -> dict[str, str]:
     """Returns what to pass to ``jax.jit(..., compiler_options=...)`` for plans to hold.
 
-    On the CPU, XLA merges recomputed operations back into the first ones unless told not to;
-    on GPUs nothing is needed and the dict is empty.
+    The packaged targets need none, and the dict is empty; a target file of your own may name some.
 
     Args:
         target: As for `get_target`.

@@ -23,9 +23,11 @@ _UNITS_BYTES = {
     "pib": 2**50,
 }
 _AMOUNT = re.compile(r"([0-9]*\.?[0-9]+|[0-9]+\.)(e\+?[0-9]{1,3})?\s*([a-z]*)", re.ASCII)
+_PERCENT = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", re.ASCII)
 _ACCEPTED = (
     'an integer number of bytes (75161927680), a text with a unit ("70GiB", "70 GB", "512MiB"), '
-    "or a fraction of the step's peak without rematerialization as a float in (0, 1] (0.9)"
+    "or a share of the step's peak without rematerialization, as a float in (0, 1] (0.9) or a "
+    'text ("90%")'
 )
 
 
@@ -103,8 +105,9 @@ def parse_budget(budget: int | float | str | Budget | None) -> Budget:
         budget: An integer number of bytes above 0; a text, which is a number of bytes or a
             number with one of the units B, kB, MB, GB, TB, PB (powers of 1000) and KiB, MiB,
             GiB, TiB, PiB (powers of 1024), case and spaces ignored, rounded down to whole
-            bytes; a float in (0, 1], a fraction of the step's peak without rematerialization;
-            or a `Budget`, returned as it is. NumPy's numbers are read as Python's.
+            bytes; a float in (0, 1] or a text such as "90%", a share of the step's peak without
+            rematerialization; or a `Budget`, returned as it is. NumPy's numbers are read as
+            Python's.
             A unit without its B ("70G") is refused, since it is read both ways in the wild.
 
     Returns:
@@ -119,6 +122,8 @@ def parse_budget(budget: int | float | str | Budget | None) -> Budget:
     # A bool is an int to Python, and never a budget to its writer.
     if isinstance(budget, bool) or not isinstance(budget, int | float | str):
         raise _refuse(budget, f"it is {_type_words(budget)}")
+    if isinstance(budget, str) and budget.rstrip().endswith("%"):
+        return Budget(fraction=_share(budget))
     if isinstance(budget, str):
         return Budget(bytes=_text_bytes(budget))
     if isinstance(budget, float):
@@ -131,6 +136,13 @@ def parse_budget(budget: int | float | str | Budget | None) -> Budget:
 def _plain(value: Any) -> Any:
     """A NumPy scalar as Python's own."""
     return value.item() if isinstance(value, np.generic) else value
+
+
+def _share(text: str) -> float:
+    number = text.rstrip().removesuffix("%").strip()
+    if not _PERCENT.fullmatch(number) or not 0 < float(number) <= 100:
+        raise _refuse(text, "a share of memory is above 0 % and at most 100 %")
+    return float(number) / 100
 
 
 def _text_bytes(text: str) -> int:

@@ -1,0 +1,73 @@
+"""`package.module:function` or `path/to/file.py:function` -> the loss and its arguments."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+
+
+def load_problem(problem: str) -> tuple[Callable[..., Any], Sequence[Any]]:
+    """What the named function returns.
+
+    Raises:
+        click.BadParameter: There is no such module or function, or it is of another form.
+        Whatever the module and the function raise themselves.
+    """
+    where, colon, name = problem.rpartition(":")
+    if not (where and colon and name):
+        raise click.BadParameter(
+            f"{problem!r} is not package.module:function nor path/to/file.py:function"
+        )
+    module = _from_file(where) if where.endswith(".py") or os.sep in where else _named(where)
+    function = getattr(module, name, None)
+    if not callable(function):
+        public = ", ".join(n for n, v in vars(module).items() if callable(v) and n[0] != "_")
+        raise click.BadParameter(f"{where} has no function {name!r}; it has: {public}")
+    try:
+        made = function()
+    except TypeError as error:
+        # Only a call that cannot be made at all is the command's affair.
+        if traceback.extract_tb(error.__traceback__)[-1].name != load_problem.__name__:
+            raise
+        raise click.BadParameter(
+            f"{problem} must take no arguments and return (loss_fn, args): {error}"
+        ) from error
+    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
+        raise click.BadParameter(
+            f"{problem} must return (loss_fn, args), and returned {type(made).__name__}"
+        )
+    return made[0], made[1]
+
+
+def _named(name: str) -> ModuleType:
+    sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise click.BadParameter(
+            f"there is no module {error.name!r} here or among the installed packages"
+        ) from error
+
+
+def _from_file(text: str) -> ModuleType:
+    """A file as a module; what lies beside it can be imported, as when it is run."""
+    path = Path(text).expanduser().resolve()
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise click.BadParameter(f"there is no Python file {text!r}")
+    sys.path.insert(0, str(path.parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
