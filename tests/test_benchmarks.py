@@ -60,6 +60,19 @@ def test_the_page_of_the_table_says_what_the_data_say() -> None:
     assert text == benchmark("table").page("h200", data_of("h200"))
 
 
+def test_the_page_of_attention_says_what_the_data_say() -> None:
+    text = (command.DOCS / "attention-h200.md").read_text()
+    assert text == benchmark("attention").page("h200", data_of("attention-h200"))
+
+
+def test_attention_is_priced_as_its_flops_say() -> None:
+    for one in data_of("attention-h200"):
+        if "cudnn" in one["description"]:
+            for row in one["hand"]:
+                by_flops = row["forwards"] * one["forward_s"] + one["layers"] * one["backward_s"]
+                assert row["attention_s"] == pytest.approx(by_flops, rel=0.1)
+
+
 def test_the_page_of_equality_says_what_the_data_say() -> None:
     (data,) = (d for f, d in command.read(command.DOCS / "data").items() if f.stem == "equality")
     assert (command.DOCS / "equality.md").read_text() == equality.page(data)
