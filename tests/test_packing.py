@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from jax_hremat._modes.packing import pareto_packings
 from jax_hremat._modes.runs import Run
-from jax_hremat._solve.backend import SolverConfig
 
 MIB = 2**20
-EXACT = SolverConfig(relative_gap=0.0)
 QUICK = settings(max_examples=25, deadline=None, derandomize=True)
 
 
@@ -46,7 +44,7 @@ def test_every_bound_is_met_as_fast_as_enumeration_can(candidates: list[Run], co
         (sum(r.freed_bytes for r in s), sum(r.added_s for r in s)) for s in disjoint_sets(useful)
     ]
     # Wrapping nothing is always possible, and never among the answers.
-    answers = pareto_packings(candidates, EXACT, count)
+    answers = pareto_packings(candidates, count)
     found = [(0, 0.0), *((p.freed_bytes, p.added_s) for p in answers)]
     most = max(freed for freed, _ in choices)
     for step in range(count + 1):
@@ -59,7 +57,7 @@ def test_every_bound_is_met_as_fast_as_enumeration_can(candidates: list[Run], co
 @given(runs())
 @QUICK
 def test_runs_are_disjoint_and_sums_are_theirs(candidates: list[Run]) -> None:
-    answers = pareto_packings(candidates, EXACT, 3)
+    answers = pareto_packings(candidates, 3)
     for packing in answers:
         assert packing.runs
         assert set(packing.runs) <= set(candidates)
@@ -67,12 +65,12 @@ def test_runs_are_disjoint_and_sums_are_theirs(candidates: list[Run]) -> None:
         assert packing.freed_bytes == sum(r.freed_bytes for r in packing.runs)
         assert packing.added_s == pytest.approx(sum(r.added_s for r in packing.runs))
     assert len({p.runs for p in answers}) == len(answers)
-    assert pareto_packings(candidates, EXACT, 3) == answers
+    assert pareto_packings(candidates, 3) == answers
 
 
 def test_runs_that_make_the_step_faster_are_in_every_answer() -> None:
     faster, dear, alone = run(0, 4, 1, -2.0), run(4, 8, 30, 5.0), run(2, 3, 40, 90.0)
-    answers = pareto_packings([faster, dear, alone], EXACT, 4)
+    answers = pareto_packings([faster, dear, alone], 4)
     assert answers[0].runs == (faster,)
     assert answers[1].runs == (faster, dear)
     # Freeing the most takes the run that overlaps the fast one.
@@ -81,12 +79,12 @@ def test_runs_that_make_the_step_faster_are_in_every_answer() -> None:
 
 def test_a_run_that_is_faster_but_frees_nothing_is_still_taken() -> None:
     free = run(0, 2, 0, -1.0)
-    assert pareto_packings([free], EXACT, 2)[0].runs == (free,)
+    assert pareto_packings([free], 2)[0].runs == (free,)
 
 
 def test_useless_runs_give_no_packing() -> None:
-    assert pareto_packings([], EXACT, 3) == ()
-    assert pareto_packings([run(0, 2, 0, 1.0), run(3, 4, -5, 0.0)], EXACT, 3) == ()
+    assert pareto_packings([], 3) == ()
+    assert pareto_packings([run(0, 2, 0, 1.0), run(3, 4, -5, 0.0)], 3) == ()
 
 
 @pytest.mark.parametrize(

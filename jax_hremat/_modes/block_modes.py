@@ -159,7 +159,7 @@ class BlockSearch:
             for run, cost in alone.items()
         }
         count = max(1, self._config.max_packings)
-        packings = pareto_packings(list(by_measure), self._solver, count)
+        packings = pareto_packings(list(by_measure), count)
         options = [_option(self._block.start, mode, cost) for mode, cost in measured.items()]
         modes = []
         for packing in packings:

@@ -1,23 +1,16 @@
-"""Which measured runs of a block to wrap together: the block's program.
+"""Which measured runs of a block to checkpoint together: weighted interval scheduling.
 
-Glossary
-    i       a run that was compiled alone: it frees m_i bytes and adds t_i seconds
-    z_i     1 if run i is wrapped
-    e       an operation of the block
-
-Effects of runs that do not overlap add up (measured: docs/devdocs/costs.md).
+Effects of runs that do not overlap add up (measured: docs/devdocs/costs.md), so each set of
+disjoint runs is a point of bytes freed and seconds added, and few of them are not dominated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from jax_hremat._modes.runs import Run
-from jax_hremat._solve.backend import SolverConfig, Status, solve
-from jax_hremat._solve.modelling import cp
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,46 +23,53 @@ class Packing:
         added_s: Sum over the runs; may be negative.
     """
 
-    runs: tuple[Run, ...]
-    freed_bytes: int
-    added_s: float
+    runs: tuple[Run, ...] = ()
+    freed_bytes: int = 0
+    added_s: float = 0.0
+
+    def extended(self, run: Run) -> Packing:
+        """The set with one more run, after all of its own."""
+        return Packing(
+            (*self.runs, run), self.freed_bytes + run.freed_bytes, self.added_s + run.added_s
+        )
 
 
-def pareto_packings(runs: Sequence[Run], config: SolverConfig, count: int) -> tuple[Packing, ...]:
+def pareto_packings(runs: Sequence[Run], count: int) -> tuple[Packing, ...]:
     """Least added time for a sweep of bytes to free, from none to as much as can be freed.
 
-    The first answer has no byte bound: where wrapping a run makes the step faster, it is in it.
+    The first answer has no byte bound: where checkpointing a run makes the step faster, it is in
+    it.
+
+    Args:
+        runs: Each with what it frees and adds alone.
+        count: How many byte bounds above none.
     """
-    useful = [r for r in runs if r.freed_bytes > 0 or r.added_s < 0]
-    if not useful:
-        return ()
-    freed = np.array([r.freed_bytes / 2**20 for r in useful])
-    added = np.array([r.added_s * 1e3 for r in useful])
-    z = cp.Variable(len(useful), boolean=True)
-
-    # No operation is in two runs:  Σ_{i ∋ e} z_i ≤ 1, only for the e where a run starts.
-    starts = sorted({r.start for r in useful})
-    cover = np.array([[r.start <= e < r.stop for r in useful] for e in starts], dtype=float)
-    disjoint = cover @ z <= 1
-
-    # Most that can be freed:  max Σ_i m_i z_i.
-    most = solve(cp.Problem(cp.Minimize(-(freed @ z)), [disjoint]), config)
-    limit = -most.objective
+    useful = sorted(
+        (r for r in runs if r.freed_bytes > 0 or r.added_s < 0), key=lambda r: (r.stop, r.start)
+    )
+    stops = [run.stop for run in useful]
+    # best[i]: the sets of the first i runs that no other one beats.
+    best = [[Packing()]]
+    for run in useful:
+        before = best[bisect_right(stops, run.start)]
+        best.append(_undominated([*best[-1], *(packing.extended(run) for packing in before)]))
+    most_bytes = max(packing.freed_bytes for packing in best[-1])
     answers: list[Packing] = []
     for step in range(count + 1):
-        # Least time that frees enough:  min Σ_i t_i z_i  s.t.  Σ_i m_i z_i ≥ M.
-        bound = limit * step / count * (1 - 1e-9)
-        constraints = [disjoint, freed @ z >= bound] if step else [disjoint]
-        objective = cp.Minimize(added @ z - 1e-6 * (freed @ z))
-        outcome = solve(cp.Problem(objective, constraints), config)
-        if outcome.status is Status.INFEASIBLE or z.value is None:
-            continue
-        picked = tuple(r for r, on in zip(useful, z.value, strict=True) if on > 0.5)
-        packing = Packing(
-            runs=tuple(sorted(picked, key=lambda r: r.start)),
-            freed_bytes=sum(r.freed_bytes for r in picked),
-            added_s=sum(r.added_s for r in picked),
+        bound_bytes = most_bytes * step / count if step else -float("inf")
+        answer = min(
+            (p for p in best[-1] if p.freed_bytes >= bound_bytes),
+            key=lambda p: (p.added_s, -p.freed_bytes),
         )
-        if packing.runs and packing not in answers:
-            answers.append(packing)
+        if answer.runs and answer not in answers:
+            answers.append(answer)
     return tuple(answers)
+
+
+def _undominated(packings: Iterable[Packing]) -> list[Packing]:
+    """Those than which no other one frees as much in as little time, fastest first."""
+    kept: list[Packing] = []
+    for packing in sorted(packings, key=lambda p: (p.added_s, -p.freed_bytes)):
+        if not kept or packing.freed_bytes > kept[-1].freed_bytes:
+            kept.append(packing)
+    return kept
