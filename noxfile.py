@@ -82,6 +82,8 @@ def examples(session: nox.Session) -> None:
     for name in ("fit_llama", "nnx_vit", "unet_diffusion", "encoder_decoder", "too_small"):
         session.run("python", f"examples/{name}.py")
     session.run("python", "examples/train_yaml.py", "examples/mixer.yaml")
+    session.install(".[gpu-aot-cudnn]")
+    session.run("python", "examples/fused_attention.py")
 
 
 @nox.session(python=OLDEST_PYTHON)
@@ -108,9 +110,9 @@ def build(session: nox.Session) -> None:
 @nox.parametrize(
     "of",
     "table scale planning recurrence frontier optimum partitioners equality times training "
-    "batches mesh".split(),
+    "batches mesh attention".split(),
 )
 def benchmarks(session: nox.Session, of: str) -> None:
     """One of the benchmarks (many minutes): `nox -s "benchmarks(of='scale')" -- --models lstm`."""
-    session.install(".[examples,gpu-aot,plot]")
+    session.install(".[examples,gpu-aot-cudnn,plot]")
     session.run("python", "-m", f"benchmarks.{of}", *session.posargs)

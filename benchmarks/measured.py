@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +10,7 @@ from typing import Any
 
 import jax_hremat
 from benchmarks import zoo
+from benchmarks.device import machine
 from jax_hremat._compiler.compile import compiler_versions
 from jax_hremat._cost.certify import compile_step
 from jax_hremat._modes.roles import PRESETS
@@ -192,7 +191,7 @@ def setting_of(problem: zoo.Problem, target_name: str) -> dict[str, Any]:
         description=problem.description,
         target=target_name,
         versions=compiler_versions(),
-        machine=f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, no GPU",
+        machine=machine(),
         date=time.strftime("%Y-%m-%d"),
     )
 

@@ -1,13 +1,15 @@
-"""Estimated beside measured step times, on the CPU.
+"""Estimated beside measured step times, on the CPU or on the attached GPU.
 
-Each model is planned for this CPU, its rates measured first, at a size that runs; the step as it
+Each model is planned for this device, its rates measured first, at a size that runs; the step as it
 was written, the emitted one without rematerialization, standard plans and plans of the frontier
-are run on real inputs, in turn, several times over.
+are run on real inputs, in turn, several times over. On a GPU the memory that they take is measured
+too, and their times are also estimated with the published rates.
 
     python -m benchmarks.times --models gpt2-small lstm --size small --target cpu
+    python -m benchmarks.times --models gpt2-6 gpt2-small encdec vit --target h200
 
 writes one JSON file a model below `docs/data/times-cpu/`; `--page` makes `docs/times-cpu.md`. Run
-it on a quiet machine: nothing else may compete for its cores.
+it on a quiet machine: nothing else may compete for its cores or its GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +26,12 @@ from scipy.stats import spearmanr
 
 import jax_hremat
 from benchmarks import command, zoo
+from benchmarks.device import Timed, is_attached, measured_peak_bytes, timed_in_turn
 from benchmarks.measured import Facts, candidates_of, mib, prepared
+from jax_hremat._compiler.compile import memory_stats
+from jax_hremat._compiler.rates import rates
+from jax_hremat._hlo.parse import parse_hlo
+from jax_hremat._hlo.roofline import estimate_step
 from jax_hremat._planner.candidates import Candidate, Candidates
 from jax_hremat._planner.rounds import Rounds
 from jax_hremat._program.emit import emit
@@ -44,28 +50,26 @@ _KEEP_PAGES = {"M_MMAP_MAX": (-4, 0), "M_ARENA_MAX": (-8, 1), "M_TRIM_THRESHOLD"
 
 
 @dataclass(frozen=True)
-class Timed:
-    """Runs of one step: the median, and the difference of the upper and the lower quartile."""
-
-    median_s: float
-    spread_s: float
-
-
-@dataclass(frozen=True)
 class Pair:
     """One plan, estimated and run.
 
     Attributes:
         checkpoints: `jax.checkpoint` regions in it.
-        peak_bytes: Compiled peak.
-        estimated_s: Roofline.
+        peak_bytes: Peak of the executable that was run, as compiled.
+        certified_bytes: The same of the one that the planner looked at.
+        estimated_s: Roofline with measured rates.
+        published_s: Roofline with the target's published rates and efficiencies.
         measured: Its runs.
+        measured_peak_bytes: The device's memory at its peak; None if the device does not say.
     """
 
     checkpoints: int
     peak_bytes: int
+    certified_bytes: int
     estimated_s: float
+    published_s: float
     measured: Timed
+    measured_peak_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class Times(Facts):
     """One model.
 
     Attributes:
-        rates: What the CPU was measured to sustain before.
+        rates: What the device was measured to sustain before.
         original: The step as it was written.
         pairs: The plans.
     """
@@ -85,28 +89,26 @@ class Times(Facts):
 
 def measure(name: str, target_name: str, size: zoo.Size = "small") -> Times:
     """Plan one model, and run some of the plans."""
-    if target_name != "cpu":
-        raise SystemExit("steps are run on this machine: give --target cpu")
+    published = jax_hremat.get_target(target_name)
+    if not is_attached(published):
+        raise SystemExit(f"steps are run on this machine, where no {target_name} is attached")
     problem = zoo.make(name, size)
-    target = this_cpu()
+    target = this_device()
     bench, facts = prepared(name, target, size, CONFIG)
     candidates = candidates_of(bench)
-    chosen = _different(candidates)
+    # From the least peak up, so that each run's is the highest so far.
+    chosen = sorted(_different(candidates), key=lambda c: c.peak_bytes)
     args = problem.concrete(0)
 
-    def compiled(loss_fn: Any) -> Any:
+    def compiled(loss_fn: Any) -> jax.stages.Compiled:
         step = replace(problem, loss_fn=loss_fn).value_and_grad
         return jax.jit(step, compiler_options=dict(target.compiler_options)).lower(*args).compile()
 
-    steps = [compiled(problem.loss_fn), *(compiled(emit(bench.program, c.root)) for c in chosen)]
-    runs: list[list[float]] = [[] for _ in steps]
-    for _ in range(NUM_RUNS + 1):
-        # In turn, so that what else the machine does meets all alike.
-        for step, own in zip(steps, runs, strict=True):
-            start_s = time.perf_counter()
-            jax.block_until_ready(step(*args))
-            own.append(time.perf_counter() - start_s)
-    original, *measured = (_timed(own[1:]) for own in runs)
+    original = compiled(problem.loss_fn)
+    steps = [compiled(emit(bench.program, c.root)) for c in chosen]
+    peaks = [measured_peak_bytes(step, args) for step in steps]
+    first, *runs = timed_in_turn([original, *steps], args, NUM_RUNS)
+    texts = [parse_hlo(step.as_text() or "") for step in steps]
     return Times(
         **facts,
         rates={
@@ -116,31 +118,37 @@ def measure(name: str, target_name: str, size: zoo.Size = "small") -> Times:
             "bandwidth_bytes_per_s": target.bandwidth_bytes_per_s,
             "launch_s": target.launch_s,
         },
-        original=original,
+        original=first,
         pairs=[
-            Pair(c.root.num_wrapped, c.peak_bytes, c.step_s, own)
-            for c, own in zip(chosen, measured, strict=True)
+            Pair(
+                checkpoints=candidate.root.num_wrapped,
+                peak_bytes=memory_stats(step).peak_bytes,
+                certified_bytes=candidate.peak_bytes,
+                estimated_s=estimate_step(text, rates(target)).time_s,
+                published_s=estimate_step(text, rates(published)).time_s,
+                measured=run,
+                measured_peak_bytes=peak,
+            )
+            for candidate, step, text, run, peak in zip(
+                chosen, steps, texts, runs, peaks, strict=True
+            )
         ],
     )
 
 
 @functools.cache
-def this_cpu() -> jax_hremat.Target:
-    """This machine's CPU with measured rates, once freed memory stays with the process.
+def this_device() -> jax_hremat.Target:
+    """JAX's default device with measured rates; a CPU once freed memory stays with the process.
 
-    A page that is new to the process can cost more than all that is computed in it, and a step
-    that takes less memory is then faster for that alone; a GPU's allocator keeps what it has.
+    There a page that is new to the process can cost more than all that is computed in it, and a
+    step that takes less memory is then faster for that alone; a GPU's allocator keeps what it has.
     """
-    libc = ctypes.CDLL(None)
-    for name, (option, value) in _KEEP_PAGES.items():
-        if not libc.mallopt(option, value):
-            raise SystemExit(f"this C library does not take {name}={value}")
+    if jax.default_backend() == "cpu":
+        libc = ctypes.CDLL(None)
+        for name, (option, value) in _KEEP_PAGES.items():
+            if not libc.mallopt(option, value):
+                raise SystemExit(f"this C library does not take {name}={value}")
     return jax_hremat.calibrate()
-
-
-def _timed(runs_s: Sequence[float]) -> Timed:
-    low, _, high = statistics.quantiles(runs_s, n=4)
-    return Timed(statistics.median(runs_s), high - low)
 
 
 def _different(candidates: Candidates) -> list[Candidate]:
@@ -163,20 +171,24 @@ def _different(candidates: Candidates) -> list[Candidate]:
 
 def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     """The Markdown page made of all measurements."""
+    on_cpu = target == "cpu"
     pairs = [pair for data in found for pair in data["pairs"]]
     rank = _rank_correlation([(p["estimated_s"], p["measured"]["median_s"]) for p in pairs])
     relative = [_relative(data) for data in found]
-    errors = sorted(e / m - 1 for model in relative for e, m in model)
-    within = sorted(abs(error) for error in errors)
     lines = [
-        "# Estimated and measured step times on the CPU",
+        f"# Estimated and measured step times on {'the CPU' if on_cpu else target}",
         "",
-        "Made by `python -m benchmarks.times --models … --size small --target cpu`, then `--page`. "
-        f"Medians of {NUM_RUNS} runs after one that is left out, the steps of a model in turn. The "
-        "rates are those `jax_hremat.calibrate` found before: they are of large products, and "
-        "steps of this size reach less, so the estimates are low throughout. The process keeps the "
-        "pages it has freed, as a GPU's allocator does; with new pages in each step, those of less "
-        "memory are faster for that alone.",
+        f"Made by `python -m benchmarks.times --models … --size {'small' if on_cpu else 'full'} "
+        f"--target {target}`, then `--page`. Medians of {NUM_RUNS} measurements, the steps of a "
+        "model in turn. The rates are those `jax_hremat.calibrate` found before: they are of large "
+        "products, and those of a model reach less"
+        + (
+            ", so the estimates are low throughout. The process keeps the pages it has freed, as a "
+            "GPU's allocator does; with new pages in each step, those of less memory are faster "
+            "for that alone."
+            if on_cpu
+            else "."
+        ),
         "",
         command.where(found[0]),
         "",
@@ -186,9 +198,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         "",
         "The error that matters is that of a slowdown, since plans are only compared with each "
         "other: estimated over measured time, each over no rematerialization. Its absolute value: "
-        f"median {statistics.median(within):.1%}, nine tenths within "
-        f"{within[int(0.9 * (len(within) - 1))]:.1%}, worst {within[-1]:.1%}; signed from "
-        f"{errors[0]:+.1%} to {errors[-1]:+.1%}.",
+        f"{_errors(relative)}.",
         "",
         "| model | plans | rank correlation | measured slowdown, from … to | estimated |",
         "|---|---|---|---|---|",
@@ -200,6 +210,8 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
             f"| {data['model']} | {len(both)} | {own:.2f} | {min(measured):.2f} … "
             f"{max(measured):.2f} | {min(estimated):.2f} … {max(estimated):.2f} |"
         )
+    if not on_cpu:
+        lines += _device_sections(found)
     lines += [
         "",
         "## With nothing to do",
@@ -233,18 +245,73 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _device_sections(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What only a device with an allocator and published rates shows."""
+    published = [_relative(data, "published_s") for data in found]
+    pairs = [pair for data in found for pair in data["pairs"]]
+    peaks = sorted(p["measured_peak_bytes"] / p["peak_bytes"] - 1 for p in pairs)
+    compiled = sorted(p["peak_bytes"] / p["certified_bytes"] - 1 for p in pairs)
+    rates = found[0]["rates"]
+    matrix = ", ".join(f"{d} {r / 1e12:.0f}" for d, r in rates["matrix_flops_per_s"].items())
+    convolution = ", ".join(
+        f"{d} {r / 1e12:.0f}" for d, r in rates["convolution_flops_per_s"].items()
+    )
+    lines = [
+        "",
+        "## Rates",
+        "",
+        f"Measured in the process of {found[0]['model']}: products {matrix} TFLOP/s, convolutions "
+        f"{convolution} TFLOP/s, other arithmetic {rates['vector_flops_per_s'] / 1e12:.1f} "
+        f"TFLOP/s, memory {rates['bandwidth_bytes_per_s'] / 1e12:.2f} TB/s, "
+        f"{1e6 * rates['launch_s']:.2f} µs a kernel. With the published rates and efficiencies "
+        f"instead, the absolute error of a slowdown: {_errors(published)}.",
+        "",
+        "| model | measured over estimated step, measured rates | published rates |",
+        "|---|---|---|",
+    ]
+    for data in found:
+        bare = _bare(data)
+        median_s = bare["measured"]["median_s"]
+        lines.append(
+            f"| {data['model']} | {median_s / bare['estimated_s']:.2f} "
+            f"| {median_s / bare['published_s']:.2f} |"
+        )
+    return [
+        *lines,
+        "",
+        "## Memory",
+        "",
+        "The device's memory at the peak of a run, arguments included, over the peak that the "
+        f"executable was compiled to: {peaks[0]:+.2%} to {peaks[-1]:+.2%}, median "
+        f"{statistics.median(peaks):+.2%}. That over the certified peak, of the step compiled as "
+        f"if no device were attached: {compiled[0]:+.2%} to {compiled[-1]:+.2%}, median "
+        f"{statistics.median(compiled):+.2%}.",
+    ]
+
+
+def _errors(relative: Sequence[Sequence[tuple[float, float]]]) -> str:
+    """The errors of all slowdowns, estimated and measured, in words."""
+    errors = sorted(e / m - 1 for model in relative for e, m in model)
+    within = sorted(abs(error) for error in errors)
+    return (
+        f"median {statistics.median(within):.1%}, nine tenths within "
+        f"{within[int(0.9 * (len(within) - 1))]:.1%}, worst {within[-1]:.1%}; signed from "
+        f"{errors[0]:+.1%} to {errors[-1]:+.1%}"
+    )
+
+
 def _rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
     """Spearman's; not a number for fewer than three pairs."""
     found: Any = spearmanr(pairs) if len(pairs) > 2 else None
     return float("nan") if found is None else float(found.statistic)
 
 
-def _relative(data: Mapping[str, Any]) -> list[tuple[float, float]]:
+def _relative(data: Mapping[str, Any], estimate: str = "estimated_s") -> list[tuple[float, float]]:
     """Estimated and measured slowdown of each plan of a model that has checkpoints."""
     bare = _bare(data)
     return [
         (
-            p["estimated_s"] / bare["estimated_s"],
+            p[estimate] / bare[estimate],
             p["measured"]["median_s"] / bare["measured"]["median_s"],
         )
         for p in data["pairs"]

@@ -9,6 +9,7 @@ from jax_hremat._batch import BatchSearch as BatchSearch
 from jax_hremat._batch import BatchTrial as BatchTrial
 from jax_hremat._batch import max_batch as max_batch
 from jax_hremat._compiler.calibrate import calibrate as calibrate
+from jax_hremat._compiler.cudnn import load_cudnn as load_cudnn
 from jax_hremat._compiler.target import Target as Target
 from jax_hremat._compiler.target import compiler_options as compiler_options
 from jax_hremat._compiler.target import get_target as get_target
@@ -29,6 +30,7 @@ from jax_hremat._shared.errors import BudgetFormatError as BudgetFormatError
 from jax_hremat._shared.errors import CertificationError as CertificationError
 from jax_hremat._shared.errors import CompilationError as CompilationError
 from jax_hremat._shared.errors import HRematError as HRematError
+from jax_hremat._shared.errors import HRematWarning as HRematWarning
 from jax_hremat._shared.errors import InfeasibleBudgetError as InfeasibleBudgetError
 from jax_hremat._shared.errors import PlanFormatError as PlanFormatError
 from jax_hremat._shared.errors import SolverError as SolverError

@@ -9,23 +9,19 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 from flax import nnx as flax_nnx
 
 from jax_hremat import linen, nnx
 from jax_hremat._compiler.target import Target, get_target
+from jax_hremat._planned import GivenPlan, Loss, MadePlans, planned_function
 from jax_hremat._planner.bench import PlannerConfig
 from jax_hremat._planner.goals import Terms, frontier_plans
-from jax_hremat._planner.request import PlanRequest, positions_of
+from jax_hremat._planner.request import PlanRequest, positions_of, warn_beyond_device
 from jax_hremat._planner.transfer import certified_again
 from jax_hremat._plans.frontier import Frontier
 from jax_hremat._plans.plan import RematPlan
-from jax_hremat._program.emit import emit
-from jax_hremat._program.fingerprint import fingerprint
-from jax_hremat._program.graph import build_graph
-from jax_hremat._program.step import own_step
-from jax_hremat._program.trace import Program, abstract_leaf, trace_loss
-from jax_hremat._shared.errors import StalePlanError
+from jax_hremat._program.step import Step, own_step
+from jax_hremat._program.trace import refuse_closed_over
 from jax_hremat._shared.methods import CALL
 from jax_hremat._shared.progress import Progress
 from jax_hremat._shared.units import parse_budget, parse_goal
@@ -66,8 +62,10 @@ def plan_remat(
         progress: Called as `progress(stage, done, total)` while planning.
 
     Returns:
-        A function of the loss's arguments (arrays or `jax.ShapeDtypeStruct`s in any pytrees)
-        that returns the plan. Nothing is allocated or run.
+        A function of the loss's arguments (arrays or `jax.ShapeDtypeStruct`s in any pytrees, NNX
+        objects) that returns the plan. Nothing is allocated or run. Python numbers are inputs, as
+        in `jax.jit`, unless the loss needs their values; those, flags, texts and all else that is
+        no array are static, and part of the program that the plan is for.
 
     Raises:
         InfeasibleBudgetError: No plan fits; it says the smallest budget that would do.
@@ -75,7 +73,8 @@ def plan_remat(
             budget and a slowdown was given.
         UnknownTargetError, TargetUnavailableError: The target, or its compiler.
         UnsupportedProgramError: Ordered effects, no scalar loss, nothing to differentiate,
-            arguments on several meshes or on one with explicit axes.
+            symbolic shapes, mutable arrays made outside the function, arguments on several meshes
+            or on one with explicit axes.
         UnsupportedConfigError: `jax_remat3` is on; costs that are not compiled, on a mesh.
 
     Where an argument lies on a mesh of several devices (an array, or a struct with a
@@ -97,10 +96,8 @@ def plan_remat(
 
     def plan(*args: Any, **kwargs: Any) -> RematPlan:
         start_s = time.perf_counter()
-        program = trace_loss(fun, args, kwargs, argnums=positions, has_aux=has_aux)
-        return request.plan(
-            own_step(program), time.perf_counter() - start_s, goal, positions, has_aux
-        )
+        step = _step_of(fun, positions, has_aux, args, kwargs, request.config.open_checkpoints)
+        return request.plan(step, time.perf_counter() - start_s, goal, positions, has_aux)
 
     return plan
 
@@ -140,9 +137,9 @@ def pareto(
 
     def frontier(*args: Any, **kwargs: Any) -> Frontier:
         start_s = time.perf_counter()
-        step = own_step(trace_loss(fun, args, kwargs, argnums=positions, has_aux=has_aux))
+        step = _step_of(fun, positions, has_aux, args, kwargs, request.config.open_checkpoints)
         candidates = request.candidates(step, time.perf_counter() - start_s)
-        terms = Terms(positions, has_aux, headroom_bytes)
+        terms = Terms(positions, has_aux, request.headroom_bytes)
         return Frontier(tuple(frontier_plans(candidates, num_points, terms)))
 
     return frontier
@@ -178,8 +175,12 @@ def certify(
     chosen = get_target(target)
 
     def certified(*args: Any, **kwargs: Any) -> RematPlan:
-        program = trace_loss(fun, args, kwargs, argnums=plan.argnums, has_aux=plan.has_aux)
-        return certified_again(own_step(program), plan, chosen, goal, headroom_bytes)
+        step = _step_of(
+            fun, plan.argnums, plan.has_aux, args, kwargs, opens_checkpoints=plan.opens_checkpoints
+        )
+        made = certified_again(step, plan, chosen, goal, headroom_bytes)
+        warn_beyond_device(made.certificate)
+        return made
 
     return certified
 
@@ -192,14 +193,14 @@ def apply_plan(fun: Callable[..., Any], plan: RematPlan) -> Callable[..., Any]:
         plan: A plan, made here or loaded from a file.
 
     Returns:
-        A function to differentiate and jit as the original. It traces `fun` once for each input
-        structure and shapes.
+        A function to differentiate and jit as the original, which it traces at each call. A
+        method of it is a method.
 
     Raises (when called):
         StalePlanError: The traced program is not the one the plan is for; the first difference
             is named.
     """
-    return _Emitting(fun, lambda program, trace_s: plan, plan.argnums, plan.has_aux)
+    return planned_function(fun, GivenPlan(plan), plan.argnums, plan.has_aux)
 
 
 def hremat(
@@ -217,18 +218,29 @@ def hremat(
 ) -> Any:
     """Plan a loss function, or a Flax module, when it is first traced.
 
-    On a function: `hremat(loss_fn, budget="70GiB")` or `@hremat(budget="70GiB")`. Each new
-    structure and shapes of arguments are planned once, with `plan_remat`, and the plan is kept
-    for the life of the function that is returned; see its `plans` attribute.
+    On a function: `hremat(loss_fn, budget="70GiB")` or `@hremat(budget="70GiB")`. It is traced at
+    each call, as inside `jax.grad`; each program that it traces to is planned once, with
+    `plan_remat`, and the plan is kept for the life of the function that is returned; see its
+    `plans` attribute. Arrays are traced. All else is static: flags, texts, functions, and also
+    Python numbers, unless `jax.grad` or `jax.jit` has traced them already, or there is nothing
+    else to differentiate. A Python number of another value is another program, and planned anew.
+
+    Flax NNX objects among the arguments are changed as the function changes them, with
+    `nnx.Param`s as what is differentiated; `jax_hremat.nnx.remat` has a filter for others.
+
+    In the body of a class, or given a bound method, it is a method. There `argnums` counts as for
+    `jax.grad(obj.method)`: without the object. What NNX parameters the object has are
+    differentiated too.
 
     On a linen module class it is `jax_hremat.linen.remat`: a class with the same variables, rngs
     and mutable collections whose `__call__`, or other methods, are planned. The budget then bounds
     the compiled call together with its pullback, all floating parameters and inputs differentiated.
-    On an NNX module class it is `jax_hremat.nnx.remat`, which also takes loss functions of NNX
-    modules.
+    On an NNX module class it is `jax_hremat.nnx.remat`.
+
+    Planned functions, modules and plans can be pickled and copied, if what they are made of can.
 
     Args:
-        fun: A loss function of arrays, or a `flax.linen.Module` or `flax.nnx.Module` class; left
+        fun: A loss function or method, or a `flax.linen.Module` or `flax.nnx.Module` class; left
             out when used as a decorator.
         budget, max_slowdown, argnums, has_aux, target, headroom_bytes, config, progress: As in
             `plan_remat`; `argnums` and `has_aux` are for functions only.
@@ -258,67 +270,20 @@ def hremat(
     goal = parse_goal(budget, max_slowdown)
     request = PlanRequest.make(target, headroom_bytes, config, progress)
     positions = positions_of(argnums)
-    return _Emitting(
-        fun,
-        lambda program, trace_s: request.plan(own_step(program), trace_s, goal, positions, has_aux),
-        positions,
-        has_aux,
-    )
+    made = MadePlans(request, goal, positions, has_aux)
+    return planned_function(fun, made, positions, has_aux)
 
 
-class _Emitting:
-    """A function that is traced, planned and emitted once for each input signature."""
-
-    def __init__(
-        self,
-        fun: Callable[..., Any],
-        make_plan: Callable[[Program, float], RematPlan],
-        argnums: tuple[int, ...],
-        has_aux: bool,
-    ) -> None:
-        functools.update_wrapper(self, fun)
-        self._fun = fun
-        self._make_plan = make_plan
-        self._argnums = argnums
-        self._has_aux = has_aux
-        self._emitted: dict[Any, tuple[RematPlan, Callable[..., Any]]] = {}
-
-    @property
-    def plans(self) -> tuple[RematPlan, ...]:
-        """The plans in use, one for each input signature, in order of first call."""
-        return tuple(plan for plan, _ in self._emitted.values())
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves, in_tree = jax.tree.flatten((args, kwargs))
-        shapes = tuple(abstract_leaf(leaf) for leaf in leaves)
-        key = (in_tree, shapes)
-        if key not in self._emitted:
-            start_s = time.perf_counter()
-            abstract_args, abstract_kwargs = jax.tree.unflatten(in_tree, shapes)
-            program = trace_loss(
-                self._fun,
-                abstract_args,
-                abstract_kwargs,
-                argnums=self._argnums,
-                has_aux=self._has_aux,
-            )
-            plan = self._make_plan(program, time.perf_counter() - start_s)
-            check_plan_is_for(program, plan, self._fun)
-            self._emitted[key] = (plan, emit(program, plan.root))
-        return self._emitted[key][1](*args, **kwargs)
-
-
-def check_plan_is_for(program: Program, plan: RematPlan, fun: Callable[..., Any]) -> None:
-    """Refuse a plan made for another program.
-
-    Raises:
-        StalePlanError: Naming the first difference.
-    """
-    difference = plan.fingerprint.first_difference(fingerprint(program, build_graph(program)))
-    if difference is not None:
-        name = getattr(fun, "__name__", type(fun).__name__)
-        raise StalePlanError(
-            f"the plan {plan.fingerprint.digest[:8]} is not for `{name}` as it was traced now: "
-            f"{difference}. Shapes, dtypes, the model's code or a version of JAX or Flax have "
-            f"changed since the plan was made; make it again with `jax_hremat.plan_remat`"
-        )
+def _step_of(
+    fun: Callable[..., Any],
+    argnums: tuple[int, ...],
+    has_aux: bool,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    opens_checkpoints: bool,
+) -> Step:
+    """The step of a loss, traced as `jax.jit` would."""
+    loss, bound_to = Loss.of(fun, argnums, has_aux)
+    call = loss.trace_as_jit((*bound_to, *args), kwargs).with_checkpoints(opened=opens_checkpoints)
+    refuse_closed_over(fun, call.closed_over)
+    return own_step(call.program)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from rich.text import Text
 
 from jax_hremat._fit import FittedStep, fit_step
@@ -130,7 +131,7 @@ def max_batch(
     ordered = sorted(set(sizes))
     if not ordered or ordered[0] < 1:
         raise ValueError(f"sizes={sizes!r}: give the batch sizes to choose from, all positive")
-    if isinstance(budget, float):
+    if isinstance(budget, float | np.floating):
         raise ValueError(
             f"budget={budget!r}: a fraction would be another budget for each batch; give bytes"
         )

@@ -5,20 +5,26 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 
 from jax_hremat._api import apply_plan
-from jax_hremat._compiler.target import Target, attached_bytes
+from jax_hremat._compiler.target import Target, get_target, memory_bytes_of
+from jax_hremat._planned import Loss, check_plan_is_for
 from jax_hremat._planner.bench import PlannerConfig
 from jax_hremat._planner.request import PlanRequest, positions_of
+from jax_hremat._planner.transfer import certified_again
 from jax_hremat._plans.plan import RematPlan
-from jax_hremat._program.step import LossFunction, MakeStep, training_step
+from jax_hremat._program.call import Arguments, is_array, is_number, is_scalar, name_of
+from jax_hremat._program.objects import Leaf, holds_objects, is_object
+from jax_hremat._program.step import JittedStep, LossFunction, MakeStep, training_step
+from jax_hremat._shared.errors import BudgetFormatError
 from jax_hremat._shared.progress import Progress
-from jax_hremat._shared.units import parse_goal
+from jax_hremat._shared.units import Budget, parse_goal
 
-# Of an attached device's memory, what is left for library workspaces and the allocator.
+# Of a device's memory, what is left for library workspaces and the allocator.
 _DEVICE_HEADROOM = 0.05
 
 
@@ -44,6 +50,9 @@ def fit_step(
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     donate_argnums: int | Sequence[int] = 0,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    plan: RematPlan | str | os.PathLike[str] | None = None,
     target: str | os.PathLike[str] | Target | None = None,
     headroom_bytes: int | None = None,
     config: PlannerConfig | None = None,
@@ -55,13 +64,22 @@ def fit_step(
     and its state, accumulation over microbatches, clipping and loss scaling are in it, as is all
     else that the step does.
 
+    A step of NNX modules, optimizers, metrics and random keys takes and changes them as they are;
+    there is no need for `nnx.jit`. The state of those that are donated is: the objects get new
+    arrays.
+
     Args:
         make_step: Takes a loss function and returns the training step that differentiates it.
         loss_fn: The loss, as for `plan_remat`.
-        budget: As in `plan_remat`, of the whole step; or `"device"`: what the attached GPU has.
+        budget: As in `plan_remat`, of the whole step; or `"device"`: what the target's GPU has.
         max_slowdown: In place of a budget, as in `plan_remat`, of the whole step.
         argnums, has_aux: As in `jax.grad`, of the loss.
         donate_argnums: Arguments of the step that are donated: the state, as a rule.
+        static_argnums, static_argnames: As in `jax.jit`, of the step. Flags, texts and functions
+            need not be named.
+        plan: A plan, or the file of one, to be certified again in place of planning: the step is
+            compiled with it, and without it only if that gives other figures than the plan has.
+            Without a budget, the plan's.
         target, config, progress: As in `plan_remat`.
         headroom_bytes: As in `plan_remat`; None for none, or a twentieth of the device.
 
@@ -70,8 +88,11 @@ def fit_step(
         step, jitted, and its plan. Nothing is allocated or run.
 
     Raises:
-        UnsupportedProgramError: The step does not call the loss, or with differing shapes.
-        What `plan_remat` raises.
+        UnsupportedProgramError: The step does not call the loss, or with differing structures,
+            shapes or static arguments.
+        StalePlanError: The given plan is for another loss, shapes or static arguments.
+        InfeasibleBudgetError: The given plan takes more than the budget.
+        What `plan_remat` raises; `RematPlan.load` of a file.
 
     Unchecked: that the step is called with the shapes it was planned at.
 
@@ -84,25 +105,101 @@ def fit_step(
     >>> step(jnp.ones((64, 64)), jnp.ones((256, 64))).shape
     (64, 64)
     """
+    chosen = get_target(target)
     if budget == "device":
-        budget = attached_bytes()
+        budget = memory_bytes_of(chosen)
         if headroom_bytes is None:
             headroom_bytes = int(_DEVICE_HEADROOM * budget)
+    given = plan if isinstance(plan, RematPlan) or plan is None else RematPlan.load(plan)
+    if given is not None and budget is None and max_slowdown is None:
+        budget = given.certificate.budget_bytes
     goal = parse_goal(budget, max_slowdown)
-    request = PlanRequest.make(target, headroom_bytes or 0, config, progress)
+    if given is not None and not isinstance(goal, Budget):
+        raise BudgetFormatError(
+            f"max_slowdown={max_slowdown!r} was given with a plan, whose time is what it is; give "
+            f"a budget, or neither for the plan's own"
+        )
+    request = PlanRequest.make(chosen, headroom_bytes or 0, config, progress)
     positions, donated = positions_of(argnums), positions_of(donate_argnums)
+    names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
+    declared = _Declared(positions_of(static_argnums), names)
+    opens_checkpoints = (
+        request.config.open_checkpoints if given is None else given.opens_checkpoints
+    )
 
-    def fit(*args: Any) -> FittedStep:
+    def fit(*args: Any, **kwargs: Any) -> FittedStep:
         start_s = time.perf_counter()
+        static = declared.among(args, kwargs)
+        loss, bound_to = Loss.of(loss_fn, positions, has_aux)
         step = training_step(
-            make_step, loss_fn, args, argnums=positions, has_aux=has_aux, donate_argnums=donated
-        )
-        plan = request.plan(step, time.perf_counter() - start_s, goal, positions, has_aux)
-        jitted = jax.jit(
-            make_step(apply_plan(loss_fn, plan)),
+            make_step,
+            loss_fn,
+            lambda args, kwargs: loss.trace_as_jit((*bound_to, *args), kwargs).with_checkpoints(
+                opened=opens_checkpoints
+            ),
+            Arguments.of(args, kwargs, traces_scalar=lambda leaf: not static.has(leaf)),
+            has_aux=has_aux,
             donate_argnums=donated,
-            compiler_options=dict(request.target.compiler_options),
         )
-        return FittedStep(jitted, plan)
+        if given is None:
+            trace_s = time.perf_counter() - start_s
+            made = request.plan(step, trace_s, goal, positions, has_aux)
+        else:
+            assert isinstance(goal, Budget), "a slowdown is refused above"
+            check_plan_is_for(step.program, given, name_of(loss_fn))
+            made = certified_again(step, given, chosen, goal, request.headroom_bytes)
+        planned = make_step(apply_plan(loss_fn, made))
+        return FittedStep(_jitted(planned, args, kwargs, static, donated, chosen), made)
 
     return fit
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """Arguments of the step that are static, by position or name."""
+
+    argnums: tuple[int, ...]
+    argnames: tuple[str, ...]
+
+    def among(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Declared:
+        """Those, and all that are flags, texts or functions."""
+        argnums = {p % len(args) for p in self.argnums if -len(args) <= p < len(args)}
+        argnums |= {i for i, arg in enumerate(args) if _is_static(arg)}
+        argnames = {*self.argnames, *(k for k, arg in kwargs.items() if _is_static(arg))}
+        return _Declared(tuple(sorted(argnums)), tuple(sorted(argnames)))
+
+    def has(self, leaf: Leaf) -> bool:
+        """Whether a leaf of `(args, kwargs)` is in one of them."""
+        kind, key, *_ = leaf.path
+        return key.idx in self.argnums if kind.idx == 0 else key.key in self.argnames
+
+
+def _is_static(arg: Any) -> bool:
+    is_leaf = jax.tree.all(jax.tree.map(lambda x: x is arg, arg))
+    return is_leaf and not (arg is None or is_array(arg) or is_number(arg) or is_object(arg))
+
+
+def _jitted(
+    step: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    static: _Declared,
+    donated: tuple[int, ...],
+    target: Target,
+) -> Callable[..., Any]:
+    """The step, jitted; by `jax.jit` itself if that takes the arguments."""
+    options = dict(target.compiler_options)
+    others = [
+        *(arg for i, arg in enumerate(args) if i not in static.argnums),
+        *(arg for name, arg in kwargs.items() if name not in static.argnames),
+    ]
+    known = all(is_array(leaf) or is_scalar(leaf) for leaf in jax.tree.leaves(others))
+    if known and not holds_objects(others):
+        return jax.jit(
+            step,
+            donate_argnums=donated,
+            static_argnums=static.argnums,
+            static_argnames=static.argnames,
+            compiler_options=options,
+        )
+    return JittedStep(step, is_static=static.has, donate_argnums=donated, compiler_options=options)

@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
+import copyreg
+import functools
 import inspect
 import os
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
-import jax
 from flax import linen as nn
 from flax.core import lift
 from flax.linen import transforms
-from jax.core import Tracer
 
 from jax_hremat._compiler.target import Target
+from jax_hremat._planned import MadePlans, planned_class, reduce_class, run_planned
 from jax_hremat._planner.bench import PlannerConfig
 from jax_hremat._planner.request import PlanRequest
-from jax_hremat._plans.plan import RematPlan
-from jax_hremat._program.emit import emit
-from jax_hremat._program.fingerprint import fingerprint
-from jax_hremat._program.graph import Graph, build_graph
-from jax_hremat._program.step import own_step
-from jax_hremat._program.trace import Program, abstract_leaf, trace_call
-from jax_hremat._shared import compat
+from jax_hremat._program.call import Arguments, trace_arguments
 from jax_hremat._shared.errors import UnsupportedProgramError
 from jax_hremat._shared.methods import CALL, methods_of
 from jax_hremat._shared.progress import Progress
-from jax_hremat._shared.static import merge_arrays, split_arrays
 from jax_hremat._shared.units import parse_goal
 
 M = TypeVar("M", bound=nn.Module)
 
-# A call is traced as a function of (params, other variables, rngs, (args, kwargs)) and, last,
-# of the traced values it closes over.
+# A call is traced as a function of (params, other variables, rngs, (args, kwargs)).
 _DIFFERENTIATED = (0, 3)
-_CLOSED_OVER = 4
 
 
 def remat(
@@ -85,29 +75,31 @@ def remat(
     originals = methods_of(module_class, methods)
     goal = parse_goal(budget, max_slowdown)
     request = PlanRequest.make(target, headroom_bytes, config, progress)
-    plans: dict[tuple[Any, ...], RematPlan] = {}
-
-    def plan_for(program: Program, trace_s: float) -> RematPlan:
-        key = _plan_key(program, build_graph(program))
-        if key not in plans:
-            plans[key] = request.plan(own_step(program), trace_s, goal, _DIFFERENTIATED)
-        return plans[key]
+    made = MadePlans(request, goal, _DIFFERENTIATED)
 
     def planned(scopes_fun: Callable[..., Any]) -> Callable[..., Any]:
-        return _lift_planned(scopes_fun, plan_for)
+        return _lift_planned(scopes_fun, made)
 
-    def hremat_plans(cls: type[nn.Module]) -> tuple[RematPlan, ...]:
-        """The plans in use, one for each program that calls were traced to."""
-        return tuple(plans.values())
+    remake = functools.partial(
+        remat,
+        module_class,
+        budget=budget,
+        max_slowdown=max_slowdown,
+        target=target,
+        headroom_bytes=headroom_bytes,
+        config=config,
+        progress=progress,
+        methods=methods,
+    )
+    lifted = {name: transforms.lift_transform(planned, fun) for name, fun in originals.items()}
+    return planned_class(module_class, PlannedMeta, lifted, lambda: made.plans, remake)
 
-    namespace = {
-        **{name: transforms.lift_transform(planned, fun) for name, fun in originals.items()},
-        "__doc__": module_class.__doc__,
-        "__module__": module_class.__module__,
-        "__qualname__": module_class.__qualname__,
-        "hremat_plans": classmethod(hremat_plans),
-    }
-    return type(module_class)(module_class.__name__, (module_class,), namespace)
+
+class PlannedMeta(type(nn.Module)):
+    """The metaclass of planned classes, by which they are pickled."""
+
+
+copyreg.pickle(PlannedMeta, reduce_class)
 
 
 def is_module(value: Any) -> bool:
@@ -126,9 +118,7 @@ def _check_module_class(module_class: Any) -> None:
         )
 
 
-def _lift_planned(
-    scopes_fun: Callable[..., Any], plan_for: Callable[[Program, float], RematPlan]
-) -> Callable[..., Any]:
+def _lift_planned(scopes_fun: Callable[..., Any], made: MadePlans) -> Callable[..., Any]:
     """`flax.core.lift.checkpoint`, with the regions of a plan for `jax.checkpoint`.
 
     The call is traced each time, so that what it leaves behind in Python (counters of random
@@ -152,19 +142,10 @@ def _lift_planned(
         operands = (params, others, rng_groups, (args, kwargs))
         if scope_fn(variable_groups, rng_groups)[-1].get_flag("initializing", False):
             return call(*operands)
-        arrays, static = split_arrays(operands)
-        static_outputs: list[Any] = []
-
-        def call_arrays(*arrays: Any) -> Any:
-            outputs, rest = split_arrays(call(*merge_arrays(arrays, static)))
-            static_outputs.append(rest)
-            return outputs
-
-        start = time.perf_counter()
-        program, closed_over = _trace_hoisted(call_arrays, arrays)
-        plan = plan_for(program, time.perf_counter() - start)
-        outputs = emit(program, plan.root)(*arrays, *closed_over)
-        return merge_arrays(outputs, static_outputs[0])
+        arguments = Arguments.of(
+            operands, {}, is_differentiated=lambda leaf: leaf.path[1].idx in _DIFFERENTIATED
+        )
+        return run_planned(lambda: trace_arguments(call, arguments, is_loss=False), made)
 
     filters = ("params", True)
     packed = lift.pack(inner, filters, filters, (True,), name="hremat", enable_kwargs=True)
@@ -175,43 +156,3 @@ def _lift_planned(
         return call(scopes, *args, **kwargs)
 
     return lifted
-
-
-def _trace_hoisted(
-    fun: Callable[..., Any], arrays: Sequence[Any]
-) -> tuple[Program, tuple[Any, ...]]:
-    """Trace a call; traced values it closes over become one more, differentiated, argument.
-
-    A module has them in its fields, say, when it is made inside the function that JAX traces.
-    They cannot stay constants of a program that is compiled on its own.
-    """
-    avals = jax.tree.map(abstract_leaf, tuple(arrays))
-    program = trace_call(fun, avals, _DIFFERENTIATED)
-    consts = compat.jaxpr_consts(program.jaxpr)
-    tracers = [c for c in consts if isinstance(c, Tracer)]
-    if not tracers:
-        return program, ()
-
-    def hoisted(*operands: Any) -> Any:
-        *own, closed_over = operands
-        values = iter(closed_over)
-        merged = [next(values) if isinstance(c, Tracer) else c for c in consts]
-        flat = compat.evaluate_inlined(program.jaxpr, merged, jax.tree.leaves(own))
-        return jax.tree.unflatten(program.out_tree, flat)
-
-    operands = (*avals, [abstract_leaf(t) for t in tracers])
-    return trace_call(hoisted, operands, (*_DIFFERENTIATED, _CLOSED_OVER)), (tracers,)
-
-
-def _plan_key(program: Program, graph: Graph) -> tuple[Any, ...]:
-    """Programs with the same key share a plan: the same operations and results.
-
-    Flax folds a module's path into its random keys, so instances of one class differ in those
-    literals, which no cost depends on.
-    """
-    operations = tuple(
-        replace(op, literals="") if op.primitive == "random_fold_in" else op
-        for op in graph.operations
-    )
-    shared = fingerprint(program, replace(graph, operations=operations))
-    return shared.digest, graph.outputs

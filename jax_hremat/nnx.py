@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import inspect
 import os
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 from flax import nnx
 
 from jax_hremat._compiler.target import Target
+from jax_hremat._planned import (
+    MadePlans,
+    planned_class,
+    planned_function,
+    reduce_class,
+    run_planned,
+)
 from jax_hremat._planner.bench import PlannerConfig
 from jax_hremat._planner.request import PlanRequest, positions_of
-from jax_hremat._plans.plan import RematPlan
-from jax_hremat._program.emit import emit
-from jax_hremat._program.step import own_step
-from jax_hremat._program.trace import Program, abstract_leaf, trace_call, trace_loss
+from jax_hremat._program.call import Arguments, TracedCall, trace_arguments
+from jax_hremat._program.objects import Leaf, variables_of
 from jax_hremat._shared.errors import UnsupportedProgramError
 from jax_hremat._shared.methods import CALL, methods_of
 from jax_hremat._shared.progress import Progress
-from jax_hremat._shared.static import merge_arrays, split_arrays
 from jax_hremat._shared.units import Budget, Slowdown, parse_goal
-
-# A call is traced as a function of (parameters, other state, (args, kwargs)).
-_PARAMETERS, _INPUTS = 0, 2
 
 
 def remat(
@@ -46,19 +46,20 @@ def remat(
     """Plan a loss function of NNX modules, or a module class, when it is first called.
 
     On a function, `nnx.value_and_grad(remat(loss_fn, budget="70GiB"))(model, batch)` is the step
-    the budget bounds, compiled as `jax.value_and_grad` over the modules' parameters. State flows
-    through: what the loss changes in its modules (batch statistics, counts of random keys) is
-    changed in those of the caller.
+    the budget bounds, compiled as `jax.value_and_grad` over the modules' parameters.
 
     On a class, a subclass with the same state whose `__call__` is planned; the budget bounds that
     call with its pullback, parameters and floating inputs differentiated. Checkpoints of one load
     in the other.
 
-    Modules are positional arguments of the function. Of the others, arrays are traced and
-    anything else is static.
+    State flows through as in `nnx.grad`: what the call changes in modules, variables, `nnx.Rngs`,
+    metrics and other NNX objects is changed in those of the caller, wherever they are among the
+    arguments: positions, keywords, containers, several at once. Arrays are traced and anything
+    else is static, Python numbers too, so that one of another value is another program. The
+    function is traced at each call.
 
     Args:
-        fun: The function or class; left out when used as a decorator.
+        fun: The function, or method, or class; left out when used as a decorator.
         argnums: Arguments that are differentiated, as in `nnx.grad`; for functions.
         has_aux: Whether the function returns `(loss, aux)`; for functions.
         wrt: Filter of the state that is differentiated.
@@ -76,8 +77,8 @@ def remat(
             `plan_remat` refuses, when called.
         The errors of `plan_remat`, the budget's and the target's at once.
 
-    Unchecked: references to modules from outside the arguments (in a closure), whose state is
-    then constant.
+    State that is not among the arguments (in a closure) is constant: a call that would change it,
+    or that puts an array into a container among its arguments, is refused.
     """
     if fun is None:
         return functools.partial(
@@ -101,65 +102,29 @@ def remat(
             f"that calls it"
         )
     if inspect.isclass(fun):
-        return _planned_class(fun, goal, request, wrt, methods)
-    return _PlannedLoss(fun, goal, request, positions_of(argnums), has_aux, wrt)
-
-
-class _PlannedLoss:
-    """A loss function, traced, planned and emitted once for each structure and shapes."""
-
-    def __init__(
-        self,
-        fun: Callable[..., Any],
-        goal: Budget | Slowdown,
-        request: PlanRequest,
-        argnums: tuple[int, ...],
-        has_aux: bool,
-        wrt: Any,
-    ) -> None:
-        functools.update_wrapper(self, fun)
-        self._fun = fun
-        self._argnums = argnums
-        self._has_aux = has_aux
-        self._wrt = wrt
-        # The state that the loss has changed is one auxiliary output more.
-        self._calls = _Calls(
-            lambda pure, operands: trace_loss(
-                pure, operands, {}, argnums=_PARAMETERS, has_aux=True
-            ),
-            lambda program, trace_s: request.plan(
-                own_step(program), trace_s, goal, (_PARAMETERS,), True
-            ),
+        remake = functools.partial(
+            remat,
+            fun,
+            budget=budget,
+            max_slowdown=max_slowdown,
+            wrt=wrt,
+            target=target,
+            headroom_bytes=headroom_bytes,
+            config=config,
+            progress=progress,
+            methods=methods,
         )
+        return _planned_class(fun, goal, request, wrt, methods, remake)
+    positions = positions_of(argnums)
+    made = MadePlans(request, goal, positions, has_aux)
+    return planned_function(fun, made, positions, has_aux, wrt)
 
-    @property
-    def plans(self) -> tuple[RematPlan, ...]:
-        """The plans in use, in order of first call."""
-        return self._calls.plans
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        modules = {i: arg for i, arg in enumerate(args) if isinstance(arg, nnx.Module)}
-        chosen = [i for i in self._argnums if i in modules]
-        if len(chosen) != len(self._argnums):
-            raise UnsupportedProgramError(
-                f"argnums={self._argnums} must name positional arguments that are nnx modules, "
-                f"and the arguments are {', '.join(type(arg).__name__ for arg in args)}; of a "
-                f"function of plain arrays use jax_hremat.hremat"
-            )
-        differentiated = {list(modules).index(i) for i in chosen}
+class PlannedMeta(type(nnx.Module)):
+    """The metaclass of planned classes, by which they are pickled."""
 
-        def call(modules_now: Sequence[Any], others: Any) -> tuple[Any, Any]:
-            plain, kwargs = others
-            merged = list(plain)
-            for i, module in zip(modules, modules_now, strict=True):
-                merged[i] = module
-            outputs = self._fun(*merged, **kwargs)
-            return outputs if self._has_aux else (outputs, None)
 
-        plain = [None if i in modules else arg for i, arg in enumerate(args)]
-        wrt = nnx.All(self._wrt, lambda path, _: path[0] in differentiated)
-        loss, aux = self._calls.run(call, tuple(modules.values()), (plain, kwargs), wrt)
-        return (loss, aux) if self._has_aux else loss
+copyreg.pickle(PlannedMeta, reduce_class)
 
 
 def _planned_class(
@@ -168,102 +133,44 @@ def _planned_class(
     request: PlanRequest,
     wrt: Any,
     methods: str | Sequence[str],
+    remake: Callable[[], type],
 ) -> type:
     if not issubclass(module_class, nnx.Module):
         raise UnsupportedProgramError(
             f"`{module_class.__name__}` is no `flax.nnx.Module` class; jax_hremat.linen.remat is "
             f"for linen modules"
         )
-    calls_of: dict[str, _Calls] = {}
+    plans_of: dict[str, MadePlans] = {}
 
     def planned(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        calls_of[name] = calls = _Calls(
-            lambda pure, operands: trace_call(pure, operands, (_PARAMETERS, _INPUTS)),
-            lambda program, trace_s: request.plan(
-                own_step(program), trace_s, goal, (_PARAMETERS, _INPUTS)
-            ),
-        )
+        plans_of[name] = made = MadePlans(request, goal)
 
         @functools.wraps(original)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            def call_original(modules: Sequence[Any], others: Any) -> tuple[Any, Any]:
-                return original(modules[0], *others[0], **others[1]), None
-
-            return calls.run(call_original, (self,), (args, kwargs), wrt)[0]
+            return run_planned(lambda: _trace_method(original, (self, *args), kwargs, wrt), made)
 
         return call
 
-    def hremat_plans(cls: type) -> tuple[RematPlan, ...]:
-        """The plans in use, one for each program that calls were traced to."""
-        return tuple(plan for calls in calls_of.values() for plan in calls.plans)
-
     originals = methods_of(module_class, methods)
-    namespace = {
-        **{name: planned(name, original) for name, original in originals.items()},
-        "__doc__": module_class.__doc__,
-        "__module__": module_class.__module__,
-        "__qualname__": module_class.__qualname__,
-        "hremat_plans": classmethod(hremat_plans),
-    }
-    make_class: Any = type(module_class)
-    return make_class(module_class.__name__, (module_class,), namespace)
+    return planned_class(
+        module_class,
+        PlannedMeta,
+        {name: planned(name, original) for name, original in originals.items()},
+        lambda: tuple(plan for made in plans_of.values() for plan in made.plans),
+        remake,
+    )
 
 
-class _Calls:
-    """Calls of modules as pure functions of their state, each planned and emitted once."""
+def _trace_method(
+    method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], wrt: Any
+) -> TracedCall:
+    """A method's call; the state that `wrt` is for and all plain arrays are differentiated."""
+    variables = variables_of((args, kwargs), wrt)
 
-    def __init__(
-        self,
-        trace: Callable[[Callable[..., Any], tuple[Any, ...]], Program],
-        make_plan: Callable[[Program, float], RematPlan],
-    ) -> None:
-        self._trace = trace
-        self._make_plan = make_plan
-        self._emitted: dict[Any, tuple[RematPlan, Callable[..., Any], list[Any]]] = {}
+    def is_differentiated(leaf: Leaf) -> bool:
+        if leaf.variable is not None:
+            return id(leaf.variable) in variables
+        return not leaf.within
 
-    @property
-    def plans(self) -> tuple[RematPlan, ...]:
-        return tuple(plan for plan, _, _ in self._emitted.values())
-
-    def run(
-        self,
-        call: Callable[[Sequence[Any], Any], tuple[Any, Any]],
-        modules: tuple[Any, ...],
-        others: Any,
-        wrt: Any,
-    ) -> tuple[Any, Any]:
-        """Call, and leave the modules in the state that the call left them in.
-
-        Args:
-            call: A function of the modules and the other arguments, to the outputs (a loss) and
-                auxiliary ones.
-            modules: They may share parts.
-            others: All else, a pytree.
-            wrt: Filter of the state that is differentiated.
-        """
-        graphdef, params, rest = nnx.split(modules, wrt, ...)
-        arrays, static = split_arrays(others)
-        operands = (params, rest, arrays)
-        leaves, tree = jax.tree.flatten(operands)
-        shapes = tuple(abstract_leaf(leaf) for leaf in leaves)
-        statics, static_tree = jax.tree.flatten(static)
-        key = (graphdef, tree, shapes, static_tree, tuple(statics))
-        if key not in self._emitted:
-            static_outputs: list[Any] = []
-
-            def pure(params: Any, rest: Any, arrays: Any) -> Any:
-                now = nnx.merge(graphdef, params, rest)
-                outputs = call(now, merge_arrays(arrays, static))
-                changed = nnx.split(now, wrt, ...)[2]
-                (first, second), fixed = split_arrays(outputs)
-                static_outputs.append(fixed)
-                return first, (second, changed)
-
-            start_s = time.perf_counter()
-            program = self._trace(pure, jax.tree.unflatten(tree, shapes))
-            plan = self._make_plan(program, time.perf_counter() - start_s)
-            self._emitted[key] = (plan, emit(program, plan.root), static_outputs)
-        _, emitted, static_outputs = self._emitted[key]
-        first, (second, changed) = emitted(*operands)
-        nnx.update(modules, changed)
-        return merge_arrays((first, second), static_outputs[0])
+    arguments = Arguments.of(args, kwargs, is_differentiated=is_differentiated)
+    return trace_arguments(method, arguments, is_loss=False)

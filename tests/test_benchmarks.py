@@ -7,9 +7,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from benchmarks import command, equality
+from benchmarks import command, device, equality, fused
+from jax_hremat._compiler.compile import memory_stats
 
 # Name of the benchmark, of its page and of its folder of data; the target is at the end of both.
 PAGES = {
@@ -76,3 +79,97 @@ def test_a_benchmark_runs_and_makes_its_page(
     module.main(["--page", *where])
     (page,) = tmp_path.glob("*.md")
     assert model in page.read_text()
+
+
+@pytest.mark.slow
+def test_fused_attention_is_measured_and_makes_its_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = {label: fused.BY_HAND[label] for label in ("minimal", "attention's residuals", "none")}
+    monkeypatch.setattr(fused, "BY_HAND", some)
+    fused.main(["--size", "tiny", "--target", "cpu", "--out", str(tmp_path)])
+    text = (tmp_path / "fused-cpu.md").read_text()
+    assert all(f"| {label} |" in text for label in some)
+    assert "The attention of one layer alone" in text
+
+
+def test_a_page_of_times_on_a_gpu_has_its_memory_and_both_sorts_of_rates() -> None:
+    found = [
+        {**data, "pairs": [{**pair, **on_a_gpu(pair)} for pair in data["pairs"]]}
+        for data in data_of("times-cpu")
+    ]
+    text = benchmark("times").page("h200", found)
+    assert text.startswith("# Estimated and measured step times on h200")
+    # Estimates that are right, half of them, and memory as compiled, a hundredth above that.
+    assert "the absolute error of a slowdown: median 0.0%" in text
+    assert "| 2.00 |" in text
+    assert "arguments included, over the peak that the executable was compiled to: +1.00%" in text
+
+
+def on_a_gpu(pair: Any) -> dict[str, Any]:
+    peak_bytes = pair["peak_bytes"]
+    return {
+        "certified_bytes": peak_bytes,
+        "measured_peak_bytes": 1.01 * peak_bytes,
+        "published_s": pair["measured"]["median_s"] / 2,
+    }
+
+
+class Allocator:
+    """Stands for a device whose allocator tells what is in use, and the most that ever was."""
+
+    def __init__(self, in_use_bytes: int, peak_bytes: int) -> None:
+        self.in_use_bytes, self.peak_bytes = in_use_bytes, peak_bytes
+
+    def memory_stats(self) -> dict[str, int]:
+        return {"bytes_in_use": self.in_use_bytes, "peak_bytes_in_use": self.peak_bytes}
+
+    def take(self, count_bytes: int) -> None:
+        self.in_use_bytes += count_bytes
+        self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
+
+    def run(self, count_bytes: int) -> None:
+        self.take(count_bytes)
+        self.in_use_bytes -= count_bytes
+
+
+@pytest.mark.parametrize("before_bytes", [0, 5_000, 10**9])
+@pytest.mark.parametrize("share", [0.1, 0.95, 1.0, 3.0])
+def test_a_peak_is_measured_whatever_ran_before(
+    before_bytes: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executable = jax.jit(lambda x: jnp.sin(x) + 1).lower(jnp.zeros(1000)).compile()
+    compiled = memory_stats(executable)
+    taken_bytes = int(share * (compiled.peak_bytes - compiled.argument_bytes))
+    allocator = Allocator(compiled.argument_bytes, compiled.argument_bytes + before_bytes)
+    # Another array is alive.
+    allocator.take(700)
+
+    class Running:
+        memory_analysis = staticmethod(executable.memory_analysis)
+
+        def __call__(self, *_: Any) -> jax.Array:
+            allocator.run(taken_bytes)
+            return jnp.zeros(())
+
+    monkeypatch.setattr(jax, "local_devices", lambda: [allocator])
+    monkeypatch.setattr(device, "_bytes_on_device", allocator.take)
+    step: Any = Running()
+    assert device.measured_peak_bytes(step, ()) == compiled.argument_bytes + taken_bytes
+
+
+def test_a_cpu_does_not_say_what_it_takes() -> None:
+    x = jnp.zeros(10)
+    assert device.measured_peak_bytes(jax.jit(jnp.sin).lower(x).compile(), (x,)) is None
+
+
+def test_runs_are_timed_in_turn() -> None:
+    order: list[str] = []
+
+    def step(name: str) -> Any:
+        return lambda x: order.append(name) or x
+
+    x = jnp.zeros(())
+    first, _ = device.timed_in_turn([step("a"), step("b")], (x,), num_runs=3, long_enough_s=0)
+    assert order == ["a", "b"] * 5
+    assert first.median_s > 0 and first.spread_s >= 0

@@ -22,7 +22,7 @@ from jax_hremat import PlannerConfig, SearchConfig
 from jax_hremat._compiler.cache import ENVIRONMENT_VARIABLE, CompileCache
 from jax_hremat._compiler.compile import compile_flat
 from jax_hremat._compiler.target import get_target
-from jax_hremat._planner.known import best_of
+from jax_hremat._planner.known import _decode, best_of
 from jax_hremat._shared.units import Budget, Slowdown
 
 CPU = get_target("cpu")
@@ -166,6 +166,22 @@ def test_the_same_question_is_answered_at_once(
             other(*ARGS)
     with pytest.raises(AssertionError, match="planned again"):
         planner(tmp_path, 0.8)(ARGS[0], jnp.ones((64, 16)))
+
+
+def test_an_answer_that_compiles_to_something_else_is_planned_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = planner(tmp_path, 0.8)(*ARGS)
+    monkeypatch.setattr(
+        "jax_hremat._planner.known._decode",
+        lambda value: {
+            asked: dataclasses.replace(
+                plan, certificate=dataclasses.replace(plan.certificate, peak_bytes=1)
+            )
+            for asked, plan in _decode(value).items()
+        },
+    )
+    assert planner(tmp_path, 0.8)(*ARGS).certificate == first.certificate
 
 
 def test_a_partitioner_is_known_by_where_it_cuts(

@@ -10,6 +10,7 @@ import pytest
 from jax_hremat._compiler import compile as compiling
 from jax_hremat._compiler.compile import Compiled, MemoryStats, compile_flat, compiler_versions
 from jax_hremat._compiler.target import Target, get_target, list_targets
+from jax_hremat._program.checkpoint import checkpoint as checkpoint_apart
 from jax_hremat._shared.errors import CompilationError, TargetUnavailableError, UnknownTargetError
 
 # Without a GPU the CUDA plugin starts only if none is asked for; with one, this keeps
@@ -31,7 +32,7 @@ def block(x: jax.Array, w_in: jax.Array, w_out: jax.Array) -> jax.Array:
 
 
 def mlp_loss(x: jax.Array, *weights: jax.Array, checkpoint: bool = False) -> jax.Array:
-    layer = jax.checkpoint(block) if checkpoint else block
+    layer = checkpoint_apart(block, prevent_cse=True) if checkpoint else block
     for w_in, w_out in zip(weights[::2], weights[1::2], strict=True):
         x = layer(x, w_in, w_out)
     return (x.astype(jnp.float32) ** 2).sum()
@@ -63,7 +64,7 @@ def test_what_is_compiled_can_be_inspected(target: Target) -> None:
     assert compiled.hlo_text is compiled.hlo_text
 
 
-def test_checkpoint_is_kept_by_the_targets_options(h200: Target) -> None:
+def test_a_recompute_is_merged_on_no_target(h200: Target) -> None:
     def dots(checkpoint: bool, target: Target) -> int:
         text = compile_flat(*mlp(256, 2, checkpoint), target).hlo_text
         return sum(

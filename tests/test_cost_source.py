@@ -63,10 +63,10 @@ def test_what_shapes_say_of_two_products_by_hand() -> None:
     # The sine, for the second weight's gradient, and the cosine that JAX makes of its argument.
     assert bare.kept_bytes == 2 * size
     # Two products forward; three backward, for x is not differentiated; each 2·4·8·8 flops. The
-    # sum is one flop and each elementwise operation a quarter of its result's bytes.
+    # sum is a flop an element and each elementwise operation a quarter of its result's bytes.
     product_s = 2 * 4 * 8 * 8
     fused_s = 0.25 * size / 1e3
-    assert bare.forward_s == pytest.approx(2 * product_s + 2 * fused_s + 1, rel=0.02)
+    assert bare.forward_s == pytest.approx(2 * product_s + 2 * fused_s + 4 * 8, rel=0.02)
     assert bare.backward_s == pytest.approx(3 * product_s, rel=0.02)
     # Wrapped, the first product and the sine run again; the second product's result is not read.
     wrapped = cost_of(program, whole(program, wrapped=True), PLAIN)

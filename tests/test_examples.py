@@ -14,6 +14,7 @@ import yaml
 
 import encoder_decoder
 import fit_llama
+import fused_attention
 import jax_hremat
 import nnx_vit
 import too_small
@@ -55,6 +56,18 @@ def test_train_gpt_only_plans_for_a_named_target(capsys: pytest.CaptureFixture[s
         pytest.skip(f"nothing compiles for a GPU here: {error}")
     assert result is None
     assert "h200" in capsys.readouterr().out
+
+
+def test_fused_attention_is_planned_without_a_gpu(
+    h200: jax_hremat.Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not jax_hremat.load_cudnn():
+        pytest.skip("cuDNN is not installed")
+    small = dict(layers=2, width=128, batch=1, context=64)
+    plan = fused_attention.main(**small, budget=1.0, config=BY_SHAPES)
+    assert plan.certificate.holds and plan.certificate.target == "h200"
+    assert not plan.unpriced
+    assert "certified peak" in capsys.readouterr().out
 
 
 def test_fit_llama_learns_within_its_budget() -> None:

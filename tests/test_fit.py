@@ -20,6 +20,8 @@ from jax_hremat import (
     UnsupportedProgramError,
     _batch,
 )
+from jax_hremat._planned import Loss
+from jax_hremat._program.call import Arguments
 from jax_hremat._program.step import training_step
 
 CONFIG = PlannerConfig(
@@ -108,11 +110,12 @@ def test_training_is_unchanged(fitted: jax_hremat.FittedStep) -> None:
 
 
 def test_predicted_time_counts_every_microbatch(fitted: jax_hremat.FittedStep) -> None:
+    loss = Loss(loss_fn, (0,), has_aux=True)
     step = training_step(
         make_step,
         loss_fn,
-        (new_state(), batch_of(4096)),
-        argnums=(0,),
+        loss.trace_as_jit,
+        Arguments.of((new_state(), batch_of(4096)), {}),
         has_aux=True,
         donate_argnums=(0,),
     )

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jax_hremat._program.graph import Graph, Operation, build_graph, size_bytes_of
+from jax_hremat._program.graph import Graph, Operation, build_graph
 from jax_hremat._program.trace import trace_loss
+from jax_hremat._shared.sizes import size_bytes_of
 
 SQUARE = jax.ShapeDtypeStruct((4, 4), jnp.float32)
 KEY = jax.eval_shape(lambda: jax.random.key(0))
@@ -74,19 +75,43 @@ def test_masks_are_read_through_what_they_are_made_of() -> None:
     assert set(reduced.needs) == {reduced.inputs[0], reduced.outputs[0]}
 
 
-def test_residuals_of_a_custom_rule_are_opaque() -> None:
+def test_residuals_of_a_custom_rule() -> None:
+    @jax.custom_vjp
+    def scaled(x: jax.Array, y: jax.Array) -> jax.Array:
+        return x * y
+
+    # One residual is the input, another is made by the rule, the last is for the cotangent of `y`.
+    scaled.defvjp(
+        lambda x, y: (x * y, (y, jnp.cumsum(x, 0), jnp.sin(x))),
+        lambda kept, g: (g * kept[0] * kept[1], g * kept[2]),
+    )
+
+    def loss(x: jax.Array, y: jax.Array) -> jax.Array:
+        return scaled(x, y).sum()
+
+    def needs(argnums: Any) -> set[str]:
+        graph = graph_of(loss, SQUARE, SQUARE, argnums=argnums)
+        rule = only(graph, "custom_vjp_call")
+        assert rule.opaque_bytes == 0
+        producers = [graph.values[v].producer for v in rule.needs]
+        return {"" if p is None else graph.operations[p].primitive for p in producers}
+
+    assert needs(0) == {"", "cumsum"}
+    assert needs(1) == {"sin"}
+    assert needs((0, 1)) == {"", "cumsum", "sin"}
+
+
+def test_residuals_of_a_rule_that_stays_one_operation_are_opaque() -> None:
     @jax.custom_vjp
     def scaled(x: jax.Array) -> jax.Array:
         return x * 2
 
-    # One residual is the input, the other is made by the rule: 4 × 4 in bfloat16.
-    scaled.defvjp(
-        lambda x: (x * 2, (x, jnp.cumsum(x, 0).astype(jnp.bfloat16))),
-        lambda kept, g: (g * kept[0] * kept[1],),
-    )
-    (op,) = [
-        op for op in graph_of(lambda x: scaled(x).sum()).operations if "custom_vjp" in op.primitive
-    ]
+    def forward(x: jax.Array) -> Any:
+        jax.debug.callback(lambda: None)
+        return x * 2, (x, jnp.cumsum(x, 0).astype(jnp.bfloat16))
+
+    scaled.defvjp(forward, lambda kept, g: (g * kept[0] * kept[1],))
+    op = only(graph_of(lambda x: scaled(x).sum()), "custom_vjp_call")
     assert op.needs == (op.inputs[0],)
     assert op.opaque_bytes == 4 * 4 * 2
 
@@ -239,16 +264,6 @@ def test_literals_are_recorded_but_not_in_the_signature() -> None:
     assert twice.inputs[1] is None
     by_value = only(graph_of(lambda x, y: (x * y).sum(), SQUARE, SQUARE), "mul")
     assert by_value.signature != twice.signature
-
-
-def test_effects_pin_an_operation() -> None:
-    def loss(x: jax.Array) -> jax.Array:
-        jax.debug.callback(lambda _: None, x[0, 0])
-        return jnp.sin(x).sum()
-
-    pinned = [op.primitive for op in graph_of(loss).operations if op.pinned]
-    assert len(pinned) == 1
-    assert "callback" in pinned[0]
 
 
 def test_users_outputs_and_arguments() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -11,13 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.ad_checkpoint import checkpoint_name
+from programs import jit_peak_bytes
 from random_plans import QUICK, loop_losses, region_trees, struct
 from random_plans import WIDTH as WIDE
 
+import jax_hremat
 from jax_hremat._program.bodies import scan_body
-from jax_hremat._program.emit import emit_flat
+from jax_hremat._program.emit import emit, emit_flat
 from jax_hremat._program.region import Loop, Region
 from jax_hremat._program.trace import Program, trace_loss
+from jax_hremat._shared import compat
 
 WIDTH = 3
 
@@ -221,3 +225,61 @@ def test_a_loop_is_one_bare_scan_and_its_lengths_decrease() -> None:
     region = Region(3, 4, loop=Loop(Region(0, 4, wrapped=True), (9, 3)))
     assert (region.num_wrapped, region.depth) == (3, 3)
     assert region.shifted(2) == Region(5, 6, loop=region.loop)
+
+
+def mlp_scan(w: jax.Array, x: jax.Array, unroll: Any, wrap: Any = lambda f: f) -> jax.Array:
+    def step(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+        return x + jnp.sin(jax.nn.gelu(jnp.tanh(x @ w) @ w) @ w), None
+
+    return (jax.lax.scan(wrap(step), x, None, length=8, unroll=unroll)[0] ** 2).mean()
+
+
+@pytest.mark.parametrize("unroll", [1, 2, True])
+def test_the_steps_of_an_unrolled_scan_take_no_more_than_wrapped_by_hand(unroll: Any) -> None:
+    args = jnp.eye(16), jnp.ones((64, 16))
+    options = {"compiler_options": jax_hremat.compiler_options("cpu")}
+    program = trace_loss(lambda w, x: mlp_scan(w, x, unroll), args, {})
+    body = Region(0, len(body_of(program).jaxpr.jaxpr.eqns), wrapped=True)
+    planned = emit(program, in_mode(program, Loop(body)))
+    by_hand = functools.partial(mlp_scan, unroll=unroll, wrap=jax.checkpoint)
+    bare = functools.partial(mlp_scan, unroll=unroll)
+    peaks_bytes = [
+        jit_peak_bytes(jax.jit(jax.value_and_grad(fun)), *args, **options)
+        for fun in (planned, by_hand, bare)
+    ]
+    assert peaks_bytes[0] <= 1.01 * peaks_bytes[1]
+    assert peaks_bytes[0] < 0.8 * peaks_bytes[2]
+
+
+def barriers(jaxpr: Any) -> list[bool]:
+    """Of each recompute at any depth, whether it is kept apart from the first run."""
+    found = []
+    for eqn in compat.open_jaxpr(jaxpr).eqns:
+        if eqn.primitive.name in ("checkpoint", "remat2"):
+            found.append(bool(np.all(eqn.params["prevent_cse"])))
+        found += [b for inner in compat.inner_jaxprs(eqn) for b in barriers(inner)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("unroll", "segments", "expected"),
+    [
+        # A step, in a loop of its own.
+        (1, (), [False]),
+        # Two steps in one body.
+        (2, (), [True]),
+        # Segments in a loop, a loop in each.
+        (1, (2,), [False, False]),
+        # One segment of three is in no loop, and so is the rest.
+        (1, (3,), [True, False, True, False]),
+        # The first run of the inner segments is in the outer ones' recompute.
+        (1, (2, 1), [False, False, False]),
+    ],
+)
+def test_recomputes_in_reach_of_their_first_run_are_kept_apart(
+    unroll: int, segments: tuple[int, ...], expected: list[bool]
+) -> None:
+    program, args = traced(4, reverse=False, unroll=unroll)
+    body = Region(0, len(body_of(program).jaxpr.jaxpr.eqns), wrapped=True)
+    planned = emit(program, in_mode(program, Loop(body, segments)))
+    assert barriers(jax.make_jaxpr(planned)(*args)) == expected

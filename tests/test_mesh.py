@@ -301,12 +301,12 @@ def test_specs_are_written_out() -> None:
     sharding = NamedSharding(MESH, P(None, ("data", "model")))
     spec = spec_of(sharding, 3)
     assert spec == ((), ("data", "model"), ())
-    mesh = DeviceMesh.of(sharding)
+    mesh = DeviceMesh.of(sharding.mesh)
     assert spec_of(mesh.sharding(spec), 3) == spec
     assert mesh.num_devices == 8
     assert mesh.share((3, 16, 5), spec) == 1 / 8
     assert mesh.share((0, 8, 1), spec) == 1 / 8
-    assert DeviceMesh.of(NamedSharding(NOWHERE, P())) == mesh
+    assert DeviceMesh.of(NOWHERE) == mesh
 
 
 def test_one_device_is_no_mesh() -> None:

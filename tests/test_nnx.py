@@ -168,9 +168,3 @@ class NoCall(nnx.Module):
 def test_what_is_no_function_of_modules(make: Any, message: str) -> None:
     with pytest.raises(UnsupportedProgramError, match=message):
         jax_hremat.nnx.remat(make(), budget=0.5, **OPTIONS)
-
-
-def test_a_loss_of_plain_arrays_is_refused() -> None:
-    planned = jax_hremat.nnx.remat(lambda w, x: (w * x).sum(), budget=0.5, **OPTIONS)
-    with pytest.raises(UnsupportedProgramError, match="use jax_hremat.hremat"):
-        planned(jnp.ones(3), jnp.ones(3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,6 +34,7 @@ from jax_hremat._planner.bench import Workbench, prepare
 from jax_hremat._planner.candidates import NO_SOLVE, Candidates
 from jax_hremat._planner.goals import Terms, plan_for
 from jax_hremat._planner.rounds import Rounds
+from jax_hremat._program.checkpoint import checkpoint
 from jax_hremat._program.region import Region
 from jax_hremat._program.step import own_step
 from jax_hremat._program.trace import trace_loss
@@ -170,7 +172,7 @@ def test_plain_dense_layers_are_planned_no_worse_than_wrapped_by_hand() -> None:
         return jax.nn.gelu(x @ w)
 
     args = ([struct(WIDE, WIDE)] * 6, struct(64 * BATCH, WIDE))
-    by_hand = trace_loss(plain_layers(jax.checkpoint(dense)), args, {})
+    by_hand = trace_loss(plain_layers(checkpoint(dense, prevent_cse=True)), args, {})
     hand = compile_step(own_step(by_hand), Region(0, by_hand.num_operations), get_target("cpu"))
     plan = jax_hremat.plan_remat(
         plain_layers(dense), budget=hand.memory.peak_bytes, target="cpu", config=QUICK
@@ -356,8 +358,6 @@ def test_integer_parameters() -> None:
     integers = struct(4, dtype=np.int32)
     with pytest.raises(UnsupportedProgramError, match="nothing to differentiate.*int32.*Cast"):
         refuse(fun, {"a": integers, "b": integers}, struct(4))
-    with pytest.raises(UnsupportedProgramError, match=r"`args\[0\]\['b'\]` has dtype int32"):
-        refuse(fun, {"a": struct(4), "b": integers}, struct(4))
     with pytest.raises(UnsupportedProgramError, match=r"dtype \(none\)"):
         refuse(fun, {}, struct(4))
 
@@ -393,3 +393,48 @@ def test_without_rounds_for_the_floor_a_refusal_names_what_was_found_first(
         plan_of(hasty, 1)
     assert caught.value.min_budget_bytes >= floor_bytes
     assert plan_of(bench, caught.value.min_budget_bytes).certificate.holds
+
+
+@pytest.mark.parametrize("width", [16, 64])
+@pytest.mark.parametrize("fun", [lambda w, x: (jnp.tanh(w) ** 2).sum(), jax.nn.gelu])
+def test_the_floor_is_never_above_no_rematerialization(fun: Any, width: int) -> None:
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return fun(x @ w).sum() if fun is jax.nn.gelu else fun(w, x)
+
+    config = PlannerConfig(cost="analytic", max_rounds=0, floor_rounds=0)
+    make = functools.partial(jax_hremat.plan_remat, loss, target="cpu", config=config)
+    args = struct(width, width), struct(4 * width, width)
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        make(budget=1)(*args)
+    floor_bytes = caught.value.min_budget_bytes
+    plan = make(budget=floor_bytes)(*args)
+    assert plan.certificate.peak_bytes == floor_bytes <= plan.baseline_peak_bytes
+
+
+CONSTANT = jnp.float32(3)
+
+
+@pytest.mark.parametrize("cost", ["compiled", "analytic", "measured"])
+@pytest.mark.parametrize(
+    ("fun", "args", "has_aux"),
+    [
+        (lambda w: w, (jnp.float32(2),), False),
+        (lambda w: CONSTANT, (jnp.ones(3),), False),
+        (lambda w: 1.0, (jnp.ones(3),), False),
+        (lambda w, x: x, (jnp.ones(3), jnp.float32(2)), False),
+        (lambda w, x: (w, {"x": x}), (jnp.float32(2), jnp.ones(3)), True),
+    ],
+)
+def test_a_loss_of_no_operations(fun: Any, args: Any, has_aux: bool, cost: Any) -> None:
+    config = dataclasses.replace(QUICK, cost=cost)
+    options: dict[str, Any] = dict(has_aux=has_aux, target="cpu", config=config)
+    plan = jax_hremat.plan_remat(fun, budget=1.0, **options)(*args)
+    assert plan.certificate.holds
+    assert plan == RematPlan.from_json(plan.to_json())
+    assert "peak" in str(plan)
+    step = jax.value_and_grad(jax_hremat.apply_plan(fun, plan), has_aux=has_aux)
+    expected = jax.value_and_grad(fun, has_aux=has_aux)(*args)
+    assert jax.tree.all(jax.tree.map(np.array_equal, jax.jit(step)(*args), expected))
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        jax_hremat.plan_remat(fun, budget=1, **options)(*args)
+    assert caught.value.min_budget_bytes == plan.certificate.peak_bytes

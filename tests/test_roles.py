@@ -10,20 +10,24 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
 
 from jax_hremat._compiler.target import get_target
 from jax_hremat._cost.certify import compile_step
-from jax_hremat._modes.block_modes import SearchConfig
+from jax_hremat._modes.block_modes import BlockSearch, SearchConfig
 from jax_hremat._modes.roles import PRESETS, Role, product_roles
+from jax_hremat._partition.blocks import make_block
 from jax_hremat._planner.bench import PlannerConfig, prepare
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.goals import Terms, plan_for
 from jax_hremat._program.graph import build_graph
 from jax_hremat._program.region import Region
+from jax_hremat._program.replay import replay
 from jax_hremat._program.step import Step, own_step
 from jax_hremat._program.trace import trace_loss
 from jax_hremat._schedule.regions import Ties, selection_region
 from jax_hremat._shared.units import Budget
+from jax_hremat._solve.backend import SolverConfig
 
 BATCH, LENGTH, WIDTH, HEADS = 4, 32, 16, 2
 X = jax.ShapeDtypeStruct((BATCH, LENGTH, WIDTH), jnp.float32)
@@ -61,6 +65,50 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     weights = jax.nn.softmax(scores.astype(jnp.float32)).astype(v.dtype)
     context = called("context", jnp.einsum("bhqk,bkhd->bqhd", weights, v))
     return context.reshape(*split[:2], -1)
+
+
+@jax.custom_vjp
+def kernel(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return kernel_forward(q, k, v)[0]
+
+
+def kernel_forward(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
+    """One fused kernel, which also returns the logarithms of the weights' sums."""
+
+    def body(q: Any, k: Any, v: Any, context: Any, sums: Any) -> None:
+        scores = jnp.einsum("bqd,bkd->bqk", q[...], k[...])
+        context[...] = jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), v[...])
+        sums[...] = jax.nn.logsumexp(scores, axis=-1)
+
+    shapes = [jax.ShapeDtypeStruct(shape, q.dtype) for shape in (q.shape, q.shape[:2])]
+    context, sums = pl.pallas_call(body, out_shape=shapes, interpret=True)(q, k, v)
+    return context, (q, k, v, context, sums)
+
+
+def kernel_backward(kept: Any, g: jax.Array) -> Any:
+    q, k, v, context, sums = kept
+    weights = jnp.exp(jnp.einsum("bqd,bkd->bqk", q, k) - sums[..., None])
+    shares = (g * context).sum(-1, keepdims=True)
+    change = weights * (jnp.einsum("bqd,bkd->bqk", g, v) - shares)
+    return (
+        jnp.einsum("bqk,bkd->bqd", change, k),
+        jnp.einsum("bqk,bqd->bkd", change, q),
+        jnp.einsum("bqk,bqd->bkd", weights, g),
+    )
+
+
+kernel.defvjp(kernel_forward, kernel_backward)
+
+
+def kernel_attention(params: Any, x: jax.Array) -> jax.Array:
+    h = normalized(x)
+    q, k, v = (dense(params, name, h) for name in ("query", "key", "value"))
+    return x + dense(params, "out_proj", called("context", kernel(q, k, v)))
+
+
+def fused_kernel_attention(params: Any, x: jax.Array) -> jax.Array:
+    q, k, v = jnp.split(dense(params, "qkv", normalized(x)), 3, axis=-1)
+    return x + dense(params, "out_proj", called("context", kernel(q, k, v)))
 
 
 def self_attention(params: Any, x: jax.Array) -> jax.Array:
@@ -125,6 +173,8 @@ Part = Callable[[Any, jax.Array], jax.Array]
         (self_attention, experts),
         (self_attention,),
         (self_attention, mixed),
+        (kernel_attention, gated),
+        (fused_kernel_attention, self_attention, experts),
     ],
     ids=lambda parts: "-".join(part.__name__ for part in parts),
 )
@@ -145,7 +195,7 @@ def test_roles_are_those_of_the_names(parts: tuple[Part, ...]) -> None:
     # A transposition may stand between a product and its name.
     found = {}
     for at, name in names.items():
-        while graph.operations[at].primitive != "dot_general":
+        while graph.operations[at].primitive not in ("dot_general", "pallas_call"):
             at = graph.values[graph.operations[at].inputs[0]].producer
         found[at] = NAMES[name]
     assert roles == found
@@ -169,6 +219,7 @@ def layers_loss(policy: Any, params: Any, x: jax.Array) -> jax.Array:
 
 
 PRESET_NAMES = {
+    "save_context": ["context"],
     "save_qkv_proj": ["query", "key", "value"],
     "save_out_proj": ["out_proj"],
     "save_dot_except_mlp": ["query", "key", "value", "out_proj"],
@@ -210,6 +261,27 @@ def test_presets_are_the_policies_over_the_names() -> None:
         peaks.add(hand.memory.peak_bytes)
     # A context is as large as what an MLP returns.
     assert len(peaks) == len(PRESETS) - 1
+
+
+def test_a_kept_context_spares_its_kernel() -> None:
+    """The outputs of the kernel are kept, of which the backward reads both."""
+
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        return jnp.mean(gated(params, kernel_attention(params, x)) ** 2)
+
+    program = trace_loss(loss, (weights(), X), {})
+    graph = build_graph(program)
+    block = make_block(graph, 0, len(graph.operations))
+    times = [0.0] * len(block)
+    roles = product_roles(graph.operations)
+    modes = BlockSearch(
+        graph, block, roles, times, 0.0, SearchConfig(), SolverConfig()
+    ).hand_modes()
+    (at,) = [op.id for op in graph.operations if op.primitive == "pallas_call"]
+    for name, mode in modes.items():
+        kept = Role.CONTEXT in PRESETS.get(name, ())
+        assert ({(at, 0), (at, 1)} <= set(mode.saved)) == kept
+        assert (replay(program, mode).recomputed[at] == 0) == kept
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from jax_hremat._modes.saved import materialised_values, saved_value_sets, value
 from jax_hremat._program.graph import Graph, Operation, Value, build_graph
 from jax_hremat._program.trace import trace_loss
 from jax_hremat._solve.backend import SolverConfig
+from jax_hremat._work.work import Work
 
 MIB = 2**20
 EXACT = SolverConfig(relative_gap=0.0)
@@ -34,7 +36,13 @@ def graphs(draw: st.DrawFn) -> Graph:
         sizes += [draw(st.integers(1, 8)) for _ in outputs]
         producers += [index] * len(outputs)
         needs = draw(st.sets(st.sampled_from([*inputs, *outputs]), max_size=2))
-        operations.append(operation(index, inputs, outputs, sorted(needs), draw(st.booleans())))
+        made = operation(index, inputs, outputs, sorted(needs), draw(st.booleans()))
+        # A custom rule that is one operation, and the arguments of one that was taken apart.
+        opaque, spared = (
+            draw(st.sampled_from([0, 0, 0, 8])),
+            draw(st.sampled_from([(), inputs[:1]])),
+        )
+        operations.append(replace(made, opaque_bytes=opaque, spared=spared))
     return graph_of(operations, sizes, producers)
 
 
@@ -53,12 +61,11 @@ def operation(
         active=True,
         needs=tuple(needs),
         opaque_bytes=0,
-        flops=0,
-        moved_bytes=0,
+        work=Work(),
         fusible=fusible,
         has_batch_dims=False,
         trips=1,
-        pinned=False,
+        once="",
         signature="",
         literals="",
         scope="",
@@ -89,15 +96,14 @@ def times_of(graph: Graph) -> list[float]:
 
 
 def recomputed(
-    graph: Graph, start: int, stop: int, kept: Collection[int], *, own: bool = True
+    graph: Graph, start: int, stop: int, kept: Collection[int], *, opaque: bool = True
 ) -> set[int]:
     """What runs again in the backward if `kept` is kept: JAX's rule, followed backwards."""
     inside = graph.operations[start:stop]
     wanted = [v for op in inside for v in op.needs]
     again: set[int] = set()
-    # A derivative that reads the operation's own output reads the unnamed one.
-    first = [op.id for op in inside if own and set(op.needs) & set(op.outputs)]
-    stack = [*first]
+    # A rule that keeps something that has no name makes it again.
+    stack = [op.id for op in inside if opaque and op.opaque_bytes]
     stack += [p for v in wanted if v not in kept and (p := made_by(graph, v, start, stop)) >= 0]
     while stack:
         e = stack.pop()
@@ -105,7 +111,7 @@ def recomputed(
             again.add(e)
             stack += [
                 p
-                for u in graph.operations[e].inputs
+                for u in graph.operations[e].reads
                 if u not in kept and (p := made_by(graph, u, start, stop)) >= 0
             ]
     return again
@@ -176,7 +182,7 @@ def test_materialised_values_are_the_fewest_bytes_that_fusion_can_start_from(
     for start, stop in stretches(graph):
 
         def enough(kept: Collection[int], start: int = start, stop: int = stop) -> bool:
-            again = recomputed(graph, start, stop, kept, own=False)
+            again = recomputed(graph, start, stop, kept, opaque=False)
             return all(graph.operations[e].fusible for e in again)
 
         held = materialised_values(graph, start, stop, EXACT)
@@ -185,19 +191,16 @@ def test_materialised_values_are_the_fewest_bytes_that_fusion_can_start_from(
         assert size(graph, held) == least
 
 
-def test_keeping_its_own_output_spares_no_recompute() -> None:
-    # Value 1 is made by an operation whose derivative reads it (an exponential), value 2 by one
-    # whose derivative reads its input.
-    own = operation(0, (0,), (1,), [1], True)
-    reads_input = operation(1, (1,), (2,), [1], True)
-    graph = graph_of([own, reads_input], [4, 1, 1], [None, 0, 1])
+def test_keeping_its_own_output_spares_an_operation_and_what_leads_to_it() -> None:
+    # Values 1 and 2 are made by operations whose derivatives read them (exponentials).
+    chain = [operation(i, (i,), (i + 1,), [i + 1], True) for i in range(2)]
+    graph = graph_of(chain, [4, 1, 1], [None, 0, 1])
     (answer,) = saved_value_sets(graph, 0, 2, [1e-3, 1e-3], EXACT, 1)
-    assert answer.recomputed == (0,)
-    assert answer.values == ()
-    # Were it the input that is read, the value would be worth keeping.
-    graph = graph_of([operation(0, (0,), (1,), [0], True), reads_input], [4, 1, 1], [None, 0, 1])
+    assert (answer.values, answer.recomputed) == ((1, 2), ())
+    # A rule that keeps more than it returns runs again, whatever is kept.
+    graph = graph_of([chain[0], replace(chain[1], opaque_bytes=8)], [4, 1, 1], [None, 0, 1])
     (answer,) = saved_value_sets(graph, 0, 2, [1e-3, 1e-3], EXACT, 1)
-    assert (answer.values, answer.recomputed) == ((1,), ())
+    assert (answer.values, answer.recomputed) == ((1,), (1,))
 
 
 def test_a_traced_program() -> None:

@@ -1,3 +1,4 @@
+import dataclasses
 import pickle
 from importlib import resources
 from pathlib import Path
@@ -75,11 +76,15 @@ def test_rates_are_peaks_times_efficiency() -> None:
 
 
 def test_compiler_options_are_a_fresh_dict() -> None:
-    options = compiler_options("cpu")
-    assert options == {"xla_disable_hlo_passes": "cse_barrier_expander"}
+    target = dataclasses.replace(get_target("cpu"), compiler_options={"xla_a": "1"})
+    options = compiler_options(target)
+    assert options == {"xla_a": "1"}
     options.clear()
-    assert compiler_options("cpu")
-    assert compiler_options("h200") == {}
+    assert compiler_options(target)
+
+
+def test_no_packaged_target_needs_options() -> None:
+    assert all(compiler_options(name) == {} for name in list_targets())
 
 
 def test_a_users_file(tmp_path: Path) -> None:

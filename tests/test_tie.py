@@ -57,7 +57,7 @@ def test_a_run_that_only_reads_the_stream_has_none():
 
 
 def barriers(step, inputs):
-    return str(jax.make_jaxpr(step)(*inputs)).count("optimization_barrier")
+    return str(jax.make_jaxpr(step)(*inputs)).count("hremat_barrier")
 
 
 @pytest.mark.parametrize("wrapped", [True, False])

@@ -1,12 +1,13 @@
 import pickle
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jax_hremat._shared.errors import BudgetFormatError, InfeasibleBudgetError
 from jax_hremat._shared.format import format_bytes, format_seconds
-from jax_hremat._shared.units import Budget, parse_budget
+from jax_hremat._shared.units import Budget, Slowdown, parse_budget, parse_goal
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,27 @@ def test_a_budget_and_an_int_pass_through() -> None:
     assert budget == Budget(bytes=7)
     assert parse_budget(budget) is budget
     assert budget.resolve_bytes(3) == 7
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint64])
+def test_numpy_integers_are_bytes(kind: type) -> None:
+    budget = parse_budget(kind(70_000_000))
+    assert budget == Budget(bytes=70_000_000)
+    assert type(budget.bytes) is int
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_numpy_floats_are_fractions(kind: type) -> None:
+    budget = parse_budget(kind(0.75))
+    assert budget == Budget(fraction=0.75)
+    assert type(budget.fraction) is float
+    assert parse_goal(None, kind(1.25)) == Slowdown(1.25)  # pyright: ignore[reportArgumentType]
+
+
+def test_numpy_numbers_that_are_no_budget_are_refused() -> None:
+    for value in (np.bool_(True), np.int64(0), np.float32(2), np.float32("nan")):
+        with pytest.raises(BudgetFormatError):
+            parse_budget(value)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(

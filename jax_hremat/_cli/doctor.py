@@ -13,8 +13,10 @@ import jax.numpy as jnp
 
 from jax_hremat._compiler.cache import ENVIRONMENT_VARIABLE
 from jax_hremat._compiler.compile import compile_flat, compiler_versions
+from jax_hremat._compiler.cudnn import INSTALL as INSTALL_CUDNN
+from jax_hremat._compiler.cudnn import load_cudnn
 from jax_hremat._compiler.target import Target, get_target
-from jax_hremat._shared.compat import remat3_enabled
+from jax_hremat._shared.compat import cudnn_version, remat3_enabled
 from jax_hremat._shared.errors import HRematError
 from jax_hremat._solve.backend import SolverConfig, solve
 from jax_hremat._solve.modelling import cp
@@ -52,6 +54,7 @@ def check_all(target_name: str) -> Iterator[Check]:
     yield _compiles("compile for this CPU", get_target("cpu"), needed=True)
     if target.platform != "cpu":
         yield _compiles(f"compile for {target.name}, without one", target, needed=False)
+        yield _cudnn()
     yield _devices()
     yield _cache()
 
@@ -84,6 +87,14 @@ def _compiles(name: str, target: Target, *, needed: bool) -> Check:
         return f"{compiled.memory.peak_bytes} bytes for a small product, as XLA says"
 
     return _tried(name, found, needed=needed)
+
+
+def _cudnn() -> Check:
+    load_cudnn()
+    found = cudnn_version()
+    number = "not found" if found is None else f"version {found}"
+    advice = INSTALL_CUDNN if found is None else ""
+    return Check("cuDNN, for fused attention", found is not None, False, number, advice)
 
 
 def _devices() -> Check:

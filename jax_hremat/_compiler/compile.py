@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import re
@@ -17,6 +18,7 @@ from jax.experimental import topologies
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import (
     AbstractMesh,
+    AxisType,
     Mesh,
     NamedSharding,
     PartitionSpec,
@@ -40,17 +42,20 @@ _QUICK_CODE = (
     "xla_gpu_force_compilation_parallelism",
     "xla_gpu_kernel_cache_file",
 )
-# The name in a location of StableHLO; the location of a source line has no second bracket.
-_SCOPE = re.compile(r'loc\("([^"]*)"\(')
+# The scope in a location of StableHLO, which is a path. The location of a source line has no second
+# bracket, and the name of a function that called no slash.
+_SCOPE = re.compile(r'loc\("([^"]*/[^"]*)"\(')
 _PACKAGES = (
     "jax",
     "jaxlib",
     "jax-cuda12-plugin",
     "jax-cuda12-pjrt",
     "nvidia-cuda-nvcc-cu12",
+    "nvidia-cudnn-cu12",
     "jax-cuda13-plugin",
     "jax-cuda13-pjrt",
     "nvidia-cuda-nvcc",
+    "nvidia-cudnn-cu13",
 )
 
 
@@ -106,6 +111,7 @@ def compile_flat(
     donate_argnums: int | Sequence[int] = (),
     keep_unused: bool = False,
     cache: CompileCache | None = None,
+    mesh: AbstractMesh | None = None,
 ) -> Compiled:
     """Compiles ``jax.jit(fun)`` for one device of a target, or for several, without running it.
 
@@ -116,14 +122,16 @@ def compile_flat(
         fun: A function of as many positional arrays as there are ``avals``; any pytree of arrays
             comes out.
         avals: What stands for each argument: anything with ``shape`` and ``dtype``, typed PRNG
-            keys included. A ``weak_type`` is kept. Where one has a ``sharding`` on an abstract
-            mesh, all lie on a mesh of so many devices of the target, those without one as the
-            compiler likes; what is read is then of one device.
+            keys included. What is part of their types is kept. On a mesh, a ``sharding`` says how
+            one lies; those without one lie as the compiler likes.
         target: The target; for "cuda" no GPU and no driver is needed.
         donate_argnums: Arguments whose memory the results may take over.
         keep_unused: Keep arguments the function does not use, so that parameter ``i`` of the
             executable is argument ``i``.
         cache: Where to look first for what XLA said of the same program, and to keep it.
+        mesh: The mesh that the function runs on, of so many devices of the target; what is read
+            is then of one of them. If left out, that on which arguments lie, if any does. Along
+            its manual axes the function is what each device does in a ``shard_map``.
 
     Returns:
         The memory, the HLO and the times.
@@ -140,11 +148,17 @@ def compile_flat(
         "keep_unused": keep_unused,
         "compiler_options": dict(target.compiler_options),
     }
-    mesh = next((m for aval in avals if (m := _mesh_of(aval)) is not None), None)
+    mesh = mesh or next((m for aval in avals if (m := _mesh_of(aval)) is not None), None)
     if mesh is None:
         lowered = _lowered_for_one(fun, avals, target, how)
     else:
-        lowered = _lowered_for_mesh(fun, avals, target, mesh, how)
+        devices = _devices(target.platform, target.config_text, mesh)
+        # What the function says of the mesh it is to run on must be said of the target's.
+        jaxpr = compat.on_mesh(jax.make_jaxpr(fun)(*map(compat.typed_struct, avals)), devices)
+        whole = _mapped(jaxpr, devices, mesh.manual_axes) if mesh.manual_axes else _whole(jaxpr)
+        pairs = zip(avals, whole.varying, strict=True)
+        placed = [_on(devices, aval, axes) for aval, axes in pairs]
+        lowered = compat.apart(_lowered_for_mesh)(whole.fun, placed, target, devices, how)
     lowered_s = time.perf_counter()
     key = _key(lowered, target) if cache else ""
     answer = cache.read(key, _decode) if cache else None
@@ -262,18 +276,53 @@ def _lowered_for_mesh(
     fun: Callable[..., Any],
     avals: Sequence[Any],
     target: Target,
-    mesh: AbstractMesh,
+    devices: Mesh,
     how: Mapping[str, Any],
 ) -> jax.stages.Lowered:
-    devices = _devices(target.platform, target.config_text, mesh)
-    plain = [_abstract(aval) for aval in avals]
-    placed = [
-        aval.update(sharding=_on(devices, given)) for aval, given in zip(plain, avals, strict=True)
-    ]
-    # What the function says of the mesh it is to run on must be said of the target's.
-    moved = jaxpr_as_fun(compat.on_mesh(jax.make_jaxpr(fun)(*plain), devices))
     with jax.set_mesh(devices):
-        return _lower(jax.jit(lambda *flat: moved(*flat), **how), placed, target)
+        return _lower(jax.jit(lambda *flat: fun(*flat), **how), avals, target)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Whole:
+    """A function of whole arrays on a mesh, and, of each argument, the axes over which its first
+    dimension is split: those along which it varies in a ``shard_map``."""
+
+    fun: Callable[..., Any]
+    varying: Sequence[Sequence[str]]
+
+
+def _whole(jaxpr: Any) -> _Whole:
+    return _Whole(jaxpr_as_fun(jaxpr), [()] * len(compat.open_jaxpr(jaxpr).invars))
+
+
+def _mapped(jaxpr: Any, devices: Mesh, manual_axes: Sequence[str]) -> _Whole:
+    """What each device does in a ``shard_map``, as the function that contains the map: what varies
+    is stacked along one more dimension."""
+    inner = compat.open_jaxpr(jaxpr)
+    atoms = (*inner.constvars, *inner.invars, *(v for eqn in inner.eqns for v in eqn.outvars))
+    check_vma = any(compat.varying_axes(v.aval) for v in atoms)
+
+    def varying(atom: Any) -> tuple[str, ...]:
+        said = compat.varying_axes(atom.aval) if check_vma else manual_axes
+        return tuple(axis for axis in manual_axes if axis in said)
+
+    inputs, outputs = list(map(varying, inner.invars)), list(map(varying, inner.outvars))
+    body = jaxpr_as_fun(jaxpr)
+
+    def each(*flat: Any) -> list[Any]:
+        results = body(*(x[0] if axes else x for x, axes in zip(flat, inputs, strict=True)))
+        return [x[None] if axes else x for x, axes in zip(results, outputs, strict=True)]
+
+    mapped = jax.shard_map(
+        each,
+        mesh=devices,
+        in_specs=tuple(PartitionSpec(axes) if axes else PartitionSpec() for axes in inputs),
+        out_specs=[PartitionSpec(axes) if axes else PartitionSpec() for axes in outputs],
+        axis_names=set(manual_axes),
+        check_vma=check_vma,
+    )
+    return _Whole(mapped, inputs)
 
 
 def _mesh_of(aval: Any) -> AbstractMesh | None:
@@ -282,8 +331,16 @@ def _mesh_of(aval: Any) -> AbstractMesh | None:
     return mesh if isinstance(mesh, AbstractMesh) and not mesh.empty else None
 
 
-def _on(devices: Mesh, aval: Any) -> NamedSharding | None:
-    return None if _mesh_of(aval) is None else NamedSharding(devices, aval.sharding.spec)
+def _on(devices: Mesh, aval: Any, varying: Sequence[str]) -> jax.ShapeDtypeStruct:
+    """What stands for a whole argument on the devices."""
+    spec = None if _mesh_of(aval) is None else aval.sharding.spec
+    shape = aval.shape
+    if varying:
+        spec = PartitionSpec(tuple(varying), *(spec or ()))
+        shape = (math.prod(devices.shape[axis] for axis in varying), *shape)
+    sharding = None if spec is None else NamedSharding(devices, spec)
+    weak_type = getattr(aval, "weak_type", False)
+    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=weak_type, sharding=sharding)
 
 
 # Tied to the configuration's text, since two topologies of one text are not the same devices to
@@ -303,7 +360,8 @@ def _devices(platform_name: str, config_text: str | None, mesh: AbstractMesh) ->
         devices = _cpu_devices(mesh.size)
     else:
         devices = _topology(config_text, mesh.size).devices
-    return Mesh(np.reshape(devices, mesh.axis_sizes), mesh.axis_names, mesh.axis_types)
+    kinds = (AxisType.Auto if k == AxisType.Manual else k for k in mesh.axis_types)
+    return Mesh(np.reshape(devices, mesh.axis_sizes), mesh.axis_names, tuple(kinds))
 
 
 def _topology(config_text: str | None, num_devices: int) -> Any:

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple
 
 from jax_hremat._compiler.target import Target
+from jax_hremat._work.kernels import KernelBook
+from jax_hremat._work.work import MatrixUnit, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Rates:
         link_bytes_per_s: What a device sends to others of its host; None if it is not known.
         network_bytes_per_s: What it sends to other hosts, likewise.
         host_bytes_per_s: What it sends to its host's memory, or receives from it, likewise.
+        kernels: What is known of kernels that XLA only calls.
     """
 
     flops_per_s: Mapping[str, float]
@@ -33,21 +35,29 @@ class Rates:
     link_bytes_per_s: float | None = None
     network_bytes_per_s: float | None = None
     host_bytes_per_s: float | None = None
+    kernels: KernelBook = KernelBook()
 
-    def of(self, unit: "MatrixUnit") -> float:
+    def of(self, unit: MatrixUnit) -> float:
         """The rate of what multiplies matrices, or convolves."""
         rate = self.flops_per_s.get(unit.dtype, self.vector_flops_per_s)
         return self.convolution_flops_per_s.get(unit.dtype, rate) if unit.convolves else rate
 
+    def busy_s(self, work: Work) -> float:
+        """One kernel without its launch: its arithmetic or its traffic, whichever takes longer.
 
-class MatrixUnit(NamedTuple):
-    """What a matmul or a convolution runs on: the HLO type of its operands, and which it is."""
+        The kernels that it calls count as arithmetic, their own traffic within the whole's.
+        """
+        matrix_s = sum(flops / self.of(unit) for unit, flops in work.flops)
+        vector_s = work.vector_flops / self.vector_flops_per_s
+        arithmetic_s = max(matrix_s, vector_s) if work.concurrent else matrix_s + vector_s
+        called_s = sum(
+            call.times * self.busy_s(self.kernels.work_of(call) or call.work_or_bytes)
+            for call in work.calls
+        )
+        return max(arithmetic_s + called_s, work.bytes / self.bytes_per_s)
 
-    dtype: str
-    convolves: bool
 
-
-def rates(target: Target) -> Rates:
+def rates(target: Target, kernels: KernelBook | None = None) -> Rates:
     """What the target sustains: its published peaks times its efficiencies."""
     share = target.flops_efficiency
 
@@ -66,4 +76,5 @@ def rates(target: Target) -> Rates:
         link_bytes_per_s=reached(target.link_bytes_per_s),
         network_bytes_per_s=reached(target.network_bytes_per_s),
         host_bytes_per_s=reached(target.host_bytes_per_s),
+        kernels=kernels or KernelBook(),
     )

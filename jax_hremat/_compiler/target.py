@@ -165,6 +165,20 @@ def attached_bytes() -> int:
     return int(stats["bytes_limit"])
 
 
+def memory_bytes_of(target: Target) -> int:
+    """Returns the memory of a target's device, in bytes: what `budget="device"` means.
+
+    Raises:
+        TargetUnavailableError: The target is a CPU, whose memory is that of the machine.
+    """
+    if target.platform == "cpu":
+        raise TargetUnavailableError(
+            f"budget='device' is the memory of a GPU, and the target is {target.name!r}, which "
+            f"names no limit. Give the budget in bytes, such as '70GiB', or name the GPU as target"
+        )
+    return target.memory_bytes
+
+
 def attached_target() -> Target:
     """Returns the target of JAX's default backend; of a GPU that no packaged target knows, one
     with rates that are none, to be measured.

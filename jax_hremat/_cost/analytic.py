@@ -3,7 +3,7 @@ nothing is to be compiled but the whole step, to plan with.
 
 Elementwise operations and the like are taken to be fused into a neighbour; matrix products and
 convolutions run at the target's rate for their dtype; loops take their body's time for each step;
-anything else moves its operands and results, and computes one operation an element.
+of anything else `_work.primitives` says what it computes and moves.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from jax_hremat._compiler.rates import MatrixUnit, Rates
+from jax_hremat._compiler.rates import Rates
 from jax_hremat._cost.block_step import MARK, BlockStep
 from jax_hremat._cost.mode_cost import ModeCost
 from jax_hremat._program.flat import Equation, flatten, live_bytes
@@ -21,10 +21,10 @@ from jax_hremat._program.graph import (
     FUSIBLE,
     Graph,
     Operation,
-    equation_flops,
-    size_bytes_of,
 )
 from jax_hremat._shared import compat
+from jax_hremat._shared.sizes import size_bytes_of
+from jax_hremat._work.primitives import equation_work, runs_bodies
 
 # An operation fused into a neighbour's kernel reads and writes little of its own.
 _FUSED_TRAFFIC = 0.25
@@ -95,14 +95,13 @@ def _equation_s(eqn: Any, rates: Rates) -> float:
     written_bytes = sum(size_bytes_of(v.aval) for v in eqn.outvars)
     if name in FUSIBLE:
         return _FUSED_TRAFFIC * written_bytes / rates.bytes_per_s
-    moved_bytes = written_bytes + sum(size_bytes_of(v.aval) for v in eqn.invars)
+    work = equation_work(eqn)
+    if not runs_bodies(eqn):
+        return rates.busy_s(work) + rates.launch_s
     bodies = [flatten(compat.open_jaxpr(body)) for body in compat.inner_jaxprs(eqn)]
-    if not bodies:
-        results = [v.aval.str_short(short_dtypes=True) for v in eqn.outvars]
-        return _roofline_s(name, results, equation_flops(eqn), moved_bytes, rates)
     times_s = [sum(_equation_s(e.eqn, rates) for e in body.equations) for body in bodies]
     if name == "scan":
-        return eqn.params["length"] * sum(times_s) + moved_bytes / rates.bytes_per_s
+        return eqn.params["length"] * sum(times_s) + work.bytes / rates.bytes_per_s
     return max(times_s) if name == "cond" else sum(times_s)
 
 
@@ -110,16 +109,4 @@ def _time_s(graph: Graph, op: Operation, rates: Rates) -> float:
     if op.fusible:
         written = sum(graph.values[v].size_bytes for v in op.outputs)
         return _FUSED_TRAFFIC * written / rates.bytes_per_s
-    results = [graph.values[v].text for v in op.outputs]
-    return _roofline_s(op.primitive, results, op.flops, op.moved_bytes, rates)
-
-
-def _roofline_s(
-    primitive: str, results: Sequence[str], flops: float, moved_bytes: float, rates: Rates
-) -> float:
-    """`results` are types, such as `bf16[8,32]`."""
-    rate = rates.vector_flops_per_s
-    if primitive in ("dot_general", "conv_general_dilated"):
-        dtype = results[0].split("[")[0]
-        rate = rates.of(MatrixUnit(dtype, primitive == "conv_general_dilated"))
-    return max(flops / rate, moved_bytes / rates.bytes_per_s) + rates.launch_s
+    return rates.busy_s(op.work) + rates.launch_s

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from jax_hremat._partition.blocks import Block
+from jax_hremat._program.barrier import barrier
 from jax_hremat._program.emit import emit_range
 from jax_hremat._program.graph import Graph
-from jax_hremat._program.mesh import put
+from jax_hremat._program.mesh import DeviceMesh, laid, put
 from jax_hremat._program.region import Region
-from jax_hremat._program.trace import Program, abstract
+from jax_hremat._program.trace import Program, abstract, cotangent
 
 # The scope of the Fourier transform that parts the forward from the backward.
 MARK = "hremat_mark"
@@ -34,6 +35,7 @@ class BlockStep:
         active_inputs: Positions in `Block.inputs` of what is differentiated.
         computed_inputs: Positions in `Block.inputs` of what other blocks make.
         cotangent_parameters: Positions of the cotangents among the arguments.
+        mesh: The devices that it runs on, where there are several.
     """
 
     function: Callable[..., Any]
@@ -42,10 +44,16 @@ class BlockStep:
     active_inputs: tuple[int, ...]
     computed_inputs: tuple[int, ...]
     cotangent_parameters: range
+    mesh: DeviceMesh | None = None
 
 
 def block_step(program: Program, graph: Graph, block: Block, mode: Region) -> BlockStep:
     """The step of a block in a mode, which is a region with the block's `start` and `stop`."""
+    with program.context.entered():
+        return _block_step(program, graph, block, mode)
+
+
+def _block_step(program: Program, graph: Graph, block: Block, mode: Region) -> BlockStep:
     atoms = program.values
     inputs = [atoms[v] for v in block.inputs]
     outputs = [atoms[v] for v in block.outputs]
@@ -71,9 +79,9 @@ def block_step(program: Program, graph: Graph, block: Block, mode: Region) -> Bl
         # The backward may start only after every output is there, and the mark tells where: a
         # Fourier transform is never fused, moved or merged with anything.
         with jax.named_scope(MARK):
-            _, mark = jax.lax.optimization_barrier((results, mark))
+            *_, mark = barrier([*results, mark])
             mark = jnp.fft.fft(mark)
-            cotangents, mark = jax.lax.optimization_barrier((cotangents, mark))
+            *cotangents, mark = barrier([*cotangents, mark])
         # Where the rest of the step takes them.
         results = [put(x, s) for x, s in zip(results, lies_out, strict=True)]
         gradients = [
@@ -83,10 +91,10 @@ def block_step(program: Program, graph: Graph, block: Block, mode: Region) -> Bl
 
     lies = [_sharding(graph, v) for v in (*block.inputs, *block.outputs)]
     lies_in, lies_out = lies[: len(inputs)], lies[len(inputs) :]
-    avals = [abstract(v.aval).update(sharding=s) for v, s in zip(inputs, lies_in, strict=True)]
-    cotangent_avals = [abstract(outputs[i].aval).update(sharding=lies_out[i]) for i in active_out]
+    avals = [laid(abstract(v.aval), s) for v, s in zip(inputs, lies_in, strict=True)]
+    cotangent_avals = [laid(cotangent(outputs[i].aval), lies_out[i]) for i in active_out]
     return BlockStep(
-        function=function,
+        function=program.context.inside(function),
         avals=(*avals, *cotangent_avals, jax.ShapeDtypeStruct((8,), jnp.complex64)),
         num_outputs=len(outputs),
         active_inputs=active_in,
@@ -94,6 +102,7 @@ def block_step(program: Program, graph: Graph, block: Block, mode: Region) -> Bl
             i for i, v in enumerate(block.inputs) if graph.values[v].kind == "computed"
         ),
         cotangent_parameters=range(len(avals), len(avals) + len(cotangent_avals)),
+        mesh=graph.mesh or program.mesh,
     )
 
 

@@ -17,6 +17,7 @@ from jax_hremat._program.emit import emit_flat
 from jax_hremat._program.mesh import DeviceMesh
 from jax_hremat._program.region import Region
 from jax_hremat._program.step import Step
+from jax_hremat._work.kernels import KernelBook
 
 _NUM_BUFFERS = 8
 
@@ -49,6 +50,7 @@ class CompiledStep:
         buffers: The largest buffers alive at the peak of its temporaries, those of a loop that runs
             there among them, largest first.
         unknown: Operations the estimate does not price, with their number.
+        unpriced_kernels: Targets of the called kernels among them.
         mesh: The devices it runs on, where there are several.
     """
 
@@ -57,22 +59,36 @@ class CompiledStep:
     flops: float
     buffers: tuple[BufferReport, ...]
     unknown: tuple[tuple[str, int], ...]
+    unpriced_kernels: tuple[str, ...] = ()
     mesh: DeviceMesh | None = None
 
 
 def compile_step(
-    step: Step, root: Region, target: Target, cache: CompileCache | None = None
+    step: Step,
+    root: Region,
+    target: Target,
+    cache: CompileCache | None = None,
+    kernels: KernelBook | None = None,
 ) -> CompiledStep:
-    """Compile the step around the program with the regions of `root`."""
+    """Compile the step around the program with the regions of `root`.
+
+    Args:
+        step: The step.
+        root: The regions.
+        target: What to compile for.
+        cache: What was compiled before.
+        kernels: What is known of kernels that XLA only calls.
+    """
     compiled = compile_flat(
         step.around(emit_flat(step.program, root)),
         step.avals,
         without_launch_graphs(target),
         donate_argnums=step.donated,
         cache=cache,
+        mesh=None if step.mesh is None else step.mesh.abstract,
     )
     module = parse_hlo(compiled.hlo_text)
-    roofline = estimate_step(module, rates(target))
+    roofline = estimate_step(module, rates(target, kernels))
     live = sorted(live_at_peak(module), key=lambda at: (-at[1].nbytes, at[1].name))
     own = [(c, b) for c, b in live if b.inside is None and b.kind != "constant" and b.nbytes > 0]
     return CompiledStep(
@@ -84,7 +100,8 @@ def compile_step(
             for c, b in own[:_NUM_BUFFERS]
         ),
         unknown=tuple(sorted(roofline.unknown.items())),
-        mesh=step.mesh,
+        unpriced_kernels=roofline.unpriced_kernels,
+        mesh=step.mesh if step.mesh is not None and step.mesh.num_devices > 1 else None,
     )
 
 
@@ -125,15 +142,24 @@ def _op_name(module: HloModule, instruction: Instruction) -> str:
 class StepCompiler:
     """`compile_step` of one step for one target, each plan once."""
 
-    def __init__(self, step: Step, target: Target, cache: CompileCache | None = None) -> None:
+    def __init__(
+        self,
+        step: Step,
+        target: Target,
+        cache: CompileCache | None = None,
+        kernels: KernelBook | None = None,
+    ) -> None:
         self._cache = cache
+        self._kernels = kernels
         self._step = step
         self._target = target
         self._steps: dict[Region, CompiledStep] = {}
 
     def __call__(self, root: Region) -> CompiledStep:
         if root not in self._steps:
-            self._steps[root] = compile_step(self._step, root, self._target, self._cache)
+            self._steps[root] = compile_step(
+                self._step, root, self._target, self._cache, self._kernels
+            )
         return self._steps[root]
 
 

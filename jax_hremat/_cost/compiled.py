@@ -21,23 +21,37 @@ from jax_hremat._hlo.buffer import Buffer
 from jax_hremat._hlo.liveness import buffer_timeline, reads_and_results
 from jax_hremat._hlo.parse import HloModule, parse_hlo
 from jax_hremat._hlo.roofline import estimate_step
+from jax_hremat._work.kernels import KernelBook
 
 
-def compiled_cost(step: BlockStep, target: Target, cache: CompileCache | None = None) -> ModeCost:
+def compiled_cost(
+    step: BlockStep,
+    target: Target,
+    cache: CompileCache | None = None,
+    book: KernelBook | None = None,
+) -> ModeCost:
     """Compile a block's step and read its cost.
 
     Args:
         step: The block in its mode.
         target: What to compile for.
         cache: What was compiled before.
+        book: What is known of kernels that XLA only calls.
 
     Unchecked: fusion across the block's boundary.
     """
-    compiled = compile_flat(step.function, step.avals, target, keep_unused=True, cache=cache)
+    compiled = compile_flat(
+        step.function,
+        step.avals,
+        target,
+        keep_unused=True,
+        cache=cache,
+        mesh=None if step.mesh is None else step.mesh.abstract,
+    )
     module = parse_hlo(compiled.hlo_text)
     timeline = buffer_timeline(module)
     mark = _mark_position(module)
-    kernels = estimate_step(module, rates(target)).kernels
+    kernels = estimate_step(module, rates(target, book)).kernels
     split = next(i for i, k in enumerate(kernels) if k.name == timeline.names[mark])
 
     buffers = {b.name: b for b in timeline.buffers}

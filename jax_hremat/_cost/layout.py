@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, Sharding
+from jax.sharding import Sharding
 
 from jax_hremat._compiler.compile import compile_flat, without_launch_graphs
 from jax_hremat._compiler.target import Target
@@ -38,15 +38,19 @@ def inferred_layout(step: Step, mesh: DeviceMesh, target: Target) -> Layout:
     found: dict[int, Sharding] = {}
     with compat.no_compilation_cache():
         compile_flat(
-            step.around(_watched(step.program, found)), step.avals, without_launch_graphs(target)
+            step.around(_watched(step.program, found)),
+            step.avals,
+            without_launch_graphs(target),
+            mesh=mesh.abstract,
         )
     atoms = step.program.values
     specs = []
     unknown = 0
     for i, atom in enumerate(atoms):
         sharding, num_dims = found.get(i), atom.aval.ndim
-        if isinstance(sharding, NamedSharding):
-            specs.append(spec_of(sharding, num_dims))
+        named = None if sharding is None else compat.named_sharding(sharding, mesh.abstract)
+        if named is not None:
+            specs.append(spec_of(named, num_dims))
         else:
             specs.append(((),) * num_dims)
             unknown += not _is_key(atom.aval)

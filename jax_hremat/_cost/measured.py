@@ -62,6 +62,9 @@ def measured_cost(step: BlockStep, compiled: ModeCost, target: Target, device: A
 
     Unchecked: that nothing else runs on the device.
     """
+    if not compiled.time_s:
+        # It only hands on what it is given.
+        return compiled
     with jax.default_device(device):
         function = jax.jit(
             step.function, keep_unused=True, compiler_options=dict(target.compiler_options)

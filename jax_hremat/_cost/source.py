@@ -20,6 +20,7 @@ from jax_hremat._partition.blocks import Block
 from jax_hremat._program.graph import Graph
 from jax_hremat._program.region import Region
 from jax_hremat._program.trace import Program
+from jax_hremat._work.kernels import KernelBook
 
 CostSource = Literal["compiled", "analytic", "measured"]
 
@@ -34,6 +35,7 @@ def block_prices(
     graph: Graph,
     target: Target,
     cache: CompileCache | None,
+    kernels: KernelBook | None = None,
 ) -> Iterator[Price]:
     """Prices blocks of a program.
 
@@ -44,12 +46,13 @@ def block_prices(
         graph: Its graph.
         target: What it is planned for.
         cache: What was compiled before.
+        kernels: What is known of kernels that XLA only calls.
 
     Raises:
         TargetUnavailableError: "measured", and the target's device is not attached.
     """
     if source == "analytic":
-        target_rates = rates(target)
+        target_rates = rates(target, kernels)
         yield lambda block, mode: analytic_cost(
             block_step(program, graph, block, mode), target_rates
         )
@@ -60,7 +63,7 @@ def block_prices(
 
         def price(block: Block, mode: Region) -> ModeCost:
             step = block_step(program, graph, block, mode)
-            cost = compiled_cost(step, quick, cache)
+            cost = compiled_cost(step, quick, cache, kernels)
             return cost if device is None else measured_cost(step, cost, target, device)
 
         yield price

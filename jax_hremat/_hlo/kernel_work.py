@@ -1,28 +1,22 @@
 """What one kernel of a compiled step computes and moves."""
 
-import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from math import log2, prod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
 from types import MappingProxyType
 from typing import TypeVar
 
-from jax_hremat._compiler.rates import MatrixUnit
 from jax_hremat._hlo.collectives import COLLECTIVES
+from jax_hremat._hlo.convolutions import convolution_flops
+from jax_hremat._hlo.library_calls import factors_dtype, has_workspace, library_work
 from jax_hremat._hlo.parse import Computation, HloModule, Instruction, Shape, in_place_operands
+from jax_hremat._work import formulas
+from jax_hremat._work.formulas import ELEMENT_FLOPS
+from jax_hremat._work.kernels import KernelBook
+from jax_hremat._work.work import Array, Call, MatrixUnit, Work
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Arithmetic and traffic of one execution; ``flops`` are matrix flops by their unit."""
-
-    flops: Mapping[MatrixUnit, float] = field(default_factory=dict)
-    vector_flops: float = 0.0
-    bytes: float = 0.0
-    unknown: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +32,16 @@ class _Part:
     unknown: Mapping[str, int] = field(default_factory=dict)
 
 
-def work_of(module: HloModule, computation: Computation, instruction: Instruction) -> Work:
-    """The work of one instruction of a schedule, a fusion or a library call for instance.
+def work_of(
+    module: HloModule, computation: Computation, instruction: Instruction, kernels: KernelBook
+) -> tuple[Work, Mapping[str, int]]:
+    """The work of one instruction of a schedule, a fusion or a library call for instance, and the
+    operations in it that nothing is known of, with their number.
 
     An operand read in slices counts by what is read of it, one updated in place by what is written.
     """
+    if instruction.opcode == "custom-call":
+        return _called_work(module, computation, instruction, kernels)
     operands = tuple(computation[name].shape for name in instruction.operands)
     part = _part(module, instruction, operands, 1.0)
     shares = part.shares
@@ -51,18 +50,50 @@ def work_of(module: HloModule, computation: Computation, instruction: Instructio
     read: dict[str, float] = {}
     for name, shape, share in zip(instruction.operands, operands, shares, strict=True):
         read[name] = min(read.get(name, 0.0) + shape.nbytes * share, shape.nbytes)
-    return Work(
-        flops=part.flops,
+    work = Work(
+        flops=tuple(part.flops.items()),
         vector_flops=part.vector_flops,
         bytes=sum(read.values()) + _written_bytes(module, computation, instruction),
-        unknown=part.unknown,
     )
+    return work, part.unknown
+
+
+def _called_work(
+    module: HloModule, computation: Computation, instruction: Instruction, kernels: KernelBook
+) -> tuple[Work, Mapping[str, int]]:
+    """What the user says of a kernel, or else what its library's configuration or its trace does;
+    of any other its bytes."""
+    operands = tuple(computation[name].shape for name in instruction.operands)
+    read = {name: computation[name].shape.nbytes for name in instruction.operands}
+    moved_bytes = float(sum(read.values()) + _written_bytes(module, computation, instruction))
+    known = library_work(instruction, operands)
+    results = instruction.shape.leaves
+    if has_workspace(instruction):
+        results = results[:-1]
+    call = Call(
+        names=(*_names(instruction), instruction.library),
+        operands=tuple(Array(o.dtype, o.dims) for o in operands if o.size),
+        results=tuple(Array(r.dtype, r.dims) for r in results if r.size),
+        moved_bytes=moved_bytes,
+        work=None if known is None else replace(known, bytes=moved_bytes),
+    )
+    work = kernels.work_of(call)
+    if work is None:
+        return call.work_or_bytes, {f"custom-call:{instruction.library}": 1}
+    return work, {}
+
+
+def _names(instruction: Instruction) -> list[str]:
+    """The primitive that a call comes from and the scope around it, which is a Pallas kernel's
+    name."""
+    scopes = instruction.op_name.split(";")[0].split("/")[-2:]
+    return [scope.rsplit("(", 1)[-1].rstrip(")") for scope in reversed(scopes)]
 
 
 def _written_bytes(module: HloModule, computation: Computation, instruction: Instruction) -> float:
     leaves = [leaf.nbytes for leaf in instruction.shape.leaves]
     if instruction.opcode == "custom-call":
-        if instruction.library.startswith("__") and _has_workspace(instruction.shape):
+        if has_workspace(instruction):
             leaves.pop()
         return sum(leaves)
     for leaf, _, writer in in_place_operands(module, instruction):
@@ -85,28 +116,16 @@ def _updates(scatter_operands: tuple[_T, ...]) -> tuple[_T, ...]:
     return scatter_operands[len(scatter_operands) // 2 + 1 :]
 
 
-def _has_workspace(shape: Shape) -> bool:
-    """Library calls return scratch memory as a last, flat byte array."""
-    if not shape.is_tuple or len(shape.elements) < 2:
-        return False
-    last = shape.elements[-1]
-    return last.dtype in ("u8", "s8") and len(last.dims) == 1
-
-
 def _part(
     module: HloModule, instruction: Instruction, operands: tuple[Shape, ...], share: float
 ) -> _Part:
     opcode = instruction.opcode
     if opcode == "fusion":
         return _fused_part(module, instruction, share)
-    if opcode in ("dot", "convolution", "custom-call"):
-        everything = (1.0,) * len(operands)
-        flops = _matrix_flops(instruction, operands)
-        if flops is None:
-            target = instruction.library
-            return _Part(everything, unknown={f"{opcode}:{target}" if target else opcode: 1})
-        convolves = opcode == "convolution" or instruction.library.startswith("__cudnn$conv")
-        return _Part(everything, flops={MatrixUnit(_matrix_dtype(operands), convolves): flops})
+    if opcode in _MATRIX_FLOPS:
+        unit = MatrixUnit(factors_dtype(operands), opcode == "convolution")
+        flops = _MATRIX_FLOPS[opcode](instruction, operands)
+        return _Part((1.0,) * len(operands), flops={unit: flops})
     shares = _shares(instruction, operands, share)
     if opcode in COLLECTIVES:
         return _Part(shares)
@@ -167,23 +186,6 @@ def _shares(
 
 # --- vector flops ---------------------------------------------------------------------
 
-# Flops one element costs on the vector units. Functions are counted as the multiply-adds
-# of their usual polynomial or of a special-function unit at a quarter of the rate.
-_ELEMENT_FLOPS: Mapping[str, int] = MappingProxyType(
-    dict.fromkeys(
-        "abs add and ceil compare convert floor imag is-finite maximum minimum multiply negate"
-        " not or popcnt count-leading-zeros real reduce-precision round-nearest-afz"
-        " round-nearest-even select shift-left shift-right-arithmetic shift-right-logical sign"
-        " subtract xor complex".split(),
-        1,
-    )
-    | dict.fromkeys(["clamp"], 2)
-    | dict.fromkeys(["divide", "remainder", "rsqrt", "sqrt"], 4)
-    | dict.fromkeys(["exponential", "log", "logistic"], 8)
-    | dict.fromkeys(["cbrt", "cosine", "exponential-minus-one", "log-plus-one", "sine"], 12)
-    | dict.fromkeys(["acosh", "asinh", "atan2", "erf", "power", "tan", "tanh"], 16)
-    | dict.fromkeys(["rng-bit-generator"], 32)
-)
 _MOVES = frozenset(
     "bitcast bitcast-convert broadcast concatenate constant copy dynamic-reshape dynamic-slice"
     " dynamic-update-slice gather get-tuple-element iota pad parameter reshape reverse slice"
@@ -198,8 +200,12 @@ def _vector_flops(
     opcode = instruction.opcode
     if opcode in _MOVES:
         return 0.0
-    if opcode in _ELEMENT_FLOPS:
-        return float(instruction.shape.size * _ELEMENT_FLOPS[opcode])
+    if opcode in ELEMENT_FLOPS:
+        return float(instruction.shape.size * ELEMENT_FLOPS[opcode])
+    if opcode == "fft":
+        return _fft_flops(instruction, operands)
+    if opcode in _OF_MATRICES:
+        return _OF_MATRICES[opcode](operands)
     if not instruction.called:
         return None
     region_flops = sum(_region_flops(module, name) for name in instruction.called)
@@ -217,63 +223,53 @@ def _vector_flops(
         return float(_updates(operands)[0].size * region_flops)
     if opcode == "sort":
         along = operands[0].dims[instruction.int_list("dimensions")[0]]
-        return float(operands[0].size * log2(max(along, 2)) * region_flops)
+        return formulas.sort(operands[0].size, along) * region_flops
     return None
+
+
+def _fft_flops(fft: Instruction, operands: tuple[Shape, ...]) -> float:
+    elements = max(operands[0].size, fft.shape.size)
+    length = prod(fft.int_list("fft_length"))
+    return formulas.fft(elements, length, real=fft.attribute("fft_type") in ("RFFT", "IRFFT"))
+
+
+def _cholesky_flops(operands: tuple[Shape, ...]) -> float:
+    *batch, n, _ = operands[0].dims
+    return prod(batch) * formulas.cholesky(n)
+
+
+def _triangular_solve_flops(operands: tuple[Shape, ...]) -> float:
+    *batch, n, _ = operands[0].dims
+    right_sides = operands[1].size // max(prod(batch) * n, 1)
+    return prod(batch) * formulas.triangular_solve(n, right_sides)
+
+
+_OF_MATRICES: Mapping[str, Callable[[tuple[Shape, ...]], float]] = MappingProxyType(
+    {"cholesky": _cholesky_flops, "triangular-solve": _triangular_solve_flops}
+)
 
 
 def _region_flops(module: HloModule, name: str) -> int:
     """Flops of a scalar function, as a reduction applies to two elements."""
     region = module.computations[name]
-    return sum(_ELEMENT_FLOPS.get(i.opcode, 0) for i in region.instructions) + sum(
+    return sum(ELEMENT_FLOPS.get(i.opcode, 0) for i in region.instructions) + sum(
         _region_flops(module, called) for i in region.instructions for called in i.called
     )
 
 
 # --- matrix flops ---------------------------------------------------------------------
 
-_CONTRACTING = re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
+
+def _dot_flops(dot: Instruction, operands: tuple[Shape, ...]) -> float:
+    """Of a ragged product too, each row of which meets the matrix of its own group."""
+    contracted = dot.int_list("lhs_contracting_dims")
+    return 2.0 * dot.shape.size * prod(operands[0].dims[d] for d in contracted)
 
 
-def _matrix_dtype(operands: tuple[Shape, ...]) -> str:
-    """The wider type of the two factors, which decides the unit that multiplies them."""
-    return max(operands[:2], key=lambda shape: shape.element_bits).dtype
+def _convolution_flops(convolution: Instruction, operands: tuple[Shape, ...]) -> float:
+    return convolution_flops(convolution, convolution.shape, operands[1])
 
 
-def _matrix_flops(instruction: Instruction, operands: tuple[Shape, ...]) -> float | None:
-    """Flops of a matmul or convolution; None for a custom call that is neither."""
-    if not instruction.shape.leaves:
-        return None
-    result = instruction.shape.leaves[0]
-    if instruction.opcode == "dot":
-        contracted = instruction.int_list("lhs_contracting_dims")
-        return 2.0 * result.size * prod(operands[0].dims[d] for d in contracted)
-    if instruction.opcode == "convolution":
-        return _convolution_flops(instruction, result, operands[1])
-    target = instruction.library
-    if target.startswith(("__cublas$gemm", "__cublas$lt$matmul")):
-        match = _CONTRACTING.search(instruction.attributes)
-        if match is None:
-            return None
-        contracted = [int(d) for d in re.findall(r"\d+", match.group(1))]
-        return 2.0 * result.size * prod(operands[0].dims[d] for d in contracted)
-    # The window of all three is the forward convolution's.
-    if target == "__cudnn$convBackwardInput":
-        return _convolution_flops(instruction, operands[0], operands[1])
-    if target == "__cudnn$convBackwardFilter":
-        return _convolution_flops(instruction, operands[1], result)
-    if target.startswith(("__cudnn$convForward", "__cudnn$convBiasActivationForward")):
-        return _convolution_flops(instruction, result, operands[1])
-    return None
-
-
-def _convolution_flops(instruction: Instruction, result: Shape, kernel: Shape) -> float:
-    """Flops of a forward convolution: a full dot product for each element of its result.
-
-    Multiplications with padding count, as library kernels do them; those with the holes of
-    a dilated input do not. The kernel's input features are those of one group.
-    """
-    labels = (instruction.attribute("dim_labels") or "").split("->")[0].split("_")[1]
-    inputs = prod(size for label, size in zip(labels, kernel.dims, strict=True) if label in "i?")
-    window = prod(int(size) for size in instruction.window("size"))
-    holes = prod(int(factor) for factor in instruction.window("lhs_dilate"))
-    return 2.0 * result.size * inputs * window / holes
+_MATRIX_FLOPS: Mapping[str, Callable[[Instruction, tuple[Shape, ...]], float]] = MappingProxyType(
+    {"dot": _dot_flops, "ragged-dot": _dot_flops, "convolution": _convolution_flops}
+)

@@ -30,6 +30,7 @@ class KernelCost:
         bytes: Bytes read and written.
         time_s: Seconds of all executions.
         executions: How often it runs in one step; more than once inside a loop.
+        unpriced: The target it calls, if nothing is known of it but its bytes.
     """
 
     name: str
@@ -40,6 +41,7 @@ class KernelCost:
     bytes: float
     time_s: float
     executions: int = 1
+    unpriced: str = ""
 
     def repeated(self, times: int) -> "KernelCost":
         """The kernel in a loop."""
@@ -64,8 +66,10 @@ class Roofline:
         bytes: Bytes read and written.
         kernels: In schedule order, loop bodies in place of their loop.
         unknown: What the estimate leaves out, by opcode, and how often it occurs in the
-            text: flops of unknown operations, collectives and transfers to the host where the
-            target has no rate for them, and loops of unknown length (counted as one pass).
+            text: flops of operations and of called kernels that nothing is known of (their bytes
+            count), collectives and transfers to the host where the target has no rate for them,
+            and loops of unknown length (counted as one pass).
+        unpriced_kernels: Targets of called kernels that nothing is known of, in order.
     """
 
     time_s: float
@@ -74,6 +78,7 @@ class Roofline:
     bytes: float
     kernels: tuple[KernelCost, ...]
     unknown: Mapping[str, int]
+    unpriced_kernels: tuple[str, ...] = ()
 
 
 def estimate_step(module: HloModule, rates: Rates) -> Roofline:
@@ -106,6 +111,7 @@ def estimate_step(module: HloModule, rates: Rates) -> Roofline:
         bytes=sum(kernel.bytes for kernel in kernels),
         kernels=kernels,
         unknown=MappingProxyType(dict(unknown)),
+        unpriced_kernels=tuple(sorted({k.unpriced for k in kernels if k.unpriced})),
     )
 
 
@@ -224,23 +230,22 @@ def _kernel(
 ) -> KernelCost:
     target = instruction.library
     opcode = instruction.opcode + (f":{target}" if target else "")
-    work = work_of(module, computation, _without_start(instruction))
-    unknown.update(work.unknown)
+    work, not_known = work_of(module, computation, _without_start(instruction), rates.kernels)
+    unknown.update(not_known)
     sent_s = _sent_s(computation, instruction, rates)
     if sent_s is None:
         unknown[_transfer_name(instruction)] += 1
-    arithmetic_s = work.vector_flops / rates.vector_flops_per_s + sum(
-        flops / rates.of(unit) for unit, flops in work.flops.items()
-    )
-    time_s = max(arithmetic_s, work.bytes / rates.bytes_per_s, sent_s or 0.0) + rates.launch_s
+    time_s = max(rates.busy_s(work), sent_s or 0.0) + rates.launch_s
     return KernelCost(
         name=instruction.name,
         opcode=opcode,
         op_name=instruction.op_name,
-        flops=sum(work.flops.values()),
+        flops=work.matrix_flops,
         vector_flops=work.vector_flops,
         bytes=work.bytes,
         time_s=time_s,
+        # What returns nothing, such as a print, is never run again.
+        unpriced=target if target and not_known and instruction.shape.size else "",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jax_hremat._cost.mode_cost import ModeCost
@@ -14,8 +14,9 @@ from jax_hremat._modes.packing import pareto_packings
 from jax_hremat._modes.roles import PRESETS, Role
 from jax_hremat._modes.runs import PRICES, Run, candidate_runs
 from jax_hremat._modes.saved import materialised_values, saved_value_sets, value_refs
+from jax_hremat._modes.wrapping import wrap_all
 from jax_hremat._partition.blocks import Block, has_deferrable_input
-from jax_hremat._program.graph import Graph
+from jax_hremat._program.graph import Graph, Operation
 from jax_hremat._program.region import Region, ValueRef
 from jax_hremat._solve.backend import SolverConfig
 
@@ -74,7 +75,7 @@ class BlockOptions:
     Attributes:
         options: Pareto-optimal ones, fastest first.
         bare: The block left as it is.
-        wrapped: The block under one plain `jax.checkpoint`.
+        wrapped: The block under one plain `jax.checkpoint`, as far as it may be.
         by_hand: The block as a user would write it, by the policy's name; "block" is without.
         num_measured: How many modes were compiled or timed.
     """
@@ -109,11 +110,8 @@ class BlockSearch:
         self._config = config
         self._solver = solver
         self.bare = Region(block.start, block.stop)
-        self.wrapped = self._wrap(block.start, block.stop)
+        self.wrapped = wrap_all(graph, self.bare, self._wrap)
         operations = graph.operations[block.start : block.stop]
-        if any(op.pinned for op in operations):
-            # An effect must not run twice, so only the runs beside it may be wrapped.
-            self.wrapped = self.bare
         self._trivial = not any(op.needs or op.opaque_bytes for op in operations)
         self._times_s = times_s
         self._byte_s = byte_s
@@ -185,21 +183,18 @@ class BlockSearch:
         """The block wrapped, plainly, under each standard policy, and as MaxText's presets would
         have it; the saved values named one by one."""
         if not self.wrapped.wrapped:
-            return {}
-        products = [
-            op
-            for op in self._graph.operations[self._block.start : self._block.stop]
-            if op.primitive == "dot_general"
-        ]
+            return {"block": self.wrapped} if self.wrapped.children else {}
+        operations = self._graph.operations[self._block.start : self._block.stop]
+        products = [op for op in operations if op.primitive == "dot_general"]
         saved = {
             "block": [],
             "dots_saveable": products,
             "dots_with_no_batch_dims_saveable": [op for op in products if not op.has_batch_dims],
         }
         for name, kept in PRESETS.items() if self._roles else ():
-            saved[name] = [op for op in products if self._roles[op.id] in kept]
+            saved[name] = [op for op in operations if self._roles.get(op.id) in kept]
         return {
-            name: replace(self.wrapped, saved=tuple((op.id, 0) for op in kept))
+            name: replace(self.wrapped, saved=value_refs(self._graph, _results(kept)))
             for name, kept in saved.items()
         }
 
@@ -226,6 +221,10 @@ class BlockSearch:
         return block_options(
             self._block.start, self.bare, self.wrapped, self.hand_modes(), measured
         )
+
+
+def _results(operations: Iterable[Operation]) -> list[int]:
+    return [v for op in operations for v in op.outputs]
 
 
 def block_options(

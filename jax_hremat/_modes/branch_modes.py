@@ -36,7 +36,6 @@ class BranchSearch:
         self._block = block
         self._config = config
         self.bare = Region(block.start, block.stop)
-        # An effect must not run twice.
         self.wrapped = replace(self.bare, wrapped=not graph.operations[block.start].pinned)
         share = config.scaled(1 / len(cond.branches))
         self._branches = [BodySearch(body, rates, share, solver) for body in cond.branches]
@@ -70,10 +69,9 @@ class BranchSearch:
     def _by_hand(self) -> dict[str, Region]:
         """Under one policy, which JAX carries into the branches."""
         of_branches = [branch.hand_modes() for branch in self._branches]
-        if not (self.wrapped.wrapped and all(of_branches)):
-            return {}
-        inside = {name: self._cond([m[name] for m in of_branches]) for name in of_branches[0]}
-        return inside | {"block": self.wrapped}
+        shared = [name for name in of_branches[0] if all(name in m for m in of_branches)]
+        inside = {name: self._cond([m[name] for m in of_branches]) for name in shared}
+        return inside | ({"block": self.wrapped} if inside and self.wrapped.wrapped else {})
 
     def _measured_alone(
         self, i: int, measured: Mapping[Region, ModeCost]

@@ -11,6 +11,7 @@ from jax_hremat._cost.analytic import operation_times_s
 from jax_hremat._modes.block_modes import BlockSearch, SearchConfig
 from jax_hremat._modes.roles import product_roles
 from jax_hremat._modes.runs import PRICES, Run
+from jax_hremat._modes.wrapping import wrap_all
 from jax_hremat._partition.blocks import make_block
 from jax_hremat._program.bodies import Body, Cond, Scan
 from jax_hremat._program.region import Loop, Region
@@ -52,11 +53,10 @@ class BodySearch(BlockSearch):
         styles = [_wrapped_inside] if inner else []
         if any(isinstance(i, Scan) and i.trips >= _LEAST_TRIPS for i in inner):
             styles.append(_in_segments)
-        bodies = dict.fromkeys([self.bare, self.wrapped])
         return [
-            replace(own, children=_keeping_little(self._body, style))
-            for style in styles
-            for own in bodies
+            mode
+            for inside in (_keeping_little(self._body, style) for style in styles)
+            for mode in (inside, wrap_all(self._body.graph, inside, self._wrap))
         ]
 
 
@@ -70,25 +70,24 @@ def near_divisor(length: int, trips: int) -> int:
 _Style = Callable[[Scan], Loop]
 
 
-def _keeping_little(body: Body, style: _Style) -> tuple[Region, ...]:
-    """The scans inside, in a style, and the conds, each branch wrapped; what has an effect is
-    left as it is."""
+def _keeping_little(body: Body, style: _Style) -> Region:
+    """The body bare, with the scans inside in a style, and each branch of the conds wrapped."""
     found = []
     for at, inner in sorted(body.inner.items()):
         if isinstance(inner, Cond):
-            branches = tuple(_bare(b) if b.pinned else _wrapped(b, style) for b in inner.branches)
+            branches = tuple(_wrapped(branch, style) for branch in inner.branches)
             found.append(Region(at, at + 1, branches=branches))
-        elif not inner.body.pinned:
+        else:
             found.append(Region(at, at + 1, loop=style(inner)))
-    return tuple(found)
-
-
-def _bare(body: Body) -> Region:
-    return Region(0, len(body.graph.operations))
+    return Region(0, len(body.graph.operations), children=tuple(found))
 
 
 def _wrapped(body: Body, style: _Style) -> Region:
-    return replace(_bare(body), wrapped=True, children=_keeping_little(body, style))
+    return wrap_all(body.graph, _keeping_little(body, style), _wrap)
+
+
+def _wrap(start: int, stop: int) -> Region:
+    return Region(start, stop, wrapped=True)
 
 
 def _wrapped_inside(scan: Scan) -> Loop:
@@ -98,6 +97,8 @@ def _wrapped_inside(scan: Scan) -> Loop:
 def _in_segments(scan: Scan) -> Loop:
     length = near_divisor(round(scan.trips**0.5), scan.trips)
     step = _wrapped(scan.body, _in_segments)
+    if scan.body.pinned:
+        return Loop(step)
     # A step with nothing to wrap inside is spared by its segment already.
-    step = step if step.children else _bare(scan.body)
+    step = step if step.children else replace(step, wrapped=False)
     return Loop(step, (length,) if 1 < length < scan.trips else ())

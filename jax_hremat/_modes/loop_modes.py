@@ -39,7 +39,6 @@ class LoopSearch:
         self._trips = scan.trips
         self._config = config
         self.bare = Region(block.start, block.stop)
-        # An effect must not run twice.
         self.wrapped = replace(self.bare, wrapped=not graph.operations[block.start].pinned)
         self._body = BodySearch(scan.body, rates, config, solver)
 

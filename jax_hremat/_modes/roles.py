@@ -1,7 +1,8 @@
 """What each matrix product is for in a Transformer, and the policies by it.
 
 MaxText's remat presets save products by the names that its models give them (`decoders.py`). Here
-the products are told apart by what they read, so any model has them.
+the products are told apart by what they read, so any model has them. A fused attention kernel
+stands for the products inside it: it returns the context, and what its backward reads besides.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from jax_hremat._program.graph import Operation
+from jax_hremat._shared.compat import DETACH
+
+# Queries, keys and values.
+_FUSED_OPERANDS = 3
 
 
 class Role(Enum):
-    """The role of a matrix product.
+    """The role of a matrix product or a fused attention kernel.
 
     Attributes:
         SCORES: Of queries and keys.
-        CONTEXT: Of attention weights and values.
+        CONTEXT: Of attention weights and values; an attention kernel.
         QKV: Makes queries, keys or values.
         OUT: Reads a context.
         MLP_IN: Any other product.
@@ -34,8 +39,10 @@ class Role(Enum):
 
 _PROJECTIONS = frozenset((Role.QKV, Role.OUT))
 
-# `minimal` is `dots_with_no_batch_dims_saveable`, `full` is a plain `jax.checkpoint`.
+# `minimal` is `dots_with_no_batch_dims_saveable`, `full` is a plain `jax.checkpoint`. The first is
+# not MaxText's, and of most use where attention is a kernel.
 PRESETS: Mapping[str, frozenset[Role]] = {
+    "save_context": frozenset((Role.CONTEXT,)),
     "save_qkv_proj": frozenset((Role.QKV,)),
     "save_out_proj": frozenset((Role.OUT,)),
     "save_dot_except_mlp": _PROJECTIONS,
@@ -46,11 +53,13 @@ PRESETS: Mapping[str, frozenset[Role]] = {
 
 
 def product_roles(operations: Sequence[Operation]) -> dict[int, Role]:
-    """The role of each matrix product of a program, by the operation; none if there is no
-    attention in it.
+    """The role of each matrix product and attention kernel of a program, by the operation; none if
+    there is no attention in it.
 
     A context is a product with batch dimensions, both operands of which come from products, one of
-    them from such a product: the scores.
+    them from such a product: the scores. An attention kernel is an operation inside a custom rule
+    that does not fuse and has three operands or more that come from products: queries, keys and
+    values.
 
     Unchecked: that the program is a Transformer; what looks like attention may be something else.
     """
@@ -58,8 +67,13 @@ def product_roles(operations: Sequence[Operation]) -> dict[int, Role]:
     sources: dict[int, frozenset[int]] = {}
     reads: dict[int, frozenset[int]] = {}
     inner: set[int] = set()
+    kernels: set[int] = set()
     for op in operations:
-        operands = [sources[v] for v in op.inputs if v in sources]
+        if op.primitive == DETACH:
+            pairs = zip(op.outputs, op.inputs, strict=True)
+            sources |= {out: sources[v] for out, v in pairs if v in sources}
+            continue
+        operands = [sources[v] for v in op.reads if v in sources]
         different = set(operands)
         # Along a stack of layers these sets are long; most operations have theirs from one operand.
         read = different.pop() if len(different) == 1 else frozenset().union(*different)
@@ -68,12 +82,16 @@ def product_roles(operations: Sequence[Operation]) -> dict[int, Role]:
             if op.has_batch_dims and len(operands) == len(op.inputs):
                 inner.add(op.id)
             read = frozenset((op.id,))
+        elif op.of_rule and not op.fusible and len(operands) >= _FUSED_OPERANDS:
+            reads[op.id] = read
+            kernels.add(op.id)
+            read = frozenset((op.id,))
         if read:
             sources |= dict.fromkeys(op.outputs, read)
-    contexts = {op for op in inner if reads[op] & inner}
+    contexts = kernels | {op for op in inner if reads[op] & inner}
     if not contexts:
         return {}
-    scores = {read for op in contexts for read in reads[op] & inner}
+    scores = {read for op in contexts - kernels for read in reads[op] & inner}
     attention = contexts | scores
     in_attention = {read for op in attention for read in reads[op]}
     roles: dict[int, Role] = {}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from jax_hremat._partition.blocks import Block
-from jax_hremat._program.graph import Graph
+from jax_hremat._program.graph import Graph, Operation
 
 # How many seconds of recomputation a byte is worth: a sweep from "memory is nearly free" to
 # "memory is everything", in multiples of the time to read that byte once.
@@ -101,15 +101,20 @@ def _alike(a: Run, b: Run) -> bool:
 
 
 def _endpoints(graph: Graph, block: Block) -> list[int]:
-    """Positions before and after each operation that XLA does not fuse away."""
+    """Positions before and after each operation that XLA does not fuse away, or that must run
+    exactly once."""
     points = {block.start, block.stop}
-    for op in graph.operations[block.start : block.stop]:
-        if not op.fusible and op.active:
-            points |= {op.id, op.id + 1}
+    operations = graph.operations[block.start : block.stop]
+    points.update(end for op in operations if op.on_path and not op.fusible for end in _ends(op))
     if len(points) > _MAX_ENDPOINTS:
         heavy = sorted(points, key=lambda p: -_weight(graph, block, p))[:_MAX_ENDPOINTS]
         points = {block.start, block.stop, *heavy}
+    points.update(end for op in operations if op.pinned for end in _ends(op))
     return sorted(points)
+
+
+def _ends(op: Operation) -> tuple[int, int]:
+    return op.id, op.id + 1
 
 
 def _weight(graph: Graph, block: Block, position: int) -> int:
@@ -153,7 +158,7 @@ def evaluate_run(
             frontier.add(v)
             continue
         again.add(producer)
-        stack.extend(u for u in graph.operations[producer].inputs if u is not None)
+        stack.extend(graph.operations[producer].reads)
     freed = sum(op.opaque_bytes for op in inside)
     for op in inside:
         for v in op.outputs:

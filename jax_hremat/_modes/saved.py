@@ -114,22 +114,21 @@ def _solve(
     constraints = []
 
     # What the backward reads is kept or made again:  s_v + r_prod(v) ≥ 1.
-    # An operation whose derivative reads its own output reads the unnamed one, which keeping
-    # the named copy does not spare:  r_e ≥ 1.
+    # An operation that makes something else for its backward, which has no name:  r_e ≥ 1.
     read = sorted({v for op in operations for v in op.needs if v in column})
-    own = sorted({op.id for op in operations if set(op.needs) & set(op.outputs)})
+    opaque = sorted(op.id for op in operations if op.opaque_bytes)
     if read:
         producers = [row[_producer(graph, v)] for v in read]
         constraints.append(s[[column[v] for v in read]] + r[producers] >= 1)
-    if own and bytes_bound is not None:
-        constraints.append(r[[row[e] for e in own]] >= 1)
+    if opaque and bytes_bound is not None:
+        constraints.append(r[[row[e] for e in opaque]] >= 1)
 
     # To run e again its inputs must be there:  r_e ≤ s_u + r_prod(u).
     edges = [
         (row[op.id], column[u], row[_producer(graph, u)])
         for op in operations
-        for u in op.inputs
-        if u is not None and u in column
+        for u in op.reads
+        if u in column
     ]
     if edges:
         e, u, p = (list(x) for x in zip(*edges, strict=True))

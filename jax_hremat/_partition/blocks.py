@@ -68,8 +68,9 @@ class Partition:
 def partition_graph(graph: Graph, partitioner: Partitioner) -> Partition:
     """Cut the program where the partitioner says.
 
-    A scan or a cond with a backward is a block of its own, for it has bodies to be planned, and
-    blocks of very many operations are halved where little is handed on.
+    A scan or a cond with a backward is a block of its own, for it has bodies to be planned; so is
+    what must run exactly once, which nothing may be wrapped with. Blocks of very many operations
+    are halved where little is handed on.
 
     Raises:
         ValueError: The partitioner names a position outside the program.
@@ -79,9 +80,9 @@ def partition_graph(graph: Graph, partitioner: Partitioner) -> Partition:
     odd = [c for c in cuts if not 0 <= c <= count]
     if odd:
         raise ValueError(f"the partitioner cuts at {odd[0]}, in a program of {count} operations")
-    alone = [op.id for op in graph.operations if is_loop(op) or is_cond(op)]
-    around = [edge for op in alone for edge in (op, op + 1)]
-    cuts = _split_long(widths(graph), sorted({0, *cuts, *around, count}))
+    alone = [op.id for op in graph.operations if is_loop(op) or is_cond(op) or op.pinned]
+    inner = {*cuts, *(edge for op in alone for edge in (op, op + 1))} - {0, count}
+    cuts = _split_long(widths(graph), [0, *sorted(inner), count])
     blocks = [make_block(graph, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
     first: dict[str, int] = {}
     kinds = tuple(first.setdefault(b.fingerprint, i) for i, b in enumerate(blocks))

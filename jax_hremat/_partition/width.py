@@ -12,8 +12,9 @@ _SKIP_SPAN = 16
 
 
 def heavy_operations(graph: Graph) -> list[int]:
-    """Active operations that XLA does not fuse away, reductions only if there are no others."""
-    unfused = [op.id for op in graph.operations if op.active and not op.fusible]
+    """Operations on the differentiated path that XLA does not fuse away, reductions only if there
+    are no others."""
+    unfused = [op.id for op in graph.operations if op.on_path and not op.fusible]
     heavy = [i for i in unfused if not graph.operations[i].primitive.startswith("reduce")]
     return heavy if len(heavy) > 1 else unfused
 

@@ -15,6 +15,7 @@ from jax_hremat._compiler.cache import CompileCache
 from jax_hremat._compiler.rates import rates
 from jax_hremat._compiler.target import Target
 from jax_hremat._cost.certify import CompiledStep, StepCompiler
+from jax_hremat._cost.kernels import kernel_book
 from jax_hremat._cost.layout import inferred_layout
 from jax_hremat._cost.source import CostSource, block_prices
 from jax_hremat._modes.block_modes import BlockOptions, SearchConfig
@@ -32,6 +33,7 @@ from jax_hremat._planner.standard import (
 from jax_hremat._program.bodies import Cond, Scan, bodies_of
 from jax_hremat._program.graph import Graph, build_graph
 from jax_hremat._program.layout import on_one_device
+from jax_hremat._program.mesh import is_known
 from jax_hremat._program.region import Region
 from jax_hremat._program.step import Step
 from jax_hremat._program.trace import Program
@@ -43,6 +45,7 @@ from jax_hremat._shared import compat
 from jax_hremat._shared.errors import UnsupportedConfigError
 from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.backend import SolverConfig
+from jax_hremat._work.kernels import KernelBook, KernelPrice
 
 _logger = logging.getLogger("jax_hremat")
 
@@ -70,6 +73,15 @@ class PlannerConfig:
         cache_dir: Folder in which to keep what was compiled, so that the next planning of the same
             program for the same target, in any process, need not compile it again; None for that
             of the environment variable `JAX_HREMAT_CACHE_DIR`, or no cache where it is not set.
+        kernel_costs: Your own prices of kernels that XLA only calls, before anything that is known
+            of them: by the name of the target that is called, of the Pallas kernel or of the
+            primitive, a function `(operands, results) -> (flops, bytes)` of tuples of
+            `jax.ShapeDtypeStruct`, for one execution on one device. The flops run at the rate of
+            matrix products of the first operands' type. Plans made with prices of your own are not
+            kept in the cache, which cannot tell one function from another.
+        open_checkpoints: Whether to plan a program as if the `jax.checkpoint`s, `nn.remat`s and the
+            like that it has of its own were not there. If not, each stays one operation that no
+            plan changes, and "without rematerialization" means with them.
     """
 
     search: SearchConfig = field(default_factory=SearchConfig)
@@ -79,8 +91,16 @@ class PlannerConfig:
     floor_rounds: int = 10
     cost: CostSource = "compiled"
     cache_dir: str | os.PathLike[str] | None = None
+    kernel_costs: Mapping[str, KernelPrice] = field(default_factory=dict, hash=False)
+    open_checkpoints: bool = False
 
     def __post_init__(self) -> None:
+        for name, cost in self.kernel_costs.items():
+            if not callable(cost):
+                raise ValueError(
+                    f"PlannerConfig(kernel_costs={{{name!r}: {cost!r}}}): a kernel's cost is a "
+                    f"function of its operands' and its results' shapes that returns (flops, bytes)"
+                )
         if self.cost not in get_args(CostSource):
             known = ", ".join(map(repr, get_args(CostSource)))
             raise ValueError(f"PlannerConfig(cost={self.cost!r}): costs are one of {known}")
@@ -262,13 +282,15 @@ def priced(
     trace_s: float,
     cache: CompileCache | None,
     progress: Progress,
+    kernels: KernelBook | None = None,
 ) -> Costs:
     """Graph, partition, and the options of each kind of block."""
     program = step.program
     timings = {"trace": trace_s}
     with timed(timings, "trace"):
         graph = build_graph(program)
-    if step.mesh is not None:
+    # Inside a `shard_map` the program is that of one device already.
+    if step.mesh is not None and not (program.mesh is not None and program.mesh.manual):
         with timed(timings, "layout"):
             graph = on_one_device(program, graph, inferred_layout(step, step.mesh, target))
     with timed(timings, "partition"):
@@ -276,10 +298,17 @@ def priced(
         bodies = bodies_of(program, graph)
     with (
         timed(timings, "cost"),
-        block_prices(config.cost, program, graph, target, cache) as price,
+        block_prices(config.cost, program, graph, target, cache, kernels) as price,
     ):
         options = search_options(
-            graph, partition, bodies, price, rates(target), config.search, config.solver, progress
+            graph,
+            partition,
+            bodies,
+            price,
+            rates(target, kernels),
+            config.search,
+            config.solver,
+            progress,
         )
     return Costs(program, graph, partition, bodies, options, timings)
 
@@ -296,26 +325,38 @@ def prepare(
             "whole. Plan the loss outside the `jit`, with `plan_remat` or `fit_step`, and apply "
             "the plan in it"
         )
-    if step.mesh is not None and config.cost != "compiled":
+    if step.mesh is not None and not all(map(is_known, step.program.shardings)):
+        _logger.warning(
+            "it is not known how the arguments lie on the mesh (%s) while they are being traced: "
+            "planned as if they lay as the compiler likes, given what the function says of its "
+            "own values. Plan the loss outside the `jit`, with `plan_remat` or `fit_step`, and "
+            "apply the plan in it",
+            step.mesh,
+        )
+    if step.mesh is not None and step.mesh.num_devices > 1 and config.cost != "compiled":
         raise UnsupportedConfigError(
             f"PlannerConfig(cost={config.cost!r}), and the arguments lie on a mesh of devices "
             f"({step.mesh}): what the devices exchange is known only of what is compiled. Plan "
             f"with cost='compiled'"
         )
     cache = CompileCache.at(config.cache_dir)
-    compile_whole = StepCompiler(step, target, cache)
-    everything = Region(0, step.program.num_operations)
     timings: dict[str, float] = {}
+    with timed(timings, "trace"):
+        kernels = kernel_book(step, config.kernel_costs)
+    compile_whole = StepCompiler(step, target, cache, kernels)
+    everything = Region(0, step.program.num_operations)
     with ThreadPoolExecutor(1) as pool:
         baseline = pool.submit(compat.in_settings_of_this_thread(compile_whole), everything)
         if config.cost == "measured":
             config = replace(config, search=replace(config.search, max_workers=1))
             with timed(timings, "baseline"):
                 baseline.result()
-        costs = priced(step, target, config, trace_s, cache, progress)
+        trace_s += timings.pop("trace")
+        costs = priced(step, target, config, trace_s, cache, progress, kernels)
         timings |= costs.timings_s
         with timed(timings, "baseline"):
             compiled = baseline.result()
+    _warn_of_unpriced(compiled)
     bench = Workbench(
         step=step,
         costs=costs,
@@ -333,6 +374,17 @@ def prepare(
         predicted = bench.predict(*bare)
     surplus_bytes = max(0, compiled.memory.peak_bytes - predicted.peak_bytes)
     return replace(bench, surplus_bytes=surplus_bytes)
+
+
+def _warn_of_unpriced(step: CompiledStep) -> None:
+    if step.unpriced_kernels:
+        _logger.warning(
+            "nothing is known of what these kernels compute, and they are priced at their bytes "
+            "alone, so that plans may run them again too freely: %s. Say what they cost with "
+            "PlannerConfig(kernel_costs={%r: lambda operands, results: (flops, bytes)})",
+            ", ".join(step.unpriced_kernels),
+            step.unpriced_kernels[0],
+        )
 
 
 def uniform(chain: Chain) -> tuple[Chain, Selection]:

@@ -88,6 +88,11 @@ class Candidates:
         return len(self._found)
 
     @property
+    def least(self) -> Candidate:
+        """The one of least compiled peak, of equals the fastest."""
+        return min(self._found.values(), key=lambda c: (c.peak_bytes, c.step_s))
+
+    @property
     def overestimate(self) -> float:
         """The worst ratio of a predicted to a compiled peak so far, at least 1."""
         ratios = (c.prediction.peak_bytes / c.peak_bytes for c in self._found.values())

@@ -14,7 +14,13 @@ from jax_hremat._planner.candidates import Candidate, Candidates
 from jax_hremat._planner.rounds import Rounds
 from jax_hremat._planner.tradeoff import least_peak_within, spread
 from jax_hremat._plans.plan import Certificate, RematPlan
-from jax_hremat._plans.report import Decision, block_reports, bottleneck_words
+from jax_hremat._plans.report import (
+    Decision,
+    block_reports,
+    bottleneck_words,
+    closed_words,
+    once_words,
+)
 from jax_hremat._program.replay import replay
 from jax_hremat._shared.errors import CertificationError, InfeasibleBudgetError
 from jax_hremat._shared.format import format_bytes
@@ -79,7 +85,9 @@ def _fastest_within(candidates: Candidates, budget_bytes: int, headroom_bytes: i
         budget_bytes=budget_bytes,
         bottleneck=bottleneck_words(
             bench.costs.graph, bench.costs.partition, floor.prediction.peak.block, floor.step
-        ),
+        )
+        + closed_words(bench.program)
+        + once_words(bench.costs.graph),
     )
 
 
@@ -92,7 +100,7 @@ def _plan(
 ) -> RematPlan:
     bench = candidates.bench
     certificate = certificate_of(best.step, bench.target, budget_bytes, terms)
-    num_layouts = 0 if bench.step.mesh is None else 1
+    num_layouts = 0 if bench.costs.graph.mesh is None else 1
     spent_s = {stage: s - before_s[stage] for stage, s in candidates.timings_s.items()}
     return RematPlan(
         root=best.root,
@@ -122,6 +130,8 @@ def _plan(
         moments=best.prediction.moments,
         baseline_moments=candidates.bare.prediction.moments,
         unpriced=MappingProxyType(dict(best.step.unknown)),
+        own_checkpoints=bench.program.own_checkpoints,
+        opens_checkpoints=bench.program.opens_checkpoints,
         num_compiles=MappingProxyType(
             {
                 "steps": candidates.num_compiled + num_layouts,
@@ -152,6 +162,9 @@ def certificate_of(
         compiler_options=MappingProxyType({k: str(v) for k, v in target.compiler_options.items()}),
         versions=MappingProxyType(compiler_versions()),
         mesh=step.mesh,
+        platform=target.platform,
+        # The packaged figure of a CPU is nominal.
+        device_bytes=None if target.platform == "cpu" else target.memory_bytes,
     )
     if not certificate.holds:
         raise CertificationError(

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jax_hremat._compiler.cache import CompileCache
 from jax_hremat._compiler.target import Target, get_target
+from jax_hremat._cost.certify import compile_step
 from jax_hremat._planner.bench import PlannerConfig, prepare
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.goals import Terms, plan_for
 from jax_hremat._planner.known import KnownPlans, best_of
-from jax_hremat._plans.plan import RematPlan
+from jax_hremat._plans.plan import Certificate, RematPlan
 from jax_hremat._program.step import Step
+from jax_hremat._shared.errors import HRematWarning
+from jax_hremat._shared.format import format_bytes
 from jax_hremat._shared.progress import Progress
 from jax_hremat._shared.units import Budget, Slowdown
 
@@ -40,7 +45,7 @@ class PlanRequest:
         """Read the options as the user writes them; the target's errors."""
         return PlanRequest(
             target=get_target(target),
-            headroom_bytes=headroom_bytes,
+            headroom_bytes=operator.index(headroom_bytes),
             config=config or PlannerConfig(),
             progress=progress or _log_progress,
         )
@@ -61,23 +66,52 @@ class PlanRequest:
         """Plan the program inside a step.
 
         With a cache, what was asked before is answered at once, and a plan known to be better than
-        the one found takes its place.
+        the one found takes its place; not with prices of the user's, which no key can hold. A
+        budget beyond the device's memory is pointed out by an `HRematWarning`.
         """
         terms = Terms(argnums, has_aux, self.headroom_bytes)
+        plan = self._plan(step, trace_s, goal, terms)
+        warn_beyond_device(plan.certificate)
+        return plan
+
+    def _plan(self, step: Step, trace_s: float, goal: Budget | Slowdown, terms: Terms) -> RematPlan:
         cache = CompileCache.at(self.config.cache_dir)
-        if cache is None:
+        if cache is None or self.config.kernel_costs:
             return plan_for(self.candidates(step, trace_s), goal, terms)
         known = KnownPlans.of(step, self.target, terms, self.config, cache)
         asked = known.asked(goal)
         earlier = known.read()
         if asked in earlier:
-            return best_of(earlier[asked], earlier.values(), goal)
-        plan = plan_for(self.candidates(step, trace_s), goal, terms)
+            answer = best_of(earlier[asked], earlier.values(), goal)
+            if self._is_certified(step, answer, cache):
+                return answer
+        found = plan_for(self.candidates(step, trace_s), goal, terms)
         # Read again: another process may have planned meanwhile.
         earlier = known.read()
-        plan = best_of(plan, earlier.values(), goal)
+        plan = best_of(found, earlier.values(), goal)
+        if plan.root != found.root and not self._is_certified(step, plan, cache):
+            plan, earlier = best_of(found, (), goal), {}
         known.write({**earlier, asked: plan})
         return plan
+
+    def _is_certified(self, step: Step, plan: RematPlan, cache: CompileCache) -> bool:
+        """Whether the step compiles to what a plan kept from before states: no fingerprint knows
+        all that an operation may do. XLA is asked only if it has not compiled it before."""
+        compiled = compile_step(step, plan.root, self.target, cache)
+        return compiled.memory.peak_bytes == plan.certificate.peak_bytes
+
+
+def warn_beyond_device(certificate: Certificate) -> None:
+    """Point out a budget that the device does not have."""
+    if certificate.exceeds_device and certificate.device_bytes is not None:
+        warnings.warn(
+            f"the budget of {format_bytes(certificate.budget_bytes)} is more than the "
+            f"{format_bytes(certificate.device_bytes)} of one {certificate.target!r}; the plan "
+            f"keeps the budget, with a peak of {format_bytes(certificate.peak_bytes)}, and the "
+            f"device may be too small for it",
+            HRematWarning,
+            stacklevel=2,
+        )
 
 
 def positions_of(argnums: int | Sequence[int]) -> tuple[int, ...]:

@@ -154,14 +154,12 @@ class Rounds:
         return candidate.peak_bytes > (1 + _WIDE_MISS) * self._limit
 
     def floor(self) -> Candidate:
-        """A plan of a peak that no plan is found for a hundredth below, or the least one found
-        when the rounds for that are over."""
-        least = min(self._candidates.lowest, key=lambda c: (c.peak_bytes, c.step_s))
+        """The plan of least peak that was compiled, when none is found a hundredth below it or
+        the rounds for that are over."""
+        _ = self._candidates.lowest
         quick = replace(self._solver, time_limit_s=_FLOOR_TIME * self._solver.time_limit_s)
         for _ in range(self._candidates.bench.config.floor_rounds):
-            below = Rounds(self._candidates, int((1 - _SLACK) * least.peak_bytes), quick)
-            found = below.search()
-            if found is None:
+            limit = int((1 - _SLACK) * self._candidates.least.peak_bytes)
+            if Rounds(self._candidates, limit, quick).search() is None:
                 break
-            least = found
-        return least
+        return self._candidates.least

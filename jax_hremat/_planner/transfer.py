@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from jax_hremat._compiler.target import Target
 from jax_hremat._cost.certify import StepCompiler
+from jax_hremat._cost.kernels import kernel_book
 from jax_hremat._planner.goals import Terms, certificate_of
 from jax_hremat._plans.plan import RematPlan
 from jax_hremat._program.fingerprint import Fingerprint, fingerprint
@@ -23,8 +24,10 @@ def certified_again(
 ) -> RematPlan:
     """The plan's regions in a program with the same operations, with a certificate of its own.
 
-    Values and gradients are unchanged whatever the regions; what they take is compiled. Costs are
-    not known, so the new plan says nothing of single blocks.
+    Where the compiled step is what the plan says, to the byte, that is all that is compiled, and
+    the plan is returned with its budget as the only change. Values and gradients are unchanged
+    whatever the regions; what they take is compiled. Costs are not known, so a new plan says
+    nothing of single blocks.
 
     Raises:
         StalePlanError: The operations are not those of the plan's program.
@@ -33,9 +36,17 @@ def certified_again(
     graph = build_graph(step.program)
     own = fingerprint(step.program, graph)
     _check_same_operations(plan.fingerprint, own)
-    compile_whole = StepCompiler(step, target)
-    bare = compile_whole(Region(0, len(graph.operations)))
+    compile_whole = StepCompiler(step, target, kernels=kernel_book(step, {}))
     planned = compile_whole(plan.root)
+    terms = Terms(plan.argnums, plan.has_aux, headroom_bytes)
+    budget_bytes = budget.resolve_bytes(plan.baseline_peak_bytes + headroom_bytes)
+    if own == plan.fingerprint and planned.memory.peak_bytes + headroom_bytes <= budget_bytes:
+        certificate = certificate_of(planned, target, budget_bytes, terms)
+        asked = dict(budget_bytes=budget_bytes, headroom_bytes=headroom_bytes)
+        before = dataclasses.replace(plan.certificate, **asked)
+        if certificate == before and planned.step_s == plan.estimated_step_s:
+            return dataclasses.replace(plan, certificate=certificate)
+    bare = compile_whole(Region(0, len(graph.operations)))
     budget_bytes = budget.resolve_bytes(bare.memory.peak_bytes + headroom_bytes)
     peak_bytes = planned.memory.peak_bytes
     if peak_bytes + headroom_bytes > budget_bytes:
@@ -47,7 +58,6 @@ def certified_again(
             f"{format_bytes(largest.size_bytes)} made by `{largest.made_by}`; a plan made for "
             f"these shapes may do with less",
         )
-    terms = Terms(plan.argnums, plan.has_aux, headroom_bytes)
     return dataclasses.replace(
         plan,
         fingerprint=own,

@@ -15,10 +15,12 @@ from jax_hremat._cost.certify import BufferReport
 from jax_hremat._plans.block import BlockReport
 from jax_hremat._program.fingerprint import Fingerprint
 from jax_hremat._program.mesh import DeviceMesh
+from jax_hremat._program.own_checkpoints import OwnCheckpoint
 from jax_hremat._program.region import Loop, Region
 from jax_hremat._schedule.prediction import Moment
 from jax_hremat._shared.errors import PlanFormatError
 from jax_hremat._shared.files import write_whole
+from jax_hremat._shared.frozen import reduce_record
 
 _FORMAT = "jax_hremat.RematPlan"
 _VERSION = 6
@@ -41,6 +43,9 @@ class Certificate:
         versions: Versions of JAX, jaxlib and the compiler plugin.
         mesh: The devices that the arguments lie on, where there are several. All bytes are of one
             of them.
+        platform: The platform of the target, "cpu" or "cuda"; None of a plan saved before this
+            was kept.
+        device_bytes: Memory of one device of the target; None where it is not known, as of a CPU.
 
     Unchecked: workspaces that cuBLAS and cuDNN choose at run time, fragmentation of the
     allocator's pool, and arrays alive outside the step.
@@ -56,11 +61,21 @@ class Certificate:
     compiler_options: Mapping[str, str]
     versions: Mapping[str, str]
     mesh: DeviceMesh | None = None
+    platform: str | None = None
+    device_bytes: int | None = None
+
+    @property
+    def exceeds_device(self) -> bool:
+        """Whether the budget is more than one device is known to have."""
+        return self.device_bytes is not None and self.budget_bytes > self.device_bytes
 
     @property
     def holds(self) -> bool:
         """Whether the compiled peak and the headroom are within the budget."""
         return self.peak_bytes + self.headroom_bytes <= self.budget_bytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduce_record(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +104,9 @@ class RematPlan:
         baseline_moments: The same without rematerialization.
         unpriced: Operations of the compiled step that the estimates leave out, with their number:
             custom calls of unknown cost, for instance, and the network's time of collectives.
+        own_checkpoints: The function's own `jax.checkpoint`s, `nn.remat`s and the like.
+        opens_checkpoints: Whether the plan is for the function as if they were not there. If not,
+            each is one operation, in the step without rematerialization too.
         num_compiles: Programs compiled to make the plan: whole steps, that for the layout on a
             mesh among them, and blocks in one mode.
         timings_s: Seconds of planning: trace, partition, cost, solve, certify.
@@ -113,6 +131,8 @@ class RematPlan:
     baseline_moments: tuple[Moment, ...]
     unpriced: Mapping[str, int]
     num_compiles: Mapping[str, int]
+    own_checkpoints: tuple[OwnCheckpoint, ...] = ()
+    opens_checkpoints: bool = False
     timings_s: Mapping[str, float] = field(
         default_factory=lambda: MappingProxyType({}), compare=False
     )
@@ -175,6 +195,9 @@ class RematPlan:
             raise PlanFormatError(
                 f"{where} is a damaged plan: {type(error).__name__}: {error}. Make it again"
             ) from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduce_record(self)
 
     def __str__(self) -> str:
         from jax_hremat._plans.show import plan_text
@@ -247,8 +270,9 @@ def _decode_plan(data: Mapping[str, Any]) -> RematPlan:
     for key in ("compiler_options", "versions"):
         certificate[key] = MappingProxyType(dict(certificate[key]))
     if certificate["mesh"] is not None:
-        axes = certificate["mesh"]["axes"]
-        certificate["mesh"] = DeviceMesh(tuple((name, int(size)) for name, size in axes))
+        mesh = {key: tuple(value) for key, value in certificate["mesh"].items()}
+        axes = tuple((name, int(size)) for name, size in mesh.pop("axes"))
+        certificate["mesh"] = DeviceMesh(axes, **mesh)
     blocks = [{**b, "saved": tuple(b["saved"])} for b in data["blocks"]]
     plain = (
         "has_aux estimated_step_s baseline_step_s baseline_peak_bytes predicted_peak_bytes "
@@ -265,5 +289,7 @@ def _decode_plan(data: Mapping[str, Any]) -> RematPlan:
         baseline_moments=tuple(Moment(**m) for m in data["baseline_moments"]),
         unpriced=MappingProxyType(dict(data["unpriced"])),
         num_compiles=MappingProxyType(dict(data["num_compiles"])),
+        own_checkpoints=tuple(OwnCheckpoint(**c) for c in data.get("own_checkpoints", ())),
+        opens_checkpoints=bool(data.get("opens_checkpoints", False)),
         **{key: data[key] for key in plain},
     )

@@ -11,7 +11,9 @@ from jax_hremat._modes.option import Option
 from jax_hremat._partition.blocks import Partition
 from jax_hremat._plans.block import BlockReport
 from jax_hremat._program.graph import Graph
+from jax_hremat._program.own_checkpoints import words
 from jax_hremat._program.region import Loop, Region
+from jax_hremat._program.trace import Program
 from jax_hremat._schedule.chain import Chain, Selection
 from jax_hremat._schedule.prediction import recompute_s
 from jax_hremat._shared.format import format_bytes
@@ -112,12 +114,34 @@ def bottleneck_words(graph: Graph, partition: Partition, block: int, step: Compi
     at = partition.blocks[block]
     scope = block_scope(graph, at.start, at.stop) or _NOWHERE
     if not step.buffers:
-        return f"`{scope}`"
+        return "its arguments and results"
     largest = step.buffers[0]
     what = {"parameter": "argument", "output": "result", "temp": "buffer"}[largest.kind]
     return (
         f"the {what} {largest.text} of {format_bytes(largest.size_bytes)} made by "
         f"`{largest.made_by}` (the largest at the peak, which is in `{scope}`)"
+    )
+
+
+def once_words(graph: Graph) -> str:
+    """What a refusal adds where operations must run exactly once; empty where there are none."""
+    once = list(dict.fromkeys(op.once for op in graph.operations if op.once))
+    if not once:
+        return ""
+    named = ", ".join([*once[:_MAX_PARTS], *["…"] * (len(once) > _MAX_PARTS)])
+    return (
+        f"; nothing is wrapped together with what must run exactly once, because of an effect or "
+        f"of hidden state: {named}"
+    )
+
+
+def closed_words(program: Program) -> str:
+    """What the program's own checkpoints, which stay in every plan, have to do with a refusal."""
+    if not program.own_checkpoints or program.opens_checkpoints:
+        return ""
+    return (
+        f" under the function's own {words(program.own_checkpoints)}, which no plan changes: "
+        f"PlannerConfig(open_checkpoints=True) plans as if it were not there"
     )
 
 

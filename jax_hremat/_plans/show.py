@@ -7,6 +7,7 @@ from rich.text import Text
 
 from jax_hremat._plans.plan import Certificate, RematPlan
 from jax_hremat._plans.tree import tree_lines
+from jax_hremat._program.own_checkpoints import words
 from jax_hremat._shared.format import format_bytes, format_seconds, format_signed_seconds
 from jax_hremat._shared.text import plain_table, plain_text
 
@@ -31,8 +32,10 @@ def _summary(plan: RematPlan) -> Table:
         f"compiled for {devices_words(c)}: arguments {format_bytes(c.argument_bytes)}, results "
         f"{format_bytes(c.output_bytes)}, temporaries {format_bytes(c.temp_bytes)}",
     )
-    headroom = f", {format_bytes(c.headroom_bytes)} of it headroom" if c.headroom_bytes else ""
-    table.add_row("budget", format_bytes(c.budget_bytes), f"kept{headroom}")
+    kept = f"kept, {format_bytes(c.headroom_bytes)} of it headroom" if c.headroom_bytes else "kept"
+    if c.exceeds_device and c.device_bytes is not None:
+        kept += f"; more than the {format_bytes(c.device_bytes)} of one {c.target}"
+    table.add_row("budget", format_bytes(c.budget_bytes), kept)
     table.add_row(
         "no-remat peak", format_bytes(plan.baseline_peak_bytes), f"the plan takes {share:.0f} %"
     )
@@ -42,6 +45,9 @@ def _summary(plan: RematPlan) -> Table:
         f"{format_seconds(plan.baseline_step_s)} without rematerialization "
         f"({100 * (plan.slowdown - 1):+.1f} %)",
     )
+    if plan.own_checkpoints:
+        count = sum(checkpoint.count for checkpoint in plan.own_checkpoints)
+        table.add_row("of the function", str(count), own_words(plan))
     if plan.unpriced:
         table.add_row("not priced", "", unpriced_words(plan))
     table.add_row(
@@ -62,6 +68,19 @@ def devices_words(certificate: Certificate) -> str:
     if mesh is None:
         return certificate.target
     return f"each of {mesh.num_devices} {certificate.target} ({mesh})"
+
+
+def own_words(plan: RematPlan) -> str:
+    """What the function's own checkpoints are, and what becomes of them; empty without any."""
+    if not plan.own_checkpoints:
+        return ""
+    stay = (
+        "opened: the plan is for the function as if they were not there"
+        if plan.opens_checkpoints
+        else "they stay in every plan, in that without rematerialization too; "
+        "PlannerConfig(open_checkpoints=True) plans as if they were not there"
+    )
+    return f"{words(plan.own_checkpoints)}: {stay}"
 
 
 def unpriced_words(plan: RematPlan) -> str:

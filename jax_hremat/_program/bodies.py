@@ -10,33 +10,54 @@ from typing import Any
 import jax
 
 from jax_hremat._program.graph import Graph, build_graph, is_cond, is_loop
-from jax_hremat._program.trace import Program, inline, is_inexact
+from jax_hremat._program.rules import active_variables, are_in, open_program
+from jax_hremat._program.trace import Program, is_inexact
 from jax_hremat._shared import compat
 
 
-def scan_body(eqn: Any, active: Sequence[bool] = ()) -> Program:
+def scan_body(eqn: Any, moving: Sequence[bool] = (), active: Sequence[bool] = ()) -> Program:
     """The body of a scan as a flat program of (constants, carry, one step's inputs).
 
     Args:
         eqn: The scan's equation.
+        moving: Which of its inputs rules are taken apart for; none if left out.
         active: Which inputs of the body are differentiated; none if left out.
     """
-    return _body_program(eqn.params["jaxpr"], active)
+    return _body_program(eqn.params["jaxpr"], _moving_in_body(eqn, moving), active)
 
 
-def branch_bodies(eqn: Any, active: Sequence[bool] = ()) -> list[Program]:
+def branch_bodies(
+    eqn: Any, moving: Sequence[bool] = (), active: Sequence[bool] = ()
+) -> list[Program]:
     """The branches of a cond as flat programs of its operands.
 
     Args:
         eqn: The cond's equation.
+        moving: Which of its inputs, the index first, rules are taken apart for; none if left out.
         active: Which operands are differentiated; none if left out.
     """
-    return [_body_program(branch, active) for branch in eqn.params["branches"]]
+    return [_body_program(branch, moving[1:], active) for branch in eqn.params["branches"]]
 
 
-def _body_program(closed: Any, active: Sequence[bool]) -> Program:
-    jaxpr = inline(closed)
-    avals = [v.aval for v in compat.open_jaxpr(jaxpr).invars]
+def _moving_in_body(eqn: Any, moving: Sequence[bool]) -> list[bool]:
+    """The same of the body's inputs: what is carried moves if it does so after any step."""
+    num_consts, num_carry = compat.scan_counts(eqn)
+    body = compat.open_jaxpr(eqn.params["jaxpr"])
+    flags = [*moving, *[False] * (len(body.invars) - len(moving))]
+    carried = slice(num_consts, num_consts + num_carry)
+    while True:
+        active = active_variables(body, [i for i, on in enumerate(flags) if on])
+        after = are_in(active, body.outvars[:num_carry])
+        grown = [a or b for a, b in zip(flags[carried], after, strict=True)]
+        if grown == flags[carried]:
+            return flags
+        flags[carried] = grown
+
+
+def _body_program(closed: Any, moving: Sequence[bool], active: Sequence[bool]) -> Program:
+    avals = closed.in_avals
+    moves = tuple(i for i, on in enumerate(moving) if on)
+    jaxpr = open_program(closed, moves)
     num_outputs = len(compat.open_jaxpr(jaxpr).outvars)
     flags = [*active, *[False] * (len(avals) - len(active))]
     return Program(
@@ -49,6 +70,7 @@ def _body_program(closed: Any, active: Sequence[bool]) -> Program:
             for i, (on, a) in enumerate(zip(flags, avals, strict=True))
             if on and is_inexact(a.dtype)
         ),
+        moving=moves,
         is_loss=False,
         has_aux=False,
     )
@@ -101,16 +123,24 @@ class Cond:
 
 def bodies_of(program: Program, graph: Graph) -> dict[int, Scan | Cond]:
     """The scans and conds of a program that have a backward, by operation."""
+    with program.context.entered():
+        return _bodies_of(program, graph)
+
+
+def _bodies_of(program: Program, graph: Graph) -> dict[int, Scan | Cond]:
     eqns = compat.open_jaxpr(program.jaxpr).eqns
+    variables = active_variables(compat.open_jaxpr(program.jaxpr), program.moving)
     found: dict[int, Scan | Cond] = {}
     for op in graph.operations:
         eqn = eqns[op.id]
         active = [v is not None and graph.values[v].active for v in op.inputs]
+        moving = are_in(variables, eqn.invars)
         if is_loop(op):
-            found[op.id] = Scan(_scan_body(eqn, active), eqn.params["length"])
+            found[op.id] = Scan(_scan_body(eqn, moving, active), eqn.params["length"])
         elif is_cond(op):
             # The first input is the index.
-            found[op.id] = Cond(tuple(_body(b) for b in branch_bodies(eqn, active[1:])))
+            branches = branch_bodies(eqn, moving, active[1:])
+            found[op.id] = Cond(tuple(map(_body, branches)))
     return found
 
 
@@ -119,13 +149,13 @@ def _body(program: Program) -> Body:
     return Body(graph, graph, bodies_of(program, graph))
 
 
-def _scan_body(eqn: Any, active: Sequence[bool]) -> Body:
+def _scan_body(eqn: Any, moving: Sequence[bool], active: Sequence[bool]) -> Body:
     """The body with the activity of its carry: a carried value is active if it is so at the
     start or after any step."""
     num_consts, num_carry = compat.scan_counts(eqn)
     flags = list(active)
     while True:
-        program = scan_body(eqn, flags)
+        program = scan_body(eqn, moving, flags)
         graph = build_graph(program)
         after = [v is not None and graph.values[v].active for v in graph.outputs[:num_carry]]
         carried = slice(num_consts, num_consts + num_carry)

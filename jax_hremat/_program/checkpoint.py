@@ -13,6 +13,8 @@ import jax
 import jax.ad_checkpoint
 import jax.numpy as jnp
 
+from jax_hremat._program.barrier import KeptApart
+
 
 class _Parts(NamedTuple):
     real: Any
@@ -27,7 +29,8 @@ def checkpoint(
     def of_parts(*args: Any) -> Any:
         return fun(*jax.tree.map(_whole, args, is_leaf=lambda x: isinstance(x, _Parts)))
 
-    wrapped = jax.checkpoint(of_parts, policy=policy, prevent_cse=prevent_cse)
+    apart = KeptApart(policy or jax.checkpoint_policies.nothing_saveable)
+    wrapped = jax.checkpoint(of_parts, policy=apart, prevent_cse=prevent_cse)
 
     def run(*args: Any) -> Any:
         return wrapped(*jax.tree.map(_apart, args))

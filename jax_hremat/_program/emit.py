@@ -8,12 +8,15 @@ from typing import Any
 
 import jax
 
+from jax_hremat._program.barrier import barrier
 from jax_hremat._program.bodies import branch_bodies, scan_body
 from jax_hremat._program.checkpoint import checkpoint, checkpoint_name
 from jax_hremat._program.loop import run_scan
+from jax_hremat._program.naming import reads_its_results, run_named
 from jax_hremat._program.pooling import bind_apart
 from jax_hremat._program.region import Loop, Region
-from jax_hremat._program.trace import Program, is_inexact
+from jax_hremat._program.rules import active_variables, are_in
+from jax_hremat._program.trace import Program
 from jax_hremat._shared import compat
 
 FlatFunction = Callable[..., list[Any]]
@@ -29,7 +32,8 @@ def emit_flat(
         root: Its regions.
         name: If the program is the body of a scan or a branch of a cond, a name for it,
             different for each.
-        in_loop: Whether it runs inside a scan.
+        in_loop: Whether it runs as a scan's body, one step at a time: then what is recomputed
+            stands in another loop than its first run, out of XLA's reach.
     """
     jaxpr = compat.open_jaxpr(program.jaxpr)
     consts = compat.jaxpr_consts(program.jaxpr)
@@ -89,7 +93,8 @@ class _Emitter:
                 last_use[var] = len(self._jaxpr.eqns)
         self._last_use = last_use
         self._arguments = frozenset(self._jaxpr.invars[i] for i in program.differentiated)
-        self._active = _active_variables(program)
+        self._active = active_variables(self._jaxpr, program.differentiated) - self._arguments
+        self._moving = active_variables(self._jaxpr, program.moving)
 
     def function(
         self,
@@ -135,14 +140,25 @@ class _Emitter:
     ) -> Callable[[dict[Any, Any]], None]:
         eqn = self._jaxpr.eqns[index]
         bind = bind_apart if inside.wrapped else compat.bind_equation
-        return self._assign(index, saved, lambda inputs: bind(eqn, inputs))
+        names = self._names(index, saved)
+        if not names or not reads_its_results(eqn, bind, are_in(self._moving, eqn.invars), names):
+            return self._assign(index, saved, lambda inputs: bind(eqn, inputs))
+
+        def step(env: dict[Any, Any]) -> None:
+            given = [v.val if isinstance(v, compat.Literal) else env[v] for v in eqn.invars]
+            env.update(zip(eqn.outvars, run_named(eqn, bind, given, names), strict=True))
+
+        return step
 
     def _scan(
         self, index: int, loop: Loop, saved: frozenset[tuple[int, int]], inside: _Inside
     ) -> Callable[[dict[Any, Any]], None]:
         eqn = self._jaxpr.eqns[index]
         name = f"{self._program_name}{index}/"
-        body = emit_flat(scan_body(eqn), loop.body, name=name, in_loop=True)
+        # Several steps in one body of a loop, or in none, are in reach of each other.
+        in_loop = eqn.params["unroll"] == 1
+        program = scan_body(eqn, are_in(self._moving, eqn.invars))
+        body = emit_flat(program, loop.body, name=name, in_loop=in_loop)
         prevent_cse = inside.prevents_cse
         return self._assign(
             index,
@@ -154,14 +170,15 @@ class _Emitter:
         self, index: int, branches: Sequence[Region], saved: frozenset[tuple[int, int]]
     ) -> Callable[[dict[Any, Any]], None]:
         eqn = self._jaxpr.eqns[index]
-        bodies = [
+        bodies = branch_bodies(eqn, are_in(self._moving, eqn.invars))
+        functions = [
             emit_flat(body, branch, name=f"{self._program_name}{index}.{k}/", in_loop=self._in_loop)
-            for k, (body, branch) in enumerate(zip(branch_bodies(eqn), branches, strict=True))
+            for k, (body, branch) in enumerate(zip(bodies, branches, strict=True))
         ]
 
         def run(inputs: list[Any]) -> list[Any]:
             with compat.context_of(eqn):
-                return jax.lax.switch(inputs[0], bodies, *inputs[1:])
+                return compat.switch(eqn, inputs[0], functions, inputs[1:])
 
         return self._assign(index, saved, run)
 
@@ -172,14 +189,18 @@ class _Emitter:
         evaluate: Callable[[list[Any]], list[Any]],
     ) -> Callable[[dict[Any, Any]], None]:
         eqn = self._jaxpr.eqns[index]
+        names = self._names(index, saved)
 
         def step(env: dict[Any, Any]) -> None:
             inputs = [v.val if isinstance(v, compat.Literal) else env[v] for v in eqn.invars]
             for k, (var, value) in enumerate(zip(eqn.outvars, evaluate(inputs), strict=True)):
-                named = (index, k) in saved
-                env[var] = checkpoint_name(value, self._name(index, k)) if named else value
+                env[var] = checkpoint_name(value, names[k]) if k in names else value
 
         return step
+
+    def _names(self, index: int, saved: frozenset[tuple[int, int]]) -> dict[int, str]:
+        positions = range(len(self._jaxpr.eqns[index].outvars))
+        return {k: self._name(index, k) for k in positions if (index, k) in saved}
 
     def _name(self, index: int, position: int) -> str:
         return value_name(index, position, self._program_name)
@@ -220,7 +241,8 @@ class _Emitter:
 
 @dataclass(frozen=True, slots=True)
 class _Inside:
-    """What an operation stands in: a scan's body, a wrapped region of the same body."""
+    """What an operation stands in: a scan's body that is one step, a wrapped region of the same
+    body."""
 
     loop: bool
     wrapped: bool
@@ -239,24 +261,20 @@ def _step(
 
     def step(env: dict[Any, Any]) -> None:
         given = {v: env[v] for v in inputs}
-        if len(tied) > 1:
-            given.update(zip(tied, _tie(*(env[v] for v in tied)), strict=True))
+        for alike in _of_one_type(tied, env):
+            given.update(zip(alike, _tie(*(env[v] for v in alike)), strict=True))
         env.update(zip(outputs, function(*given.values()), strict=True))
 
     return step
 
 
-def _active_variables(program: Program) -> frozenset[Any]:
-    """Values computed from differentiated arguments; the arguments themselves left out."""
-    jaxpr = compat.open_jaxpr(program.jaxpr)
-    moving = {jaxpr.invars[i] for i in program.differentiated}
-    arguments = frozenset(moving)
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name != "stop_gradient" and any(
-            not isinstance(v, compat.Literal) and v in moving for v in eqn.invars
-        ):
-            moving.update(v for v in eqn.outvars if is_inexact(v.aval.dtype))
-    return frozenset(moving) - arguments
+def _of_one_type(tied: Sequence[Any], env: dict[Any, Any]) -> list[list[Any]]:
+    """Several values each that vary along the same axes of a `shard_map` around, as a barrier
+    makes all that goes through it."""
+    groups: dict[Any, list[Any]] = {}
+    for var in tied:
+        groups.setdefault(compat.varying_axes(jax.typeof(env[var])), []).append(var)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 @jax.custom_jvp
@@ -272,7 +290,7 @@ def _tie(*values: Any) -> tuple[Any, ...]:
 
 @_tie.defjvp
 def _tie_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
-    return _tie(*primals), tuple(jax.lax.optimization_barrier(tangents))
+    return _tie(*primals), tuple(barrier(tangents))
 
 
 def value_name(operation: int, position: int, program: str = "") -> str:

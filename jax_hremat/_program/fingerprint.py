@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jax_hremat._program.graph import Graph
+from jax_hremat._program.graph import RULES, Graph
 from jax_hremat._program.trace import Program
 
 
@@ -37,6 +37,11 @@ class Fingerprint:
         whole = "\0".join((*parts, order, self.outputs))
         return hashlib.sha256(whole.encode()).hexdigest()[:32]
 
+    @property
+    def differentiated_inputs(self) -> dict[str, bool]:
+        """The paths of the inputs, and whether each is differentiated."""
+        return {text.rsplit(": ", 1)[0]: text.endswith("*") for text in self.inputs}
+
     def first_difference(self, other: Fingerprint) -> str | None:
         """Where `other` first departs from this program, in words; None if they are equal."""
         for mine, theirs in zip(self.inputs, other.inputs, strict=False):
@@ -46,6 +51,9 @@ class Fingerprint:
             return f"{len(self.inputs)} inputs became {len(other.inputs)}"
         for i, (a, b) in enumerate(zip(self.operations, other.operations, strict=False)):
             mine, theirs = self.signatures[a], other.signatures[b]
+            if mine != theirs and mine.split(RULES)[0] == theirs.split(RULES)[0]:
+                same = mine.split(RULES)[0]
+                return f"operation {i}, {same}, has another derivative rule"
             if mine != theirs:
                 return f"operation {i} was {mine} and is {theirs}"
             if self.digests[i] != other.digests[i]:

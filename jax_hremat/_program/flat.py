@@ -8,8 +8,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jax_hremat._program.graph import size_bytes_of
 from jax_hremat._shared import compat
+from jax_hremat._shared.sizes import size_bytes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def _renames(eqn: Any) -> bool:
     if eqn.primitive.name == "reduce_precision":
         info = jnp.finfo(eqn.invars[0].aval.dtype)
         return (eqn.params["exponent_bits"], eqn.params["mantissa_bits"]) == (info.nexp, info.nmant)
-    return eqn.primitive.name in ("optimization_barrier", "name")
+    return eqn.primitive.name in ("optimization_barrier", "hremat_barrier", "name", compat.DETACH)
 
 
 def _live(equations: Sequence[Equation], outputs: Iterable[int | None]) -> list[Equation]:

@@ -6,17 +6,20 @@ Nothing here or downstream holds a JAX object: operation `i` stands for equation
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 
 from jax_hremat._program.mesh import DeviceMesh, Spec
+from jax_hremat._program.rules import STOPS
 from jax_hremat._program.trace import Program, abstract, is_inexact
 from jax_hremat._shared import compat
+from jax_hremat._shared.compat import DETACH
+from jax_hremat._shared.sizes import size_bytes_of
+from jax_hremat._work.primitives import equation_work
+from jax_hremat._work.work import Work
 
 ValueKind = Literal["argument", "constant", "computed"]
 
@@ -32,7 +35,10 @@ FUSIBLE = frozenset(
     transpose xor custom_jvp_call random_bits random_wrap random_unwrap threefry2x32 random_seed
     random_fold_in dynamic_slice gather
     """.split()
-)
+) | {DETACH}
+
+# What stands in a signature before the hash of what the operation's derivative rules do.
+RULES = " differentiated as "
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +86,20 @@ class Operation:
         needs: Values (inputs or own outputs) that JAX's linearization keeps for the backward.
         opaque_bytes: Residuals that are neither inputs nor outputs and that a recompute of
             this operation alone would have to make again (a `custom_vjp`'s, a scan's).
-        flops: Floating-point operations of the forward, multiply and add counted apart.
-        moved_bytes: Bytes read and written when nothing is fused.
+        work: What its forward computes, and the bytes it reads and writes when nothing is fused.
         fusible: Whether XLA fuses it into its neighbours.
         has_batch_dims: For a matrix product, whether it has batch dimensions.
         trips: How many steps a scan has; 1 for anything else.
-        pinned: Whether it has an effect, so that it must run exactly once.
+        once: The operation, it or one inside it, for which it must run exactly once (it has an
+            effect, or draws on hidden state), and its source line; empty if it may run again.
         signature: What it computes, literal values left out; equal signatures cost the same.
         literals: The literal values.
         scope: `jax.named_scope` path (the Flax module path).
         source: User's source line.
+        spared: Inputs that a run of it under differentiation does not read (the arguments of a
+            custom rule that was taken apart, which are there for their cotangents).
+        of_rule: Whether it is part of a custom rule's forward: not active itself, but what it makes
+            of a differentiated argument is read by the rule's backward.
     """
 
     id: int
@@ -99,16 +109,42 @@ class Operation:
     active: bool
     needs: tuple[int, ...]
     opaque_bytes: int
-    flops: int
-    moved_bytes: int
+    work: Work
     fusible: bool
     has_batch_dims: bool
     trips: int
-    pinned: bool
+    once: str
     signature: str
     literals: str
     scope: str
     source: str
+    spared: tuple[int, ...] = ()
+    of_rule: bool = False
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """Values that must be there to run it again."""
+        return tuple(v for v in self.inputs if v is not None and v not in self.spared)
+
+    @property
+    def on_path(self) -> bool:
+        """Whether it lies between the differentiated arguments and the results."""
+        return self.active or self.of_rule
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it must run exactly once."""
+        return bool(self.once)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the forward, multiply and add counted apart."""
+        return round(self.work.total_flops)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes read and written when nothing is fused."""
+        return round(self.work.bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +186,11 @@ def build_graph(program: Program) -> Graph:
     Needs come from differentiating each operation alone (`jax.vjp`), memoised on primitive,
     parameters, shapes and which inputs are active.
     """
+    with program.context.entered():
+        return _graph_of(program)
+
+
+def _graph_of(program: Program) -> Graph:
     jaxpr = compat.open_jaxpr(program.jaxpr)
     ids: dict[Any, int] = {}
     avals: list[Any] = []
@@ -169,6 +210,7 @@ def build_graph(program: Program) -> Graph:
     differentiated = tuple(arguments[i] for i in program.differentiated)
     active: set[int] = set(differentiated)
     users: dict[int, list[int]] = {}
+    detached: set[int] = set()
     residual_cache: dict[Any, _Residuals] = {}
     operations: list[Operation] = []
     for index, eqn in enumerate(jaxpr.eqns):
@@ -179,18 +221,22 @@ def build_graph(program: Program) -> Graph:
         mask = tuple(v in active for v in inputs)
         signature = _signature(eqn)
         floating = [o for o in outputs if is_inexact(avals[o].dtype)]
-        # The signature holds parameters and shapes, so it is the memo's key but for callables
-        # inside custom rules, which only their identity tells apart.
-        key = (signature, mask, _callables(eqn))
+        # The signature holds parameters and shapes, so it is the memo's key but for derivative
+        # rules, which only their identity tells apart.
+        key = (signature, mask, compat.functions_key(eqn))
         residuals = _NO_RESIDUALS
-        if any(mask) and floating and eqn.primitive.name != "stop_gradient":
+        if any(mask) and floating and eqn.primitive.name not in STOPS:
             if key not in residual_cache:
                 residual_cache[key] = _residuals_of(eqn, mask)
             residuals = residual_cache[key]
         if residuals.differentiable:
             active.update(floating)
         needs = [inputs[i] for i in residuals.inputs] + [outputs[i] for i in residuals.outputs]
-        sizes = [size_bytes_of(v.aval) for v in (*eqn.invars, *eqn.outvars)]
+        spared = {inputs[i] for i in residuals.spared}
+        spared.difference_update(v for i, v in enumerate(inputs) if i not in residuals.spared)
+        of_rule = not residuals.differentiable and not detached.isdisjoint(inputs)
+        if of_rule or eqn.primitive.name == DETACH:
+            detached.update(outputs)
         operations.append(
             Operation(
                 id=index,
@@ -200,22 +246,24 @@ def build_graph(program: Program) -> Graph:
                 active=residuals.differentiable,
                 needs=tuple(v for v in dict.fromkeys(needs) if v is not None),
                 opaque_bytes=residuals.opaque_bytes,
-                flops=equation_flops(eqn),
-                moved_bytes=sum(sizes),
-                fusible=eqn.primitive.name in FUSIBLE,
+                work=Work() if residuals.renames else equation_work(eqn),
+                fusible=residuals.renames or eqn.primitive.name in FUSIBLE,
                 has_batch_dims=_has_batch_dims(eqn),
                 trips=eqn.params["length"] if eqn.primitive.name == "scan" else 1,
-                pinned=compat.has_effects(eqn),
+                once=_once(eqn) or residuals.once,
                 signature=signature,
                 literals=",".join(str(v.val) for v in eqn.invars if isinstance(v, compat.Literal)),
                 scope=compat.scope_name(eqn),
                 source=compat.source_line(eqn),
+                spared=tuple(v for v in dict.fromkeys(inputs) if v is not None and v in spared),
+                of_rule=of_rule,
             )
         )
     outputs_ids = tuple(None if isinstance(v, compat.Literal) else ids[v] for v in jaxpr.outvars)
     returned = set(outputs_ids)
     loss_outputs = outputs_ids[:1] if program.is_loss else outputs_ids
     operations = _without_dead_ends(operations, active, loss_outputs)
+    operations = _with_rules(operations, jaxpr.eqns, active)
     values = tuple(
         Value(
             id=i,
@@ -257,12 +305,17 @@ def _without_dead_ends(
 
 @dataclass(frozen=True, slots=True)
 class _Residuals:
-    """What one equation's linearization keeps: positions of inputs and outputs, other bytes."""
+    """What one equation's linearization keeps: positions of inputs and outputs, other bytes; which
+    inputs its results do not depend on, and whether they are inputs themselves; and which operation
+    of its own must run exactly once (`Operation.once`)."""
 
     differentiable: bool
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
     opaque_bytes: int = 0
+    spared: tuple[int, ...] = ()
+    renames: bool = False
+    once: str = ""
 
 
 _NO_RESIDUALS = _Residuals(differentiable=False)
@@ -283,16 +336,24 @@ def _residuals_of(eqn: Any, mask: Sequence[bool]) -> _Residuals:
             for position, value in zip(moving, active, strict=True):
                 merged[position] = value
             outputs = compat.bind_equation(eqn, merged)
-            return [outputs[i] for i in floating]
+            others = [x for i, x in enumerate(outputs) if i not in floating]
+            return [outputs[i] for i in floating], others
 
-        return jax.vjp(active_part, *(inputs[i] for i in moving))
+        outputs, pullback, others = jax.vjp(active_part, *(inputs[i] for i in moving), has_aux=True)
+        pullbacks.append(jax.tree.structure(pullback))
+        return outputs, others, pullback
 
+    pullbacks: list[Any] = []
     jaxpr = compat.open_jaxpr(jax.make_jaxpr(forward)(*in_avals))
-    primal_out, residuals = jaxpr.outvars[: len(floating)], jaxpr.outvars[len(floating) :]
+    results, residuals = jaxpr.outvars[: len(eqn.outvars)], jaxpr.outvars[len(eqn.outvars) :]
+    primal_out = results[: len(floating)]
+    if compat.is_custom_vjp(eqn):
+        residuals = _read_back(pullbacks[0], residuals, primal_out)
     in_position = {v: i for i, v in enumerate(jaxpr.invars)}
+    order = [*floating, *(i for i in range(len(results)) if i not in floating)]
     out_position = {
-        v: floating[i]
-        for i, v in reversed(list(enumerate(primal_out)))
+        v: i
+        for i, v in reversed(list(zip(order, results, strict=True)))
         if not isinstance(v, compat.Literal) and v not in in_position
     }
     producers = {o: e for e in jaxpr.eqns for o in e.outvars}
@@ -311,12 +372,35 @@ def _residuals_of(eqn: Any, mask: Sequence[bool]) -> _Residuals:
             else:
                 reads |= sources[0]
                 makes |= sources[1]
+    read = compat.inputs_read(jaxpr, len(results))
     return _Residuals(
         differentiable=True,
         inputs=tuple(sorted(i for i in reads if i not in literals)),
         outputs=tuple(sorted(makes)),
         opaque_bytes=opaque_bytes,
+        spared=tuple(i for i, is_read in enumerate(read) if not is_read),
+        renames=all(not isinstance(v, compat.Literal) and v in in_position for v in results),
+        # A custom rule may run other operations than the function it is of.
+        once=next(filter(None, map(_once, jaxpr.eqns)), ""),
     )
+
+
+def _read_back(pullback: Any, residuals: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
+    """Those residuals that cotangents are computed from; a rule keeps the same for every set of
+    inputs that are differentiated."""
+
+    def pulled(residuals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+        return jax.tree.unflatten(pullback, residuals)(cotangents)
+
+    avals = [[abstract(v.aval) for v in atoms] for atoms in (residuals, outputs)]
+    jaxpr = compat.open_jaxpr(jax.make_jaxpr(pulled)(*avals))
+    is_read = compat.inputs_read(jaxpr, len(jaxpr.outvars))
+    return [v for v, read in zip(residuals, is_read, strict=False) if read]
+
+
+def _once(eqn: Any) -> str:
+    found = compat.run_once_equation(eqn)
+    return "" if found is None else f"`{found.primitive.name}` at {compat.source_line(found)}"
 
 
 def _sources(
@@ -349,15 +433,6 @@ def _sources(
     return ins, outs
 
 
-def size_bytes_of(aval: Any) -> int:
-    """Bytes of an array; a typed PRNG key counts as the words it holds."""
-    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        aval = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
-    dtype = aval.dtype
-    bits = jnp.iinfo(dtype).bits if jnp.issubdtype(dtype, jnp.integer) else dtype.itemsize * 8
-    return -(-math.prod(aval.shape) * bits // 8)
-
-
 def _signature(eqn: Any) -> str:
     """Primitive, parameters, shapes and which inputs are literals (not their values)."""
     shapes_in = ",".join(
@@ -371,12 +446,46 @@ def _signature(eqn: Any) -> str:
     return f"{eqn.primitive.name}[{params}]({shapes_in})->{shapes_out}"
 
 
-def _callables(eqn: Any) -> tuple[int, ...]:
-    return tuple(
-        id(value)
-        for value in eqn.params.values()
-        if callable(value) and not isinstance(value, type)
-    )
+def _with_rules(
+    operations: Sequence[Operation], eqns: Sequence[Any], active: Set[int]
+) -> list[Operation]:
+    """With what the derivative rules do in the signature of each operation that uses some."""
+    known: dict[Any, str] = {}
+    found = []
+    for op, eqn in zip(operations, eqns, strict=True):
+        functions = compat.functions_key(eqn) if op.active else ()
+        if functions:
+            moving = tuple(i for i, v in enumerate(op.inputs) if v in active)
+            moved = tuple(i for i, v in enumerate(op.outputs) if v in active)
+            key = (op.signature, functions, moving, moved)
+            if key not in known:
+                done = compat.describe_jaxpr(_differentiated(eqn, moving, moved))
+                known[key] = hashlib.sha256(done.encode()).hexdigest()[:16]
+            op = replace(op, signature=f"{op.signature}{RULES}{known[key]}")
+        found.append(op)
+    return found
+
+
+def _differentiated(eqn: Any, moving: Sequence[int], moved: Sequence[int]) -> Any:
+    """The equation and its pullback as a jaxpr: of its inputs and the cotangents of `moved`."""
+    num_inputs = len(eqn.invars)
+    literals = {i: v.val for i, v in enumerate(eqn.invars) if isinstance(v, compat.Literal)}
+
+    def both(*flat: Any) -> Any:
+        inputs = [literals.get(i, x) for i, x in enumerate(flat[:num_inputs])]
+
+        def active_part(*values: Any) -> Any:
+            merged = list(inputs)
+            for position, value in zip(moving, values, strict=True):
+                merged[position] = value
+            outputs = compat.bind_equation(eqn, merged)
+            return [outputs[i] for i in moved]
+
+        outputs, pullback = jax.vjp(active_part, *(inputs[i] for i in moving))
+        return outputs, pullback(list(flat[num_inputs:]))
+
+    avals = [v.aval for v in (*eqn.invars, *(eqn.outvars[i] for i in moved))]
+    return jax.make_jaxpr(both)(*map(abstract, avals))
 
 
 def _has_batch_dims(eqn: Any) -> bool:
@@ -384,35 +493,3 @@ def _has_batch_dims(eqn: Any) -> bool:
         return False
     _, (lhs_batch, _) = eqn.params["dimension_numbers"]
     return bool(lhs_batch)
-
-
-def equation_flops(eqn: Any) -> int:
-    """Floating-point operations of one equation's forward.
-
-    Exact for matrix products and convolutions; one per output element for the rest; bodies of
-    control flow counted with their trip count (`while`: once, its count being unknown).
-    """
-    name = eqn.primitive.name
-    out_elements = sum(math.prod(v.aval.shape) for v in eqn.outvars)
-    if name == "dot_general":
-        (contract, _), _ = eqn.params["dimension_numbers"]
-        lhs = eqn.invars[0].aval.shape
-        return 2 * out_elements * math.prod(lhs[d] for d in contract)
-    if name == "conv_general_dilated":
-        kernel = eqn.invars[1].aval.shape
-        out_features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
-        return 2 * out_elements * math.prod(kernel) // max(out_features, 1)
-    bodies = [
-        v
-        for p in eqn.params.values()
-        for v in (p if isinstance(p, (tuple, list)) else (p,))
-        if compat.is_jaxpr(v)
-    ]
-    if not bodies:
-        return out_elements
-    costs = [sum(equation_flops(e) for e in compat.open_jaxpr(b).eqns) for b in bodies]
-    if name == "scan":
-        return eqn.params["length"] * costs[0]
-    if name == "cond":
-        return max(costs)
-    return sum(costs)

@@ -49,9 +49,11 @@ def on_one_device(program: Program, graph: Graph, layout: Layout) -> Graph:
         operations.append(
             replace(
                 op,
-                flops=math.ceil(op.flops * share),
+                work=replace(
+                    op.work.repeated(share),
+                    bytes=float(sum(values[v].size_bytes for v in touched)),
+                ),
                 opaque_bytes=math.ceil(op.opaque_bytes * share),
-                moved_bytes=sum(values[v].size_bytes for v in touched),
                 fusible=op.fusible or _stays(op, layout),
             )
         )

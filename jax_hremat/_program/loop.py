@@ -28,8 +28,8 @@ def run_scan(
         segments: As `Loop.segments`. Steps left over when a length does not divide the one
             before it are one segment more, at the scan's end.
         inputs: The equation's inputs.
-        prevent_cse: Whether common subexpressions must be kept apart outside of loops, where
-            the leftover steps stand. Inside a loop nothing of the forward is in reach.
+        prevent_cse: Whether the recompute of what stands in no loop of its own, the leftover
+            steps, could be merged with their first run. Inside a loop nothing of that is in reach.
     """
     num_consts, num_carry = compat.scan_counts(eqn)
     consts, carry = list(inputs[:num_consts]), list(inputs[num_consts : num_consts + num_carry])
@@ -63,7 +63,8 @@ def run_scan(
 
         def segment(length: int, prevent_cse: bool) -> Callable[..., Any]:
             def run(consts: list[Any], carry: list[Any], xs: list[Any]) -> Any:
-                return in_segments(consts, carry, xs, length, segments[1:], False)
+                # The first run of a segment in this one is in this one's recompute.
+                return in_segments(consts, carry, xs, length, segments[1:], True)
 
             return checkpoint(run, prevent_cse=prevent_cse)
 
@@ -75,7 +76,8 @@ def run_scan(
         if rest and reverse:
             carry, late = leftover(carry)
         whole = [x[: count * size].reshape(count, size, *x.shape[1:]) for x in xs]
-        inner = segment(size, False)
+        # A loop of one step is none.
+        inner = segment(size, prevent_cse and count == 1)
         carry, ys = jax.lax.scan(
             lambda carry, x: inner(consts, carry, x), carry, whole, length=count, reverse=reverse
         )

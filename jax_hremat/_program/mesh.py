@@ -9,8 +9,9 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jax_hremat._shared import compat
 from jax_hremat._shared.errors import UnsupportedProgramError
 
 # For each dimension of an array, the axes of the mesh that it is split over.
@@ -23,14 +24,21 @@ class DeviceMesh:
 
     Attributes:
         axes: Name and size of each axis.
+        explicit: Names of those along which shardings are part of the types of arrays.
+        manual: Names of those of a `shard_map` around the function, which is what one device does
+            along them.
     """
 
     axes: tuple[tuple[str, int], ...]
+    explicit: tuple[str, ...] = ()
+    manual: tuple[str, ...] = ()
 
     @staticmethod
-    def of(sharding: NamedSharding) -> DeviceMesh:
-        """The mesh of a sharding, whatever its devices and the types of its axes."""
-        return DeviceMesh(tuple(sharding.mesh.shape.items()))
+    def of(mesh: Mesh | AbstractMesh) -> DeviceMesh:
+        """The mesh, whatever its devices."""
+        return DeviceMesh(
+            tuple(mesh.shape.items()), tuple(mesh.explicit_axes), tuple(mesh.manual_axes)
+        )
 
     @property
     def num_devices(self) -> int:
@@ -42,9 +50,12 @@ class DeviceMesh:
 
     @property
     def abstract(self) -> AbstractMesh:
-        """The mesh of no devices in particular, its axes left to the compiler."""
+        """The mesh of no devices in particular."""
         names, sizes = zip(*self.axes, strict=True)
-        return AbstractMesh(sizes, names, (AxisType.Auto,) * len(sizes))
+        kinds = dict.fromkeys(names, AxisType.Auto)
+        kinds |= dict.fromkeys(self.explicit, AxisType.Explicit)
+        kinds |= dict.fromkeys(self.manual, AxisType.Manual)
+        return AbstractMesh(sizes, names, tuple(kinds.values()))
 
     def sharding(self, spec: Spec) -> NamedSharding:
         """A sharding on the abstract mesh."""
@@ -70,12 +81,13 @@ def spec_of(sharding: NamedSharding, num_dims: int) -> Spec:
 
 
 def sharding_on_mesh(leaf: Any) -> NamedSharding | None:
-    """How an argument lies on a mesh of several devices, without naming the devices; None if it
-    does not. Of one that is being traced JAX does not know yet: its sharding is unconstrained.
+    """How an argument lies on a mesh, without naming the devices; None if it does not.
+
+    Of one that is being traced JAX knows only its sharding along explicit axes; where the mesh has
+    others, its sharding is unconstrained.
 
     Raises:
-        UnsupportedProgramError: It lies on several devices that are no mesh, or on a mesh with
-            explicit axes.
+        UnsupportedProgramError: It lies on several devices that are no mesh.
     """
     traced = isinstance(leaf, Tracer)
     sharding = jax.typeof(leaf).sharding if traced else getattr(leaf, "sharding", None)
@@ -86,39 +98,35 @@ def sharding_on_mesh(leaf: Any) -> NamedSharding | None:
                 f"of devices can be planned for: use `jax.sharding.NamedSharding`"
             )
         return None
-    mesh = sharding.mesh
-    if mesh.empty or mesh.size == 1:
+    mesh, spec = sharding.mesh, sharding.spec
+    kinds = set(mesh.axis_types)
+    if mesh.empty or kinds == {AxisType.Manual} or (mesh.size == 1 and kinds == {AxisType.Auto}):
         return None
-    if traced:
-        spec = PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * leaf.ndim)
-    elif any(kind != AxisType.Auto for kind in mesh.axis_types):
-        raise UnsupportedProgramError(
-            f"an argument lies on {mesh}, whose shardings are part of the types of arrays. Only "
-            f"meshes whose shardings the compiler infers can be planned for: make it with "
-            f"axis_types=(jax.sharding.AxisType.Auto,) * {len(mesh.axis_names)}"
-        )
-    else:
-        spec = sharding.spec
-    return NamedSharding(DeviceMesh.of(sharding).abstract, spec)
+    if traced and AxisType.Auto in kinds:
+        spec = PartitionSpec(*(axes or PartitionSpec.UNCONSTRAINED for axes in spec))
+    # What a mesh with other axes is to types of arrays, it is in the function too.
+    typed = compat.is_typed(mesh)
+    return NamedSharding(mesh.abstract_mesh if typed else DeviceMesh.of(mesh).abstract, spec)
 
 
 def shardings_on_one_mesh(
-    names: Sequence[str], structs: Sequence[jax.ShapeDtypeStruct]
+    names: Sequence[str], leaves: Sequence[Any]
 ) -> tuple[NamedSharding | None, ...]:
     """The shardings of a step's arguments, empty if none of them has one.
 
     Raises:
         UnsupportedProgramError: They are on different meshes.
     """
-    placed = {n: s.sharding for n, s in zip(names, structs, strict=True) if s.sharding is not None}
+    shardings = tuple(map(sharding_on_mesh, leaves))
+    placed = {n: s.mesh for n, s in zip(names, shardings, strict=True) if s is not None}
     first, *others = placed or ("",)
     for name in others:
-        if placed[name].mesh != placed[first].mesh:
+        if DeviceMesh.of(placed[name]) != DeviceMesh.of(placed[first]):
             raise UnsupportedProgramError(
-                f"`{first}` lies on {placed[first].mesh} and `{name}` on {placed[name].mesh}; the "
+                f"`{first}` lies on {placed[first]} and `{name}` on {placed[name]}; the "
                 f"arguments of one step must lie on one mesh"
             )
-    return tuple(s.sharding for s in structs) if placed else ()
+    return shardings if placed else ()
 
 
 def is_known(sharding: NamedSharding | None) -> bool:
@@ -126,6 +134,23 @@ def is_known(sharding: NamedSharding | None) -> bool:
     return sharding is None or PartitionSpec.UNCONSTRAINED not in sharding.spec
 
 
+def laid(struct: jax.ShapeDtypeStruct, sharding: NamedSharding | None) -> jax.ShapeDtypeStruct:
+    """What stands for an array that lies so; what is part of its type stays.
+
+    Args:
+        struct: It.
+        sharding: How it lies, on any mesh of the same axes; None if nothing is said.
+    """
+    if sharding is None or not is_known(sharding):
+        return struct
+    own = struct.sharding
+    mesh = own.mesh if isinstance(own, NamedSharding) else sharding.mesh
+    return struct.update(sharding=NamedSharding(mesh, sharding.spec))
+
+
 def put(x: Any, sharding: NamedSharding | None) -> Any:
-    """The array, which the compiler must lay so; as it is if nothing is said."""
-    return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
+    """The array, which the compiler must lay so; as it is if nothing is said, or if its type says
+    it."""
+    if sharding is None or not is_known(sharding) or compat.is_typed(sharding.mesh):
+        return x
+    return jax.lax.with_sharding_constraint(x, sharding)

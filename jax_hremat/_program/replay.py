@@ -17,10 +17,10 @@ import jax
 
 from jax_hremat._program.emit import emit_flat
 from jax_hremat._program.flat import Equation, flatten, live_bytes
-from jax_hremat._program.graph import equation_flops
 from jax_hremat._program.region import Region
 from jax_hremat._program.trace import Program
 from jax_hremat._shared import compat
+from jax_hremat._work.primitives import equation_flops
 
 Phase = Literal["forward", "recompute", "backward"]
 
@@ -88,6 +88,11 @@ def replay(program: Program, root: Region) -> Replay:
     runs. In an operation with a body, a derivative equation that looks like one of the body's
     counts as its rerun.
     """
+    with program.context.entered():
+        return _replay(program, root)
+
+
+def _replay(program: Program, root: Region) -> Replay:
     equations = compat.open_jaxpr(program.jaxpr).eqns
     tagged = compat.with_scopes(
         program.jaxpr, [f"hremat_operation_{i}_" for i in range(len(equations))]

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from jax_hremat._compiler.cudnn import with_cudnn
+from jax_hremat._program.call import Arguments, Choice, Results, TracedCall, call_flat
 from jax_hremat._program.emit import FlatFunction
-from jax_hremat._program.mesh import DeviceMesh, put, shardings_on_one_mesh
-from jax_hremat._program.trace import Program, abstract, abstract_leaf, trace_loss
+from jax_hremat._program.fingerprint import fingerprint
+from jax_hremat._program.graph import build_graph
+from jax_hremat._program.mesh import DeviceMesh, laid, put, shardings_on_one_mesh
+from jax_hremat._program.objects import Structure
+from jax_hremat._program.region import Region
+from jax_hremat._program.trace import (
+    Program,
+    abstract,
+    abstract_leaf,
+    devices_of,
+    refuse_closed_over,
+)
 from jax_hremat._shared import compat
 from jax_hremat._shared.errors import UnsupportedProgramError
 
 LossFunction = Callable[..., Any]
 MakeStep = Callable[[LossFunction], Callable[..., Any]]
+TraceLoss = Callable[[tuple[Any, ...], dict[str, Any]], TracedCall]
 
 _MARK = "hremat_loss"
 
@@ -34,9 +48,9 @@ class Step:
         donated: Positions of those whose memory the results may take over.
         calls: How often it runs the program.
         traced: The jaxpr of a step that is more than the program and its backward.
-
-    Arguments that lie on a mesh of several devices say so in their `sharding`; what is compiled is
-    then the program of one of them.
+        mesh: The devices that it runs on, where there are several; what is compiled is then the
+            program of one of them. Arguments say in their `sharding` how they lie on them; those
+            that do not lie as the compiler likes.
     """
 
     program: Program
@@ -46,116 +60,209 @@ class Step:
     donated: tuple[int, ...] = ()
     calls: int = 1
     traced: Any = None
-
-    @property
-    def mesh(self) -> DeviceMesh | None:
-        """The devices, where there are several."""
-        shardings = (aval.sharding for aval in self.avals if aval.sharding is not None)
-        return next(map(DeviceMesh.of, shardings), None)
+    mesh: DeviceMesh | None = None
 
 
 def own_step(program: Program) -> Step:
     """The program with its backward and nothing else: `Program.step`.
 
     On a mesh, each gradient lies as its argument does, which is where an optimizer wants it. Where
-    it is not known how the arguments lie, the step is that of one device.
+    the mesh is not known, the step is that of one device.
     """
-    inputs = program.in_avals
-    if program.is_placed:
-        pairs = zip(inputs, program.shardings, strict=True)
-        inputs = tuple(aval.update(sharding=sharding) for aval, sharding in pairs)
+    on_mesh = program.mesh is not None and bool(program.shardings)
+    lies = program.shardings if on_mesh else [None] * len(program.in_avals)
 
     def around(body: FlatFunction) -> Callable[..., Any]:
         step = program.step(body)
 
         def placed(*flat: Any) -> Any:
             value, aux, gradients = step(*flat)
-            lies = [program.shardings[i] for i in program.differentiated]
-            return value, aux, [put(g, s) for g, s in zip(gradients, lies, strict=True)]
+            of_gradients = [lies[i] for i in program.differentiated]
+            return value, aux, [put(g, s) for g, s in zip(gradients, of_gradients, strict=True)]
 
-        return placed if program.is_placed else step
+        return placed
 
     return Step(
         program=program,
         around=around,
-        avals=(*inputs, *program.cotangent_avals),
+        avals=(*map(laid, program.in_avals, lies), *program.cotangent_avals),
         input_names=program.input_names,
+        mesh=program.mesh,
     )
 
 
 def training_step(
     make_step: MakeStep,
     loss_fn: LossFunction,
-    args: Sequence[Any],
+    trace_call: TraceLoss,
+    arguments: Arguments,
     *,
-    argnums: tuple[int, ...],
     has_aux: bool,
     donate_argnums: tuple[int, ...],
 ) -> Step:
     """A user's whole training step, around the loss that it differentiates.
 
-    The step is traced once with a loss that notes what it is called with.
+    The step is traced once with a loss that notes what it is traced to.
 
     Args:
         make_step: From a loss function to the step.
         loss_fn: The loss.
-        args: Arguments of the step, arrays or `ShapeDtypeStruct`s in any pytrees.
-        argnums: Arguments of the loss that the step differentiates.
+        trace_call: From the arguments of a call of the loss to the call, traced.
+        arguments: Of the step.
         has_aux: Whether the loss returns `(loss, aux)`.
         donate_argnums: Arguments of the step that are donated.
 
     Raises:
-        UnsupportedProgramError: The step does not call the loss, or with different structures or
-            shapes; what `trace_loss` refuses.
+        UnsupportedProgramError: The step does not call the loss, or with different structures,
+            shapes or static arguments; what `trace_loss` refuses.
     """
-    leaves_with_path, in_tree = jax.tree_util.tree_flatten_with_path(tuple(args))
-    names = tuple("args" + jax.tree_util.keystr(path) for path, _ in leaves_with_path)
-    avals = tuple(abstract_leaf(leaf) for _, leaf in leaves_with_path)
-    shardings_on_one_mesh(names, avals)
-    calls: list[tuple[Any, tuple[jax.ShapeDtypeStruct, ...]]] = []
+    names = tuple(x.name for x in arguments.inputs)
+    avals = tuple(abstract_leaf(x.value) for x in arguments.inputs)
+    shardings = shardings_on_one_mesh(names, avals)
+    calls: list[TracedCall] = []
 
+    @functools.wraps(loss_fn)
     def noting_loss(*loss_args: Any, **loss_kwargs: Any) -> Any:
-        leaves, tree = jax.tree.flatten((loss_args, loss_kwargs))
-        calls.append((tree, tuple(abstract_leaf(leaf) for leaf in leaves)))
-        return _marked(loss_fn(*loss_args, **loss_kwargs), has_aux)
+        call = trace_call(loss_args, loss_kwargs)
+        refuse_closed_over(call.fun, call.closed_over)
+        calls.append(call)
+        return _marked(call.run(Region(0, call.program.num_operations)), has_aux)
 
-    unplaced = jax.tree.unflatten(in_tree, [abstract(aval) for aval in avals])
-    traced = jax.make_jaxpr(make_step(noting_loss))(*unplaced)
+    returned = arguments.variables_of(donate_argnums)
+    flat = flat_step(make_step(noting_loss), arguments, returned)
+    with with_cudnn():
+        traced = jax.make_jaxpr(lambda *values: flat(*values)[0])(*map(abstract, avals))
     if not calls:
         raise UnsupportedProgramError(
             "the step that `make_step` returned does not call the loss function it was given, so "
             "there is nothing to plan. Differentiate the argument of `make_step`, not the loss "
             "function itself: `lambda loss_fn: lambda state, batch: … jax.grad(loss_fn) …`"
         )
-    if any(call != calls[0] for call in calls):
-        found = sorted({", ".join(f"{s.dtype}{list(s.shape)}" for s in c[1]) for c in calls})
+    first = calls[0]
+    prints = [fingerprint(c.program, build_graph(c.program)) for c in calls]
+    difference = next(filter(None, map(prints[0].first_difference, prints[1:])), None)
+    if difference is not None:
+        found = sorted({_shapes(c) for c in calls})
         raise UnsupportedProgramError(
             "the step calls the loss function with arguments of different structures or shapes: "
-            f"{'; '.join(found)}. One plan is for one of them; make the calls alike"
+            f"{'; '.join(found)} ({difference}). One plan is for one of them; make the calls alike"
         )
-    tree, shapes = calls[0]
-    loss_args, loss_kwargs = jax.tree.unflatten(tree, shapes)
-    program = trace_loss(loss_fn, loss_args, loss_kwargs, argnums=argnums, has_aux=has_aux)
+    context = compat.MeshContext.current()
 
     def around(body: FlatFunction) -> Callable[..., Any]:
+        @functools.wraps(loss_fn)
         def loss(*loss_args: Any, **loss_kwargs: Any) -> Any:
-            leaves = jax.tree.leaves((loss_args, loss_kwargs))
-            return jax.tree.unflatten(program.out_tree, body(*leaves))
+            now = first.arguments.like(loss_args, loss_kwargs)
+            return first.results.put_together(now, body(*now.values))
 
-        step = make_step(loss)
-        return lambda *flat: step(*jax.tree.unflatten(in_tree, flat))
+        step = flat_step(make_step(loss), arguments, returned)
+        # Reports know arguments that are called `flat`.
+        return context.inside(lambda *flat: step(*flat)[0])
 
     return Step(
-        program=program,
+        program=first.program,
         around=around,
         avals=avals,
         input_names=names,
-        donated=tuple(
-            i for i, (path, _) in enumerate(leaves_with_path) if path[0].idx in donate_argnums
-        ),
+        donated=arguments.inputs_of(donate_argnums),
         calls=max(1, _count_marks(traced)),
         traced=traced,
+        mesh=devices_of(shardings, context, traced),
     )
+
+
+def flat_step(
+    step: Callable[..., Any], arguments: Arguments, returned: frozenset[int]
+) -> Callable[..., tuple[list[Any], Results]]:
+    """A step as a function of its flat inputs, to its outputs and what to make of them.
+
+    The state of an NNX object is an output if it was changed, or is `returned`: that of donated
+    arguments, whose arrays the caller loses.
+    """
+
+    def flat(*values: Any) -> tuple[list[Any], Results]:
+        return call_flat(step, arguments, values, as_jit=True, returned=returned)
+
+    return flat
+
+
+class JittedStep:
+    """`jax.jit` of a step that takes NNX objects, or pytrees with leaves that are no arrays.
+
+    What it changes in the objects is changed in the caller's. Everything else is as in `jax.jit`:
+    it is traced anew for other shapes, structures and static leaves, which must be hashable.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        *,
+        is_static: Choice,
+        donate_argnums: tuple[int, ...],
+        compiler_options: dict[str, Any],
+    ) -> None:
+        functools.update_wrapper(self, step)
+        self._is_static = is_static
+        self._donated = donate_argnums
+
+        def run(static: _Static, donated: list[Any], kept: list[Any]) -> _Outcome:
+            values = [*donated, *kept]
+            ordered = [values[i] for i in static.order]
+            flat = flat_step(step, static.arguments, static.returned)
+            return _Outcome(*flat(*ordered))
+
+        self._jitted = jax.jit(
+            run, static_argnums=0, donate_argnums=1, compiler_options=compiler_options
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = self._arguments(args, kwargs)
+        outcome = self._jitted(*self._split(arguments))
+        return outcome.results.put_together(arguments, outcome.outputs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """As that of a jitted function; the flat inputs are those that are donated first."""
+        return self._jitted.lower(*self._split(self._arguments(args, kwargs)))
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        return Arguments.of(args, kwargs, traces_scalar=lambda leaf: not self._is_static(leaf))
+
+    def _split(self, arguments: Arguments) -> tuple[_Static, list[Any], list[Any]]:
+        donated = arguments.inputs_of(self._donated)
+        kept = [i for i in range(len(arguments.inputs)) if i not in donated]
+        places = {i: place for place, i in enumerate((*donated, *kept))}
+        static = _Static(
+            structure=arguments.structure,
+            leaves=tuple(x.value for x in arguments.static_part.leaves),
+            order=tuple(places[i] for i in range(len(places))),
+            returned=arguments.variables_of(self._donated),
+            arguments=arguments.static_part,
+        )
+        values = [x.value for x in arguments.inputs]
+        return static, [values[i] for i in donated], [values[i] for i in kept]
+
+
+@dataclass(frozen=True, slots=True)
+class _Static:
+    structure: Structure
+    leaves: tuple[Any, ...]
+    order: tuple[int, ...]
+    returned: frozenset[int]
+    arguments: Arguments = field(compare=False)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["outputs"], meta_fields=["results"]
+)
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    outputs: list[Any]
+    results: Results
+
+
+def _shapes(call: TracedCall) -> str:
+    inputs = call.program.in_avals
+    return ", ".join(f"{aval.dtype}{list(aval.shape)}" for aval in inputs)
 
 
 def _marked(out: Any, has_aux: bool) -> Any:

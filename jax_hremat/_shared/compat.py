@@ -6,20 +6,47 @@ each function.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import RLock
+from types import FunctionType
 from typing import Any
 
 import jax
-from jax._src import config, core, source_info_util
+import jaxlib.version
+from jax._src import (
+    ad_checkpoint,
+    checkify,
+    config,
+    core,
+    custom_derivatives,
+    linear_util,
+    sharding_impls,
+    source_info_util,
+    tree_util,
+)
 from jax._src import effects as effects_lib
-from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.interpreters import partial_eval as partial_eval_internals
+from jax._src.lax.control_flow import conditionals
+from jax._src.lib import (
+    cuda_versions,
+    xla_client,  # pyright: ignore[reportPrivateImportUsage]
+)
+from jax._src.state import discharge
+from jax._src.state.types import AbstractRef
 from jax.extend import core as jex_core
-from jax.interpreters import partial_eval
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import func as func_dialect
+from jax.interpreters import ad, batching, mlir, partial_eval
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, Sharding
 
 from jax_hremat._shared.errors import UnsupportedProgramError
+from jax_hremat._shared.functions import describe_function, is_function
 
 Jaxpr = jex_core.Jaxpr
 JaxprEqn = jex_core.JaxprEqn
@@ -50,6 +77,14 @@ def inner_jaxprs(eqn: Any) -> Iterator[Any]:
         yield from (item for item in items if is_jaxpr(item))
 
 
+def all_equations(jaxpr: Any) -> Iterator[Any]:
+    """The equations of a jaxpr and of all bodies inside it."""
+    for eqn in open_jaxpr(jaxpr).eqns:
+        yield eqn
+        for body in inner_jaxprs(eqn):
+            yield from all_equations(body)
+
+
 def remat3_enabled() -> bool:
     """Whether the experimental `jax_remat3` is on; its nested regions mean something else."""
     return bool(getattr(jax.config, "jax_remat3", False))
@@ -66,10 +101,15 @@ def context_of(eqn: Any) -> Iterator[None]:
         yield
 
 
+# JAX runs the rules in an equation's parameters (of a `custom_vjp` under `vmap`, say) the first
+# time that they are asked for, and fails if two threads ask at once.
+_RULES = RLock()
+
+
 def bind_equation(eqn: Any, inputs: Sequence[Any]) -> list[Any]:
     """Evaluate one equation, keeping its scope name, source line and context."""
     params = eqn.primitive.get_bind_params(eqn.params)
-    with context_of(eqn):
+    with _RULES, context_of(eqn):
         outputs = eqn.primitive.bind(*inputs, **params)
     return list(outputs) if eqn.primitive.multiple_results else [outputs]
 
@@ -81,6 +121,19 @@ def scan_counts(eqn: Any) -> tuple[int, int]:
         return eqn.params["num_consts"], eqn.params["num_carry"]
     consts, carry, _ = eqn.params["ft_in"].unpack()
     return len(consts), len(carry)
+
+
+def switch(
+    eqn: Any, index: Any, branches: Sequence[Callable[..., Any]], operands: Sequence[Any]
+) -> Any:
+    """`jax.lax.switch` with other branches that compute the same as those of a cond's equation.
+
+    Those of a `jax.lax.platform_dependent` stay each for its platforms, which alone lower it.
+    """
+    platforms = eqn.params.get("branches_platforms")
+    if platforms is None:
+        return jax.lax.switch(index, branches, *operands)
+    return conditionals._switch_internal(index, branches, operands, branches_platforms=platforms)
 
 
 def evaluate_inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
@@ -124,6 +177,125 @@ def inlinable_jaxpr(eqn: Any) -> Any | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class ForwardRule:
+    """The forward rule of a `custom_vjp` call, for certain inputs that are differentiated.
+
+    Attributes:
+        eqn: The call.
+        moving: Which of its inputs are differentiated.
+        num_consts: How many of them, the first, the function closes over.
+        jaxpr: From the other inputs to those residuals that are not inputs themselves, then the
+            outputs.
+        consts: Its constants.
+        sources: For each residual, the input of the call that it is, or None.
+    """
+
+    eqn: Any
+    moving: tuple[bool, ...]
+    num_consts: int
+    jaxpr: Any
+    consts: Sequence[Any]
+    sources: tuple[int | None, ...]
+
+
+def is_custom_vjp(eqn: Any) -> bool:
+    """Whether the equation is a `jax.custom_vjp` call."""
+    return eqn.primitive is jex_core.primitives.custom_vjp_call_p
+
+
+def num_closed_over(eqn: Any) -> int:
+    """How many inputs of a `custom_vjp` call, the first, the function closes over."""
+    return eqn.params["num_consts"] if is_custom_vjp(eqn) else 0
+
+
+def forward_rule(eqn: Any, moving: Sequence[bool]) -> ForwardRule | None:
+    """The forward rule of a `custom_vjp` call; None for anything else.
+
+    Args:
+        eqn: An equation.
+        moving: Which of its inputs are differentiated.
+    """
+    if not is_custom_vjp(eqn):
+        return None
+    num_consts = num_closed_over(eqn)
+    jaxpr, consts = eqn.params["fwd_jaxpr_thunk"].call_wrapped(*moving[num_consts:])
+    _, _, sources = eqn.params["out_trees"]()
+    return ForwardRule(eqn, tuple(moving), num_consts, jaxpr, consts, tuple(sources))
+
+
+def bind_attached(
+    rule: ForwardRule, inputs: Sequence[Any], outputs: Sequence[Any], residuals: Sequence[Any]
+) -> list[Any]:
+    """A `custom_vjp` call whose forward rule was evaluated before.
+
+    Differentiated, it returns `outputs` and has the cotangents of `inputs` from the backward rule
+    and `residuals`. If it is differentiated for other inputs than the rule was evaluated for, and
+    the rule asks which (`symbolic_zeros`), or for what the function closes over, it is the call
+    as it was. Not differentiated, it is the function of `inputs`.
+    """
+    params = rule.eqn.primitive.get_bind_params(rule.eqn.params)
+    function, forward, backward = params.pop("subfuns")
+    trees = params.pop("out_trees")
+    made = [*outputs, *residuals]
+
+    def attached(*args: Any) -> list[Any]:
+        return function.call_wrapped(*args[len(made) :])
+
+    def attached_forward(*pairs: Any) -> list[Any]:
+        values, moving = pairs[::2], pairs[2 * len(made) + 1 :: 2]
+        as_evaluated = moving == rule.moving or not params["symbolic_zeros"]
+        if as_evaluated and not any(moving[: rule.num_consts]):
+            return [*values[len(outputs) : len(made)], *values[: len(outputs)]]
+        results = iter(forward.call_wrapped(*pairs[2 * len(made) :]))
+        sources = trees()[2]
+        given = values[len(made) :]
+        return [*(next(results) if i is None else given[i] for i in sources), *results]
+
+    def attached_trees() -> tuple[Any, Any, list[None]]:
+        out_tree, residual_tree, sources = trees()
+        return out_tree, residual_tree, [None] * len(sources)
+
+    def wrapped(fun: Callable[..., Any], like: Any) -> Any:
+        return linear_util.wrap_init(fun, debug_info=like.debug_info.with_unknown_names())
+
+    subfuns = (
+        wrapped(attached, function),
+        wrapped(attached_forward, forward),
+        # What it makes has no cotangents.
+        custom_derivatives._handle_consts_in_bwd(backward, [jax.typeof(x) for x in made]),
+    )
+    with context_of(rule.eqn):
+        return rule.eqn.primitive.bind(
+            *made, *inputs, subfuns=subfuns, out_trees=attached_trees, **params
+        )
+
+
+DETACH = "hremat_detach"
+_detach_p = jex_core.Primitive(DETACH)
+_detach_p.multiple_results = True
+_detach_p.def_impl(lambda *values: list(values))
+_detach_p.def_abstract_eval(lambda *avals: list(avals))
+
+
+def detach(*values: Any) -> list[Any]:
+    """The values, without the tangents of the innermost differentiation that they take part in.
+
+    Unlike `jax.lax.stop_gradient`, which takes off those of every one around it. The values are
+    one: where one of them is differentiated, all are taken as they are.
+    """
+    return _detach_p.bind(*values)
+
+
+def _detach_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    return list(primals), [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in primals]
+
+
+ad.primitive_jvps[_detach_p] = _detach_jvp
+batching.primitive_batchers[_detach_p] = lambda values, dims: (detach(*values), dims)
+mlir.register_lowering(_detach_p, lambda _, *values: values)
+
+
 def scope_name(eqn: Any) -> str:
     """The `jax.named_scope` path the equation was traced under (Flax: the module path)."""
     return str(eqn.source_info.name_stack)
@@ -140,10 +312,131 @@ def ordered_effects(jaxpr: Any) -> tuple[str, ...]:
     return tuple(sorted(str(e) for e in effects if effects_lib.ordered_effects.contains(e)))
 
 
-def named_axes(jaxpr: Any) -> tuple[str, ...]:
+def is_symbolic(size: Any) -> bool:
+    """Whether the size of a dimension is an expression (`jax.export`), not a number."""
+    return core.is_symbolic_dim(size)
+
+
+def named_axes(jaxpr: Any) -> frozenset[Any]:
     """Axes of a surrounding map that the program communicates over."""
     effects = open_jaxpr(jaxpr).effects
-    return tuple(sorted(str(e.name) for e in effects if isinstance(e, core.NamedAxisEffect)))
+    return frozenset(e.name for e in effects if isinstance(e, core.NamedAxisEffect))
+
+
+@dataclass(frozen=True, slots=True)
+class MeshContext:
+    """The mesh in force where a function is traced.
+
+    Attributes:
+        mesh: It, empty if there is none; the manual axes are those of a `shard_map` around.
+        check_vma: Whether types say along which of these a value varies.
+    """
+
+    mesh: AbstractMesh
+    check_vma: bool
+
+    @staticmethod
+    def current() -> MeshContext:
+        """What is in force here."""
+        return MeshContext(jax.sharding.get_abstract_mesh(), config._check_vma.value)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """What is traced inside is traced as there, whatever thread this is."""
+        if self.mesh.empty:
+            yield
+            return
+        mapped = [(name, self.mesh.shape[name]) for name in self.mesh.manual_axes]
+        with (
+            core.extend_axis_env_nd(mapped),
+            jax.sharding.use_abstract_mesh(self.mesh),
+            config._check_vma(self.check_vma),
+        ):
+            yield
+
+    def inside(self, fun: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, traced as there."""
+
+        @functools.wraps(fun)
+        def run(*args: Any) -> Any:
+            with self.entered():
+                return fun(*args)
+
+        return run
+
+
+def typed_struct(aval: Any) -> jax.ShapeDtypeStruct:
+    """What stands for a value when a function is traced: all that is part of its type.
+
+    That is its sharding along explicit axes of a mesh, and the axes of a `shard_map` along which
+    it varies; not its sharding along axes that are left to the compiler.
+    """
+    sharding = getattr(aval, "sharding", None)
+    typed = isinstance(sharding, NamedSharding) and is_typed(sharding.mesh)
+    return jax.ShapeDtypeStruct(
+        aval.shape,
+        aval.dtype,
+        weak_type=getattr(aval, "weak_type", False),
+        sharding=sharding if typed else None,
+        manual_axis_type=getattr(aval, "manual_axis_type", None) if typed else None,
+    )
+
+
+def is_typed(mesh: Mesh | AbstractMesh) -> bool:
+    """Whether types of arrays tell of the mesh: some axes are not left to the compiler."""
+    return any(kind != AxisType.Auto for kind in mesh.axis_types)
+
+
+def varying_axes(aval: Any) -> Set[Any]:
+    """The axes of surrounding `shard_map`s along which a value is said to vary."""
+    return aval.manual_axis_type.varying
+
+
+def named_mesh(jaxpr: Any) -> AbstractMesh | None:
+    """The first mesh that a program names: in a constraint, a `shard_map`, a type of an array, or
+    as in force where it was traced."""
+
+    def meshes(value: Any) -> Iterator[Mesh | AbstractMesh]:
+        if isinstance(value, NamedSharding):
+            yield value.mesh
+        elif isinstance(value, (Mesh, AbstractMesh)):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            for item in value:
+                yield from meshes(item)
+        elif is_jaxpr(value):
+            inner = open_jaxpr(value)
+            for var in (*inner.constvars, *inner.invars):
+                yield from meshes(getattr(var.aval, "sharding", None))
+            for eqn in inner.eqns:
+                yield from meshes(list(eqn.params.values()))
+                yield eqn.ctx.cur_abstract_mesh
+
+    found = (mesh for mesh in meshes(jaxpr) if not mesh.empty)
+    return next((mesh.abstract_mesh for mesh in found if mesh.size > 1 or is_typed(mesh)), None)
+
+
+def named_sharding(sharding: Sharding, mesh: AbstractMesh) -> NamedSharding | None:
+    """A sharding that the compiler tells of, along the axes of a mesh; None if they do not tell."""
+    if isinstance(sharding, NamedSharding):
+        return sharding
+    if not isinstance(sharding, sharding_impls.GSPMDSharding):
+        return None
+    try:
+        (spec,) = sharding_impls.parse_flatten_op_sharding(sharding._hlo_sharding, mesh)
+    except (ValueError, NotImplementedError, AssertionError):
+        return None
+    return NamedSharding(mesh, spec)
+
+
+def apart(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """`fun` where nothing is being traced and no mesh is in force: in another thread."""
+
+    def run(*args: Any) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(in_settings_of_this_thread(fun), *args).result()
+
+    return run
 
 
 def in_settings_of_this_thread(fun: Callable[..., Any]) -> Callable[..., Any]:
@@ -168,28 +461,178 @@ def no_compilation_cache() -> Iterator[None]:
         yield
 
 
-def has_effects(eqn: Any) -> bool:
-    """Whether running the equation twice would be seen from outside."""
-    return bool(eqn.effects)
+# Primitives that declare no effect and draw on state that no argument shows.
+_HIDDEN_STATE = frozenset({"rng_uniform"})
+
+
+def run_once_equation(eqn: Any) -> Any | None:
+    """The equation, or the first one inside it at any depth, that must run exactly once; None if
+    it may run again.
+
+    It must where it draws on hidden state, or has an effect that `jax.checkpoint` does not allow
+    in what it recomputes. Unordered debugging callbacks it does allow.
+    """
+    forbidden = effects_lib.remat_allowed_effects.filter_not_in(eqn.effects)
+    inside = (e for body in inner_jaxprs(eqn) for e in open_jaxpr(body).eqns)
+    found = next((e for e in map(run_once_equation, inside) if e is not None), None)
+    if found is None and (forbidden or eqn.primitive.name in _HIDDEN_STATE):
+        return eqn
+    return found
+
+
+def is_ref(aval: Any) -> bool:
+    """Whether it is the aval of a mutable array (`jax.new_ref`)."""
+    return isinstance(aval, AbstractRef)
+
+
+def without_refs(jaxpr: Any) -> Any:
+    """The flat closed jaxpr with the mutable arrays it makes as values that are handed on.
+
+    What is mutable only inside one equation stays so.
+
+    Raises:
+        UnsupportedProgramError: One is handed to an equation that JAX cannot rewrite so, or not
+            without losing a derivative rule.
+    """
+    inner = open_jaxpr(jaxpr)
+    on_refs = [any(is_ref(v.aval) for v in (*eqn.invars, *eqn.outvars)) for eqn in inner.eqns]
+    if not any(on_refs):
+        return jaxpr
+    eqns = []
+    for eqn, on_ref in zip(inner.eqns, on_refs, strict=True):
+        if on_ref and _has_derivative_rule(eqn):
+            raise _lasting_ref(f"`{eqn.primitive.name}` at {source_line(eqn)}")
+        inside = {e for e in eqn.effects if not isinstance(e, core.InternalMutableArrayEffect)}
+        eqns.append(eqn if on_ref else eqn.replace(effects=inside))
+    inner = inner.replace(eqns=eqns)
+    closed = inner if open_jaxpr(jaxpr) is jaxpr else jaxpr.replace(jaxpr=inner)
+    try:
+        # Lowered meanwhile, all custom derivative rules would be gone.
+        return discharge.discharge_state(closed, lower=False)
+    except NotImplementedError as error:
+        raise _lasting_ref(str(error)) from error
+
+
+def _has_derivative_rule(eqn: Any) -> bool:
+    """Whether it, or anything in it, is a function with a derivative rule of its own."""
+    inside = (e for body in inner_jaxprs(eqn) for e in open_jaxpr(body).eqns)
+    is_rule = eqn.primitive.name.startswith(("custom_jvp", "custom_vjp"))
+    return is_rule or any(map(_has_derivative_rule, inside))
+
+
+def _lasting_ref(what: str) -> UnsupportedProgramError:
+    return UnsupportedProgramError(
+        f"the function makes a mutable array (`jax.new_ref`) and hands it to an operation that is "
+        f"or holds a function with a derivative rule of its own, or that JAX cannot rewrite to "
+        f"work on values: {what}. Carry the array's value through it instead"
+    )
+
+
+def unchecked_errors(jaxpr: Any) -> tuple[str, ...]:
+    """Kinds of errors that a surrounding `checkify` is to collect."""
+    effects = open_jaxpr(jaxpr).effects
+    errors = (e.error_type.__name__ for e in effects if isinstance(e, checkify.ErrorEffect))
+    return tuple(sorted(set(errors)))
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+# A set in the text of some other object.
+_SET = re.compile(r"\{([^{}:]*)\}")
+
+
+def _sorted_set(found: re.Match[str]) -> str:
+    return "{" + ", ".join(sorted(found[1].split(", "))) + "}"
+
+
+# Derivative rules and what goes with them. JAX makes a new function of each at every use, so they
+# are known by what differentiation makes of the equation.
+_RULES = frozenset({"fwd_jaxpr_thunk", "bwd", "out_trees", "jvp_jaxpr_fun"})
 
 
 def describe_param(value: Any) -> str:
     """A text for an equation's parameter that is the same in every process."""
     if is_jaxpr(value):
         return describe_jaxpr(value)
+    if isinstance(value, (core.DebugInfo, source_info_util.SourceInfo)):
+        return ""
     if isinstance(value, (tuple, list)):
         return "(" + ",".join(describe_param(v) for v in value) + ")"
+    if isinstance(value, (set, frozenset)):
+        return "{" + ",".join(sorted(map(describe_param, value))) + "}"
     if isinstance(value, Mapping):
-        items = ",".join(f"{k}:{describe_param(v)}" for k, v in value.items())
-        return "{" + items + "}"
-    if callable(value) and not isinstance(value, type) and hasattr(value, "__name__"):
-        return f"<{getattr(value, '__module__', '')}.{value.__name__}>"
-    if type(value).__name__ in ("WrappedFun", "PartialVal") or callable(value):
+        items = sorted(f"{describe_param(k)}:{describe_param(v)}" for k, v in value.items())
+        return "{" + ",".join(items) + "}"
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, jax.Array):
+        return f"{value.dtype}{list(value.shape)}"
+    if is_function(value):
+        return describe_function(value)
+    if dataclasses.is_dataclass(value):
+        fields = (getattr(value, f.name) for f in dataclasses.fields(value))
+        return f"{type(value).__qualname__}({','.join(map(describe_param, fields))})"
+    if callable(value):
         return f"<{type(value).__name__}>"
-    return _ADDRESS.sub("", str(value))
+    return _SET.sub(_sorted_set, _ADDRESS.sub("", str(value)))
+
+
+def functions_key(eqn: Any) -> tuple[Any, ...]:
+    """What tells apart the functions that decide what the equation does, next to its jaxprs; none
+    if there are none. Equal keys are of one behaviour while the equations exist."""
+    own = tuple(_identity(v) for k, v in eqn.params.items() if k != "out_trees" and _is_code(v))
+    if own:
+        return own
+    inside = any(functions_key(inner) for inner in _inner_equations(eqn))
+    return (id(eqn),) if inside else ()
+
+
+def _is_code(value: Any) -> bool:
+    return isinstance(value, linear_util.WrappedFun) or (
+        callable(value) and not isinstance(value, (type, Mesh, AbstractMesh))
+    )
+
+
+_MEMOIZED = partial_eval_internals._memoize(lambda: None).__code__
+_BY_VALUE = (int, float, str, bytes, type(None), type, tree_util.PyTreeDef, core.AbstractValue)
+
+
+def _identity(value: Any, outer: tuple[int, ...] = ()) -> Any:
+    """Equal for functions of the same code that close over the same. JAX wraps a rule in new
+    functions at each use, all of the same code."""
+
+    def inner(part: Any) -> Any:
+        return _identity(part, (*outer, id(value)))
+
+    if isinstance(value, _BY_VALUE):
+        return value
+    if id(value) in outer:
+        return ("again", outer.index(id(value)))
+    if isinstance(value, (tuple, list)):
+        return tuple(map(inner, value))
+    if isinstance(value, (linear_util.Store, linear_util.EqualStore, linear_util.DebugInfo)):
+        return type(value)  # What a run of it leaves behind.
+    if isinstance(value, linear_util.WrappedFun):
+        return ("wrapped", inner(value.f), inner(value.transforms))
+    if isinstance(value, FunctionType) and value.__closure__:
+        cells = zip(value.__code__.co_freevars, value.__closure__, strict=True)
+        if value.__code__ is _MEMOIZED:
+            cells = ((name, cell) for name, cell in cells if name == "fn")
+        closed_over = (inner(content) for _, cell in cells for content in _contents(cell))
+        defaults = inner((value.__defaults__, tuple((value.__kwdefaults__ or {}).items())))
+        return (id(value.__code__), id(value.__globals__), defaults, *closed_over)
+    return ("id", id(value))
+
+
+def _contents(cell: Any) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # Nothing is in it yet.
+        return ()
+
+
+def _inner_equations(eqn: Any) -> Iterator[Any]:
+    for jaxpr in inner_jaxprs(eqn):
+        yield from open_jaxpr(jaxpr).eqns
 
 
 def describe_jaxpr(jaxpr: Any) -> str:
@@ -212,8 +655,27 @@ def describe_jaxpr(jaxpr: Any) -> str:
 
 
 def describe_params(params: Mapping[str, Any]) -> str:
-    """All of an equation's parameters as one stable text, in the order of their names."""
-    return ",".join(f"{k}={describe_param(params[k])}" for k in sorted(params))
+    """All of an equation's parameters but for derivative rules as one stable text, in the order of
+    their names."""
+    named = sorted(set(params) - _RULES)
+    return ",".join(f"{k}={describe_param(params[k])}" for k in named)
+
+
+def cudnn_version() -> int | None:
+    """The version of the cuDNN library that JAX finds, such as 92800; None if it finds none."""
+    if cuda_versions is None:
+        return None
+    try:
+        return cuda_versions.cudnn_get_version()
+    except RuntimeError as error:
+        if says_that_cudnn_is_missing(error):
+            return None
+        raise
+
+
+def says_that_cudnn_is_missing(error: RuntimeError) -> bool:
+    """Whether JAX's error is that there is no cuDNN; no error class of its own tells."""
+    return str(error).startswith(("cuDNN not found", "cuDNN is not detected"))
 
 
 def attached_gpu_target_config() -> str:
@@ -238,6 +700,77 @@ def with_scopes(jaxpr: Any, scopes: Sequence[str]) -> Any:
     return inner if open_jaxpr(jaxpr) is jaxpr else jaxpr.replace(jaxpr=inner)
 
 
+def is_checkpoint(eqn: Any) -> bool:
+    """Whether the equation is a `jax.checkpoint`; not one that stands in a derivative already."""
+    return eqn.primitive.name in ("remat2", "checkpoint") and not eqn.params["differentiated"]
+
+
+def policy_name(policy: Any) -> str:
+    """What a checkpoint's policy is called: a function's name, or that of JAX's own class."""
+    return getattr(policy, "__name__", type(policy).__name__)
+
+
+def without_checkpoints(jaxpr: Any) -> Any:
+    """The jaxpr with the body of every `jax.checkpoint` in its place, in bodies of loops too.
+
+    Custom rules stay as they are: what their primal does is not what is differentiated.
+    """
+    inner = open_jaxpr(jaxpr)
+    eqns: list[Any] = []
+    outvars = _spliced(inner, {}, None, eqns)
+    opened = inner.replace(eqns=eqns, outvars=outvars)
+    return opened if inner is jaxpr else jaxpr.replace(jaxpr=opened)
+
+
+def _spliced(jaxpr: Any, env: dict[Any, Any], scope: Any, eqns: list[Any]) -> list[Any]:
+    """Append a jaxpr's equations, its variables renamed by `env`, and return its results.
+
+    `scope` is that of the checkpoint that they come out of, whose variables must not be bound
+    twice; None for those of the jaxpr itself.
+    """
+
+    def renamed(atoms: Sequence[Any]) -> list[Any]:
+        return [v if isinstance(v, Literal) else env.get(v, v) for v in atoms]
+
+    for eqn in jaxpr.eqns:
+        if is_checkpoint(eqn) and not _reads_refs(eqn.params["jaxpr"]):
+            body = open_jaxpr(eqn.params["jaxpr"])
+            of_body = dict(zip(body.invars, renamed(eqn.invars), strict=True))
+            own_scope = eqn.source_info.name_stack
+            inside = own_scope if scope is None else scope + own_scope
+            env.update(zip(eqn.outvars, _spliced(body, of_body, inside, eqns), strict=True))
+            continue
+        eqn = eqn.replace(invars=renamed(eqn.invars))
+        if eqn.primitive.name not in _CUSTOM_RULES:
+            eqn = eqn.replace(params={k: _opened_param(v) for k, v in eqn.params.items()})
+        if scope is not None:
+            fresh = [type(v)(v.aval) for v in eqn.outvars]
+            env.update(zip(eqn.outvars, fresh, strict=True))
+            name_stack = scope + eqn.source_info.name_stack
+            source_info = eqn.source_info.replace(name_stack=name_stack)
+            eqn = eqn.replace(outvars=fresh, source_info=source_info)
+        eqns.append(eqn)
+    return renamed(jaxpr.outvars)
+
+
+_CUSTOM_RULES = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
+
+
+def _opened_param(value: Any) -> Any:
+    if type(value) in (tuple, list):
+        return type(value)(map(_opened_param, value))
+    if not is_jaxpr(value) or not any(map(is_checkpoint, all_equations(value))):
+        return value
+    return without_checkpoints(value)
+
+
+def _reads_refs(jaxpr: Any) -> bool:
+    """Whether effects are told by a position among the jaxpr's inputs, which splicing moves; or
+    constants are closed over."""
+    effects = open_jaxpr(jaxpr).effects
+    return any(hasattr(e, "input_index") for e in effects) or bool(open_jaxpr(jaxpr).constvars)
+
+
 def on_mesh(jaxpr: Any, devices: Mesh) -> Any:
     """The closed jaxpr with `devices` in place of every mesh that it names or was traced under.
 
@@ -251,8 +784,8 @@ def on_mesh(jaxpr: Any, devices: Mesh) -> Any:
         if isinstance(value, (Mesh, AbstractMesh)) and not value.empty:
             if value.shape != devices.shape:
                 raise UnsupportedProgramError(
-                    f"the function names a mesh of devices {dict(value.shape)}, and its arguments "
-                    f"lie on one of {dict(devices.shape)}; use one mesh"
+                    f"the function names a mesh of devices {dict(value.shape)}, and it, or its "
+                    f"arguments, another of {dict(devices.shape)}; use one mesh"
                 )
             if isinstance(value, Mesh):
                 return devices
@@ -308,6 +841,12 @@ def without_dead_code(jaxpr: Any) -> Any:
     return live
 
 
+def inputs_read(jaxpr: Any, num_outputs: int) -> Sequence[bool]:
+    """Which inputs of a jaxpr the first of its outputs depend on."""
+    outputs = range(len(jaxpr.outvars))
+    return partial_eval.dce_jaxpr(jaxpr, [i < num_outputs for i in outputs])[1]
+
+
 # Primitives that lowering replaces by their body; `remat2` is `jax.checkpoint`.
 _WRAPPERS = frozenset(
     """jit pjit closed_call core_call eval_jaxpr remat2 checkpoint custom_jvp_call
@@ -324,11 +863,79 @@ def wrapped_body(eqn: Any) -> Any | None:
 
 def lowers_to_barrier(eqn: Any) -> bool:
     """Whether lowering puts an optimization barrier over the equation's inputs."""
-    if eqn.primitive.name == "optimization_barrier":
+    if eqn.primitive.name in ("optimization_barrier", "hremat_barrier"):
         return True
     prevent_cse = eqn.params.get("prevent_cse", False)
     some = any(prevent_cse) if isinstance(prevent_cse, tuple) else bool(prevent_cse)
     return some and bool(eqn.params.get("differentiated", False))
+
+
+# From jaxlib 0.11.1 on, XLA:CPU keeps optimization barriers until equal operations are merged.
+_CPU_DROPS_BARRIERS = jaxlib.version.__version_info__ < (0, 11, 1)
+
+
+def drops_barriers(ctx: Any) -> bool:
+    """Whether a lowering rule is asked for code of a platform whose XLA drops barriers; where it
+    is asked for code of several platforms at once, False."""
+    return _CPU_DROPS_BARRIERS and platforms_of(ctx) == ("cpu",)
+
+
+def platforms_of(ctx: Any) -> tuple[str, ...]:
+    """The platforms that a lowering rule is asked for code of: "cpu", "cuda"; several in an
+    export."""
+    return tuple(ctx.platforms or ctx.module_context.platforms)
+
+
+def lower_to_kept_call(ctx: Any, values: Sequence[Any]) -> list[Any]:
+    """A call, not to be inlined, of a function that returns its arguments.
+
+    Args:
+        ctx: The context of a lowering rule.
+        values: What the rule was given: a value of the module for each argument.
+    """
+    types = [value.type for value in values]
+    function = func_dialect.FuncOp(
+        "hremat_barrier", (types, types), ip=ctx.module_context.ip, visibility="private"
+    )
+    with ir.InsertionPoint(function.add_entry_block()):
+        func_dialect.ReturnOp(function.arguments)
+    name = ctx.module_context.symbol_table.insert(function)
+    call = func_dialect.CallOp(types, ir.FlatSymbolRefAttr.get(name.value), list(values))
+    kept = ir.DictAttr.get({"inlineable": ir.StringAttr.get("false")})
+    call.operation.attributes["mhlo.frontend_attributes"] = kept
+    return list(call.results)
+
+
+def lower_checkpoints_apart(kind: type) -> None:
+    """Where XLA drops barriers, `jax.checkpoint` with a policy of this kind gets a call instead.
+
+    JAX has no hook for that, so its lowering rule is registered again, inside one that changes
+    what it is given. For all other checkpoints, and elsewhere, the rule is JAX's own.
+    """
+    if not _CPU_DROPS_BARRIERS:
+        return
+    plain = ad_checkpoint._remat_lowering
+
+    def lower(
+        ctx: Any,
+        *values: Any,
+        prevent_cse: Any,
+        differentiated: bool,
+        policy: Any,
+        **params: Any,
+    ) -> Any:
+        if (
+            isinstance(policy, kind)
+            and differentiated
+            and prevent_cse is True
+            and drops_barriers(ctx)
+        ):
+            values = tuple(lower_to_kept_call(ctx, values))
+            prevent_cse = False
+        how = {"prevent_cse": prevent_cse, "differentiated": differentiated, "policy": policy}
+        return plain(ctx, *values, **how, **params)
+
+    mlir.register_lowering(ad_checkpoint.remat_p, lower)
 
 
 def is_transposed(scope: str) -> bool:

@@ -6,6 +6,7 @@ __all__ = [
     "BudgetFormatError",
     "CertificationError",
     "HRematError",
+    "HRematWarning",
     "InfeasibleBudgetError",
     "PlanFormatError",
     "SolverError",
@@ -26,6 +27,23 @@ class HRematError(Exception):
             step = jax_hremat.hremat(loss_fn, budget="10GiB")(params, batch)
         except jax_hremat.HRematError as error:
             report(error)
+    """
+
+
+class HRematWarning(UserWarning):
+    """A plan holds, and not for what it is used for or asked for.
+
+    It is lowered for another platform than that of its certificate, or its budget is more than
+    the device has. Each text is shown once, as the filters of `warnings` have it.
+
+    Example: a plan made for an H200, run on the CPU::
+
+        plan = jax_hremat.plan_remat(loss_fn, budget="70GiB", target="h200")(params, batch)
+        jax.jit(jax.grad(jax_hremat.apply_plan(loss_fn, plan)))(params, batch)
+
+    Fix: a plan, or a certificate, for the device at hand::
+
+        plan = jax_hremat.certify(loss_fn, plan, budget="8GiB", target="cpu")(params, batch)
     """
 
 
@@ -116,6 +134,10 @@ class TargetUnavailableError(HRematError, RuntimeError):
 
         pip install "jax_hremat[gpu-aot]"
 
+    a function that calls cuDNN, as its fused attention does, also needs that library::
+
+        pip install "jax_hremat[gpu-aot-cudnn]"
+
     and, where there is no GPU, tell JAX so before its first use, or the plugin does not start::
 
         jax.config.update("jax_platforms", "cpu")
@@ -154,7 +176,8 @@ class UnsupportedProgramError(HRematError, TypeError):
     """The program cannot be differentiated in regions as it stands.
 
     Reasons are an ordered effect (its order would change under recompute), a loss that is not
-    a scalar, parameters that hold only integers, and the like; the message names which.
+    a scalar, parameters that hold only integers, a mutable array made outside the function, a
+    symbolic shape, and the like; the message names which.
 
     Failing example::
 

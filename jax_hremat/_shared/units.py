@@ -3,6 +3,9 @@
 import math
 import re
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from jax_hremat._shared.errors import BudgetFormatError
 
@@ -90,7 +93,7 @@ def parse_goal(
             f"budget={budget!r} and max_slowdown={max_slowdown!r} were both given; give a budget "
             "for the fastest step within it, or a slowdown for the least memory within that"
         )
-    return Slowdown(max_slowdown)
+    return Slowdown(_plain(max_slowdown))
 
 
 def parse_budget(budget: int | float | str | Budget | None) -> Budget:
@@ -101,7 +104,7 @@ def parse_budget(budget: int | float | str | Budget | None) -> Budget:
             number with one of the units B, kB, MB, GB, TB, PB (powers of 1000) and KiB, MiB,
             GiB, TiB, PiB (powers of 1024), case and spaces ignored, rounded down to whole
             bytes; a float in (0, 1], a fraction of the step's peak without rematerialization;
-            or a `Budget`, returned as it is.
+            or a `Budget`, returned as it is. NumPy's numbers are read as Python's.
             A unit without its B ("70G") is refused, since it is read both ways in the wild.
 
     Returns:
@@ -112,6 +115,7 @@ def parse_budget(budget: int | float | str | Budget | None) -> Budget:
     """
     if isinstance(budget, Budget):
         return budget
+    budget = _plain(budget)
     # A bool is an int to Python, and never a budget to its writer.
     if isinstance(budget, bool) or not isinstance(budget, int | float | str):
         raise _refuse(budget, f"it is {_type_words(budget)}")
@@ -122,6 +126,11 @@ def parse_budget(budget: int | float | str | Budget | None) -> Budget:
     if budget <= 0:
         raise _refuse(budget, "it is not positive")
     return Budget(bytes=budget)
+
+
+def _plain(value: Any) -> Any:
+    """A NumPy scalar as Python's own."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _text_bytes(text: str) -> int:

@@ -1,0 +1,18 @@
+"""What is looked at where a plan is applied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jax_hremat._plans.plan import RematPlan
+from jax_hremat._program.lowered_for import lowered_for
+
+
+def warned_of(plan: RematPlan) -> Callable[[Any], Any]:
+    """An identity; what it returns warns when it is lowered for another platform than the plan's."""
+    certificate = plan.certificate
+    platform = certificate.platform
+    if platform is None:
+        return lambda value: value
+    return lambda value: lowered_for(value, platform, certificate.target)

@@ -1,0 +1,1 @@
+"""What operations and kernels compute and move: one registry for every model of time."""

@@ -1,0 +1,664 @@
+"""Custom derivative rules taken apart: values, gradients, and what a checkpointed region spares."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.custom_derivatives import SymbolicZero
+
+from jax_hremat._modes.saved import saved_value_sets, value_refs
+from jax_hremat._program.bodies import branch_bodies, scan_body
+from jax_hremat._program.emit import emit, emit_flat
+from jax_hremat._program.flat import flatten
+from jax_hremat._program.graph import build_graph
+from jax_hremat._program.region import Loop, Region
+from jax_hremat._program.replay import replay
+from jax_hremat._program.trace import Program, trace_loss
+from jax_hremat._shared import compat
+from jax_hremat._solve.backend import SolverConfig
+
+SIZE = 4
+X = jnp.linspace(0.1, 0.9, SIZE * SIZE).reshape(SIZE, SIZE)
+Y = jnp.cos(X) + 0.3
+
+# Stands for a kernel: one primitive of its own, with no derivative that is used.
+kernel = functools.partial(jax.lax.cumsum, axis=0)
+KERNEL = "cumsum"
+
+
+@jax.custom_vjp
+def fused(x: jax.Array, y: jax.Array) -> jax.Array:
+    return kernel(jnp.sin(x)) * y
+
+
+def _fused_forward(x: jax.Array, y: jax.Array) -> Any:
+    sums = kernel(jnp.sin(x))
+    return sums * y, (x, y, sums)
+
+
+def _fused_backward(kept: Any, g: jax.Array) -> Any:
+    x, y, sums = kept
+    return jax.lax.cumsum(g * y, axis=0, reverse=True) * jnp.cos(x), g * sums
+
+
+fused.defvjp(_fused_forward, _fused_backward)
+
+
+def primitives(program: Program) -> list[str]:
+    return [eqn.primitive.name for eqn in compat.open_jaxpr(program.jaxpr).eqns]
+
+
+def count(jaxpr: Any, primitive: str) -> int:
+    """Live equations of a primitive, bodies included."""
+    total = 0
+    for equation in flatten(jaxpr).equations:
+        total += equation.eqn.primitive.name == primitive
+        total += sum(
+            count(compat.open_jaxpr(b), primitive) for b in compat.inner_jaxprs(equation.eqn)
+        )
+    return total
+
+
+def kernels(program: Program, region: Region, primitive: str = KERNEL) -> int:
+    """Forward kernels in the step of a program under a plan."""
+    step = program.step(emit_flat(program, region))
+    return count(jax.make_jaxpr(step)(*program.in_avals, *program.cotangent_avals), primitive)
+
+
+def whole(program: Program, *, saved: Any = (), wrapped: bool = True) -> Region:
+    return Region(0, program.num_operations, wrapped=wrapped, saved=tuple(saved))
+
+
+def made_by(program: Program, primitive: str) -> list[tuple[int, int]]:
+    names = primitives(program)
+    eqns = compat.open_jaxpr(program.jaxpr).eqns
+    return [
+        (i, k) for i, n in enumerate(names) if n == primitive for k in range(len(eqns[i].outvars))
+    ]
+
+
+def same(found: Any, expected: Any) -> None:
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-6), found, expected
+    )
+
+
+def same_gradients(loss: Callable[..., Any], others: Any, *args: Any) -> None:
+    """In one compilation."""
+    expected, *found = jax.jit(lambda *a: [jax.value_and_grad(f)(*a) for f in (loss, *others)])(
+        *args
+    )
+    for one in found:
+        same(one, expected)
+
+
+def check(
+    loss: Callable[..., Any], *args: Any, argnums: Any = 0, more: Callable[..., Any] | None = None
+) -> Program:
+    """The loss has the same value and gradient with its rules apart, bare, wrapped, and with every
+    value saved; wrapped, also whatever `more` computes of it."""
+    program = trace_loss(loss, args, {}, argnums=argnums)
+    everything = [
+        (i, k)
+        for i, eqn in enumerate(compat.open_jaxpr(program.jaxpr).eqns)
+        for k in range(len(eqn.outvars))
+    ]
+    regions = [whole(program, wrapped=False), whole(program, saved=everything), whole(program)]
+    modes = [emit(program, region) for region in regions]
+
+    @jax.jit
+    def all_of_them(*args: Any) -> Any:
+        pairs = [(jax.value_and_grad(f, argnums)(*args), f(*args)) for f in (loss, *modes)]
+        return pairs, [more(f, *args) for f in (loss, modes[-1]) if more is not None]
+
+    (expected, *found), furthers = all_of_them(*args)
+    for one in found:
+        same(one, expected)
+    for further in furthers[1:]:
+        same(further, furthers[0])
+    return program
+
+
+def test_a_rule_is_its_forward_and_an_operation_that_only_hands_on() -> None:
+    program = check(lambda x: (fused(x * 2, x) * x).sum(), X)
+    assert primitives(program)[1:6] == [compat.DETACH, "sin", "cumsum", "mul", "custom_vjp_call"]
+    graph = build_graph(program)
+    attached = graph.operations[5]
+    assert attached.active
+    assert attached.flops == attached.moved_bytes == attached.opaque_bytes == 0
+    assert attached.fusible
+    _, _, sums, product = (op.outputs[0] for op in graph.operations[1:5])
+    computed = {v for v in attached.needs if graph.values[v].kind == "computed"}
+    assert computed == {graph.operations[0].outputs[0], sums}
+    assert attached.reads == (product,)
+    assert [op.of_rule for op in graph.operations[:7]] == [False, False, *[True] * 3, False, False]
+
+
+def test_kept_residuals_spare_the_kernel() -> None:
+    program = trace_loss(lambda x: jnp.sin(fused(jnp.sin(x), x)).sum(), (X,), {})
+    assert kernels(program, whole(program, wrapped=False)) == 2
+    assert kernels(program, whole(program)) == 3
+    saved = made_by(program, KERNEL)
+    assert kernels(program, whole(program, saved=saved)) == 2
+    # The result alone is not what the backward reads.
+    assert kernels(program, whole(program, saved=made_by(program, "custom_vjp_call"))) == 3
+    seen = replay(program, whole(program, saved=saved))
+    assert not any(seen.recomputed[op] for op, _ in saved)
+    assert seen.forward_flops == replay(program, whole(program)).forward_flops
+
+
+# --- rules of many kinds
+
+
+@jax.custom_vjp
+def with_integers(x: jax.Array, shift: jax.Array, unused: jax.Array) -> Any:
+    return x * shift + unused, shift * 2
+
+
+with_integers.defvjp(
+    lambda x, shift, unused: ((x * shift + unused, shift * 2), shift),
+    # The cotangent of an integer is of no use, that of an integer result has no values.
+    lambda shift, g: (g[0] * shift, np.zeros((), jax.dtypes.float0), None),
+)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 2))
+def applied(fun: Callable[[jax.Array], jax.Array], x: jax.Array, power: int) -> jax.Array:
+    return fun(x) ** power
+
+
+applied.defvjp(
+    lambda fun, x, power: (fun(x) ** power, (x, fun(x))),
+    lambda fun, power, kept, g: (g * power * kept[1] ** (power - 1) * jnp.cos(kept[0]),),
+)
+
+
+@jax.custom_vjp
+def doubled(x: jax.Array) -> jax.Array:
+    return fused(x, x) * 2
+
+
+# The rule calls a function with a rule of its own, and another one in its backward.
+doubled.defvjp(
+    lambda x: (fused(x, x) * 2, x),
+    lambda x, g: (sum(jax.vjp(fused, x, x)[1](g * 2)),),
+)
+
+
+@jax.custom_vjp
+def lazy(x: jax.Array, y: jax.Array) -> jax.Array:
+    return kernel(x) * jnp.sin(y)
+
+
+def _lazy_forward(x: Any, y: Any) -> Any:
+    kept = (jnp.cos(y.value) if y.perturbed else None, kernel(x.value), x.perturbed and y.value)
+    return kept[1] * jnp.sin(y.value), kept
+
+
+def _lazy_backward(kept: Any, g: Any) -> Any:
+    cos, sums, y = kept
+    if isinstance(g, SymbolicZero):
+        return None, None
+    in_x = None if y is False else jax.lax.cumsum(g * jnp.sin(y), axis=0, reverse=True)
+    return in_x, None if cos is None else g * sums * cos
+
+
+lazy.defvjp(_lazy_forward, _lazy_backward, symbolic_zeros=True)
+
+
+@jax.custom_vjp
+def remade(x: jax.Array) -> jax.Array:
+    return jnp.sin(x) * 2
+
+
+remade.defvjp(
+    lambda x: (jnp.sin(x) * 2, kernel(jnp.cos(x))),
+    lambda sums, g: (g * jnp.diff(sums, axis=0, prepend=0) * 2,),
+    optimize_remat=True,
+)
+
+
+@jax.custom_gradient
+def graded(x: jax.Array) -> Any:
+    sums = kernel(x)
+    return sums * x, lambda g: g * sums + jax.lax.cumsum(g * x, axis=0, reverse=True)
+
+
+def closing_over(x: jax.Array, table: Any) -> jax.Array:
+    @jax.custom_vjp
+    def scaled(x: jax.Array) -> jax.Array:
+        return x * table
+
+    scaled.defvjp(lambda x: (x * table, jnp.sin(x)), lambda sin, g: (g * table + 0 * sin,))
+    return scaled(x)
+
+
+CASES: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "fused": lambda x: fused(x, x),
+    "second input only": lambda x: fused(Y, x),
+    "integers": lambda x: with_integers(x, jnp.int32(3), x)[0] * with_integers(x, 2, 1.0)[1],
+    "nondiff_argnums": lambda x: applied(jnp.sin, x, 3),
+    "nested": lambda x: doubled(x) * x,
+    "optimize_remat": lambda x: remade(jnp.tanh(x)),
+    "custom_gradient": lambda x: graded(jnp.tanh(x)),
+    "symbolic zeros, both": lambda x: lazy(x, x),
+    "symbolic zeros, first": lambda x: lazy(x, Y),
+    "symbolic zeros, second": lambda x: lazy(Y, x),
+    "closed-over constant": lambda x: closing_over(x, Y),
+    "twice the same": lambda x: fused(fused(x, Y), Y),
+    "in a jit": lambda x: jax.jit(lambda x: fused(x, Y))(x * 2),
+    "in a vmap": lambda x: jax.vmap(fused, (0, None))(jnp.stack([x, x * x]), x).sum(0),
+    "batched closure": lambda x: jax.vmap(lambda a: graded(a * x))(jnp.arange(3.0)).sum(0),
+}
+
+
+# What JAX itself cannot do: differentiate a second time what asks for an optimized remat, or
+# forward where a forward rule calls a function with a rule.
+ONCE_ONLY, REVERSE_ONLY = ("optimize_remat",), ("nested",)
+
+
+# One of each mechanism; the others take their time.
+QUICKLY = (
+    *("fused", "integers", "nondiff_argnums", "nested", "optimize_remat"),
+    *("custom_gradient", "symbolic zeros, first", "in a vmap"),
+)
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=[] if c in QUICKLY else [pytest.mark.slow]) for c in CASES]
+)
+def test_values_gradients_and_second_derivatives(case: str) -> None:
+    fun = CASES[case]
+
+    def loss(x: jax.Array) -> jax.Array:
+        return (fun(jnp.sin(x)) * x).sum()
+
+    def more(loss: Callable[..., Any], x: jax.Array) -> Any:
+        grad, direction = jax.grad(loss), jnp.flip(x)
+        found = [jax.vmap(jax.value_and_grad(loss))(jnp.stack([x, x * 0.5]))]
+        if case not in ONCE_ONLY:
+            found.append(jax.grad(lambda x: (grad(x) * direction).sum())(x))
+        if case not in (*ONCE_ONLY, *REVERSE_ONLY):
+            found.append(jax.jvp(grad, (x,), (direction,))[1])
+        return found
+
+    program = check(loss, X, more=more)
+    assert compat.DETACH in primitives(program)
+
+
+def test_other_derivatives() -> None:
+    def loss(x: jax.Array, y: jax.Array) -> jax.Array:
+        return (fused(jnp.sin(x), y) * lazy(x, y)).sum()
+
+    program = trace_loss(loss, (X, Y), {})
+    emitted = emit(program, whole(program))
+
+    @jax.jit
+    def both(x: jax.Array, y: jax.Array) -> Any:
+        def found(loss: Callable[..., Any]) -> Any:
+            # The inner one is of what the program was not planned for, and of the two apart.
+            mixed = jax.grad(lambda x: jax.grad(loss, 1)(x, y).sum())(x)
+            pushed = jax.linearize(jax.grad(loss, (0, 1)), x, y)[1](y, x)
+            return mixed, pushed, jax.grad(loss, 1)(x, y)
+
+        return found(emitted), found(loss)
+
+    same(*both(X, Y))
+    # Forward mode alone is refused, as it is without a plan.
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(emitted, (X, Y), (X, Y))
+
+
+# --- flash attention, written by hand
+
+HEADS, LENGTH, WIDTH, PART = 2, 8, 4, 4
+
+
+def _parts(x: jax.Array) -> jax.Array:
+    return x.reshape(x.shape[0], -1, PART, x.shape[-1]).swapaxes(0, 1)
+
+
+def _flash(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Context and the logarithm of the weights' sum, from a part of keys and values at a time."""
+
+    def step(carry: Any, part: Any) -> Any:
+        largest, total, context = carry
+        scores = jnp.einsum("htd,hsd->hts", q, part[0])
+        larger = jnp.maximum(largest, scores.max(-1))
+        weights = jnp.exp(scores - larger[..., None])
+        shrunk = jnp.exp(largest - larger)
+        context = context * shrunk[..., None] + jnp.einsum("hts,hsd->htd", weights, part[1])
+        return (larger, total * shrunk + weights.sum(-1), context), None
+
+    zeros = jnp.zeros(q.shape[:2])
+    start = (zeros - 1e9, zeros, jnp.zeros_like(q))
+    (largest, total, context), _ = jax.lax.scan(step, start, (_parts(k), _parts(v)))
+    return context / total[..., None], largest + jnp.log(total)
+
+
+@jax.custom_vjp
+def flash(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return _flash(q, k, v)[0]
+
+
+def _flash_forward(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
+    context, sums = _flash(q, k, v)
+    return context, (q, k, v, context, sums)
+
+
+def _flash_backward(kept: Any, g: jax.Array) -> Any:
+    q, k, v, context, sums = kept
+    shares = (g * context).sum(-1)
+
+    def step(dq: jax.Array, part: Any) -> Any:
+        k, v = part
+        weights = jnp.exp(jnp.einsum("htd,hsd->hts", q, k) - sums[..., None])
+        change = weights * (jnp.einsum("htd,hsd->hts", g, v) - shares[..., None])
+        dq = dq + jnp.einsum("hts,hsd->htd", change, k)
+        return dq, (jnp.einsum("hts,htd->hsd", change, q), jnp.einsum("hts,htd->hsd", weights, g))
+
+    dq, grads = jax.lax.scan(step, jnp.zeros_like(q), (_parts(k), _parts(v)))
+    return dq, *(x.swapaxes(0, 1).reshape(k.shape) for x in grads)
+
+
+flash.defvjp(_flash_forward, _flash_backward)
+
+H = jnp.sin(jnp.arange(LENGTH * HEADS * WIDTH, dtype=jnp.float32)).reshape(LENGTH, HEADS * WIDTH)
+W = jnp.cos(jnp.arange(64.0 * 4)).reshape(4, 8, 8) / 3
+
+
+def attention(h: jax.Array, w: jax.Array) -> jax.Array:
+    def heads(x: jax.Array) -> jax.Array:
+        return x.reshape(-1, HEADS, WIDTH).swapaxes(0, 1)
+
+    context = flash(*(heads(h @ w[i]) for i in range(3)))
+    return jnp.tanh(context.swapaxes(0, 1).reshape(h.shape) @ w[3]) + h
+
+
+def flash_runs(program: Program, region: Region) -> int:
+    """How often the forward of the attention stands in the step: only there is a maximum taken."""
+    return kernels(program, region, "max")
+
+
+def residuals_of_flash(program: Program) -> list[tuple[int, int]]:
+    """The results of the forward's scan and what it is divided by."""
+    eqns = compat.open_jaxpr(program.jaxpr).eqns
+    (scan,) = [i for i, e in enumerate(eqns) if e.primitive.name == "scan"]
+    return [(scan, k) for k in range(3)]
+
+
+def test_flash_attention_runs_once_where_its_residuals_are_kept() -> None:
+    program = check(lambda w, h: attention(h, w).sum(), W, H)
+    assert flash_runs(program, whole(program, wrapped=False)) == 1
+    assert flash_runs(program, whole(program)) == 2
+    assert flash_runs(program, whole(program, saved=residuals_of_flash(program))) == 1
+    # Many equations, one after the other kept or not: a scan that keeps all it returns.
+    graph = build_graph(program)
+    assert not any(op.opaque_bytes for op in graph.operations if op.primitive == "custom_vjp_call")
+
+
+def test_flash_attention_in_a_scan() -> None:
+    def loss(w: jax.Array, h: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda h, w: (attention(h, w), None), h, w)[0].sum()
+
+    stack = jnp.stack([W, W * 0.5, W + 0.1])
+    program = trace_loss(loss, (stack, H), {})
+    (scan,) = [i for i, n in enumerate(primitives(program)) if n == "scan"]
+    body = scan_body(compat.open_jaxpr(program.jaxpr).eqns[scan], [True, True])
+    assert compat.DETACH in primitives(body)
+
+    def keeping(saved: Any) -> Region:
+        loop = Region(scan, scan + 1, loop=Loop(whole(body, saved=saved)))
+        return Region(0, program.num_operations, children=(loop,))
+
+    regions = [keeping(()), keeping(residuals_of_flash(body))]
+    assert [flash_runs(program, region) for region in regions] == [2, 1]
+    same_gradients(loss, [emit(program, region) for region in regions], stack, H)
+
+
+def test_a_rule_in_a_branch() -> None:
+    def loss(x: jax.Array, index: jax.Array) -> jax.Array:
+        return jax.lax.switch(
+            index, [lambda x: fused(x, x), jnp.sin, lambda x: lazy(Y, x)], x
+        ).sum()
+
+    program = trace_loss(loss, (X, jnp.int32(0)), {})
+    (cond,) = [i for i, n in enumerate(primitives(program)) if n == "cond"]
+    eqn = compat.open_jaxpr(program.jaxpr).eqns[cond]
+    # The index, a constant, what is differentiated.
+    bodies = branch_bodies(eqn, [v is eqn.invars[-1] for v in eqn.invars])
+
+    def keeping(saved: bool) -> Region:
+        branches = tuple(whole(b, saved=made_by(b, KERNEL) if saved else ()) for b in bodies)
+        child = Region(cond, cond + 1, branches=branches)
+        return Region(0, program.num_operations, children=(child,))
+
+    regions = [keeping(False), keeping(True)]
+    without, kept = (kernels(program, region) for region in regions)
+    assert without - kept == 2
+    emitted = [emit(program, region) for region in regions]
+    for index in range(3):
+        same_gradients(loss, emitted, X, jnp.int32(index))
+
+
+# --- what stays one operation
+
+
+def test_nothing_is_taken_apart_that_is_not_differentiated() -> None:
+    program = check(lambda x: (fused(Y, Y) * jax.lax.stop_gradient(fused(x, x)) * x).sum(), X)
+    attached = [op for op in build_graph(program).operations if op.primitive == "custom_vjp_call"]
+    # The second is, since JAX runs its forward rule, but has no backward.
+    assert [op.active for op in attached] == [False, False]
+    assert primitives(program).count(compat.DETACH) == 1
+
+
+def test_a_rule_with_an_effect_stays_one_operation() -> None:
+    seen: list[str] = []
+
+    @jax.custom_vjp
+    def noted(x: jax.Array) -> jax.Array:
+        return x * 2
+
+    def forward(x: jax.Array) -> Any:
+        jax.debug.callback(lambda: seen.append("forward"))
+        return x * 2, None
+
+    noted.defvjp(forward, lambda _, g: (g * 2,))
+    program = trace_loss(lambda x: noted(x).sum(), (X,), {})
+    assert compat.DETACH not in primitives(program)
+    emitted = emit(program, whole(program, wrapped=False))
+    jax.jit(emitted)(X)
+    jax.effects_barrier()
+    assert seen == []
+    jax.jit(jax.grad(emitted))(X)
+    jax.effects_barrier()
+    assert seen == ["forward"]
+
+
+def test_a_rule_that_closes_over_what_is_differentiated_stays_one_operation() -> None:
+    def loss(x: jax.Array) -> jax.Array:
+        # No derivative gets past the sign, so JAX does not refuse.
+        table = jnp.sign(x)
+
+        @jax.custom_vjp
+        def scaled(x: jax.Array) -> jax.Array:
+            return x * table
+
+        scaled.defvjp(lambda x: (x * 2.0, None), lambda _, g: (g * 2.0,))
+        return scaled(x).sum()
+
+    assert compat.DETACH not in primitives(check(loss, X))
+
+
+def test_what_a_function_closes_over_may_not_be_differentiated_later() -> None:
+    def loss(x: jax.Array, table: jax.Array) -> jax.Array:
+        @jax.custom_vjp
+        def scaled(x: jax.Array) -> jax.Array:
+            return x * table
+
+        scaled.defvjp(lambda x: (x * 2.0, None), lambda _, g: (g * 2.0,))
+        return scaled(x).sum()
+
+    program = trace_loss(loss, (X, Y), {})
+    assert compat.DETACH in primitives(program)
+    emitted = emit(program, whole(program))
+    same(jax.grad(emitted)(X, Y), jax.grad(loss)(X, Y))
+    for fun in (loss, emitted):
+        with pytest.raises(Exception, match="closed-over value"):
+            jax.grad(jax.jit(fun), 1)(X, Y)
+
+
+def test_the_function_itself_runs_where_nothing_is_differentiated() -> None:
+    @jax.custom_vjp
+    def told(x: jax.Array) -> jax.Array:
+        return x * 0
+
+    told.defvjp(lambda x: (x * 0 + 1, None), lambda _, g: (g * 5,))
+    program = trace_loss(lambda x: told(x).sum(), (X,), {})
+    for wrapped in (False, True):
+        emitted = emit(program, whole(program, wrapped=wrapped))
+        for evaluate in (emitted, jax.jit(emitted)):
+            assert evaluate(X) == 0
+        value, grad = jax.value_and_grad(emitted)(X)
+        assert value == X.size
+        assert (grad == 5).all()
+
+
+# --- what the models say, and XLA
+
+SELF_READING = {
+    "exp": jnp.exp,
+    "tanh": jnp.tanh,
+    "logistic": jax.nn.sigmoid,
+    "rsqrt": jax.lax.rsqrt,
+    "sqrt": jnp.sqrt,
+    "pow": lambda x: jnp.power(x, 1.5),
+    "max": lambda x: jnp.maximum(x, 0.5),
+    "reduce_max": lambda x: x + x.max(-1, keepdims=True),
+    "top_k": lambda x: jax.lax.top_k(x, SIZE)[0],
+    "softmax": jax.nn.softmax,
+    "cholesky": lambda x: jnp.linalg.cholesky(x @ x.T + 3 * jnp.eye(SIZE)),
+}
+LAWFUL = SELF_READING | {
+    "fused": lambda x: fused(x, x),
+    "graded": graded,
+    "sparse_plus": jax.nn.sparse_plus,
+    "silu": jax.nn.silu,
+    "scaled gradient": lambda x: optax.scale_gradient(x, 0.5),
+}
+
+
+@pytest.mark.parametrize("case", LAWFUL)
+def test_what_is_saved_spares_what_the_leaf_program_says(case: str) -> None:
+    """The leaf program against the jaxpr of the step, differentiated by JAX."""
+    fun = LAWFUL[case]
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.sin(fun(jnp.cos(x @ w) + 1.5) @ w).sum()
+
+    program = trace_loss(loss, (X, Y), {})
+    graph = build_graph(program)
+    times = [1e-3 + 1e-4 * op.id for op in graph.operations]
+    answers = saved_value_sets(graph, 0, len(times), times, SolverConfig(relative_gap=0.0), 2)
+    modes = [whole(program, saved=value_refs(graph, answer.values)) for answer in answers]
+    for answer, mode in zip(answers, modes, strict=True):
+        again = {op for op, runs in enumerate(replay(program, mode).recomputed) if runs}
+        assert again == set(answer.recomputed)
+    # With everything kept that helps, nothing runs again.
+    assert answers[0].recomputed == ()
+
+
+def test_saved_results_of_what_reads_them_have_all_derivatives() -> None:
+    def loss(x: jax.Array) -> jax.Array:
+        for name in ("rsqrt", "softmax", "top_k", "reduce_max"):
+            x = jnp.sin(SELF_READING[name](x + 1.5))
+        return (x * jnp.exp(1j * x).real).sum()
+
+    def more(loss: Callable[..., Any], x: jax.Array) -> Any:
+        grad, direction = jax.grad(loss), jnp.flip(x)
+        outer = jax.grad(lambda x: (grad(x) * direction).sum())(x)
+        batch = jax.vmap(jax.value_and_grad(loss))(jnp.stack([x, x * 0.5]))
+        return batch, outer, jax.jvp(loss, (x,), (direction,)), jax.jvp(grad, (x,), (direction,))
+
+    program = trace_loss(loss, (X,), {})
+    everything = [
+        (i, k)
+        for i, eqn in enumerate(compat.open_jaxpr(program.jaxpr).eqns)
+        for k in range(len(eqn.outvars))
+    ]
+    emitted = emit(program, whole(program, saved=everything))
+    found, expected = jax.jit(lambda x: [more(f, x) for f in (emitted, loss)])(X)
+    same(found, expected)
+
+
+def test_a_bare_program_is_compiled_to_what_it_was() -> None:
+    def loss(w: jax.Array, h: jax.Array) -> jax.Array:
+        return attention(h, w).sum()
+
+    program = trace_loss(loss, (W, H), {})
+    emitted = emit(program, whole(program, wrapped=False))
+    for transform in (jax.value_and_grad, lambda f: f):
+        mine, theirs = (jax.jit(transform(f)).lower(W, H).compile() for f in (emitted, loss))
+        assert mine.memory_analysis().temp_size_in_bytes == (
+            theirs.memory_analysis().temp_size_in_bytes
+        )
+        assert mine.cost_analysis()["flops"] == theirs.cost_analysis()["flops"]
+
+
+def test_a_rule_inside_a_shard_map_stays_inside_it() -> None:
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("x")
+
+    def loss(x: jax.Array) -> jax.Array:
+        inside = jax.shard_map(
+            lambda x: fused(jnp.sin(x), x), mesh=mesh, in_specs=spec, out_specs=spec
+        )
+        return (inside(x) * x).sum()
+
+    with jax.set_mesh(mesh):
+        program = check(loss, X)
+    assert compat.DETACH not in primitives(program)
+
+
+def test_a_program_called_inside_a_shard_map() -> None:
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("x")
+    program = trace_loss(lambda x: (fused(jnp.sin(x), x) * x).sum(), (X,), {})
+    emitted = emit(program, whole(program, saved=made_by(program, KERNEL)))
+
+    def gradients(loss: Callable[..., Any]) -> Any:
+        inside = jax.shard_map(
+            jax.grad(loss), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+        )
+        return jax.jit(inside)(X)
+
+    same(gradients(emitted), gradients(lambda x: (fused(jnp.sin(x), x) * x).sum()))
+
+
+def test_equinox_rules() -> None:
+    eqx = pytest.importorskip("equinox")
+
+    @eqx.filter_custom_vjp
+    def scaled(xy: Any, power: int) -> jax.Array:
+        return kernel(xy[0]) * xy[1] ** power
+
+    @scaled.def_fwd
+    def _(perturbed: Any, xy: Any, power: int) -> Any:
+        sums = kernel(xy[0])
+        return sums * xy[1] ** power, sums
+
+    @scaled.def_bwd
+    def _(sums: Any, g: Any, perturbed: Any, xy: Any, power: int) -> Any:
+        in_x = jax.lax.cumsum(g * xy[1] ** power, axis=0, reverse=True)
+        return in_x, g * sums * power * xy[1] ** (power - 1)
+
+    program = check(lambda x: scaled((jnp.sin(x), x), 3).sum(), X)
+    assert kernels(program, whole(program, saved=made_by(program, KERNEL))) == 2
+    assert kernels(program, whole(program)) == 3
