@@ -255,7 +255,9 @@ def a_module_in_a_closure() -> Uses:
         for _ in range(2):
             seen.append(plain(nnx.value_and_grad(planned)(model, rows())))
             average = jax.tree.map(
-                lambda a, b: 0.5 * (a + b), nnx.state(teacher, nnx.Param), nnx.state(model, nnx.Param)
+                lambda a, b: 0.5 * (a + b),
+                nnx.state(teacher, nnx.Param),
+                nnx.state(model, nnx.Param),
             )
             nnx.update(teacher, average)
         return seen, state_of(model), state_of(teacher)

@@ -130,7 +130,7 @@ def explicit_axes() -> Loss:
     return Loss(layers(lambda x, w: jnp.tanh(x @ w)), args, out_shardings=shared(ws))
 
 
-@program(waits_for="case 10: planned inside jax.shard_map")
+@program(cost="compiled", waits_for="case 10: planned inside jax.shard_map")
 def planned_inside_a_mapping() -> Uses:
     """Each device runs the planned loss on its rows."""
     mesh = mesh_of()
@@ -149,7 +149,7 @@ def planned_inside_a_mapping() -> Uses:
     return Uses(use)
 
 
-@program(waits_for="case 10: planned scans inside jax.shard_map")
+@program(cost="compiled", waits_for="case 10: planned scans inside jax.shard_map")
 def planned_scan_inside_a_mapping() -> Uses:
     mesh = mesh_of()
 

@@ -6,12 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from differential import linen_modules, nnx_modules, other_libraries, training_steps
+from differential import (
+    linen_modules,
+    nnx_modules,
+    other_libraries,
+    published_models,
+    training_steps,
+)
 from differential.check import check_quickly, check_thoroughly
 from differential.program import Program
 from differential.rows import rows_of
 
-TABLES = (linen_modules, nnx_modules, other_libraries, training_steps)
+TABLES = (linen_modules, nnx_modules, other_libraries, published_models, training_steps)
 
 
 @pytest.mark.parametrize("program", rows_of(*TABLES, quick=True))
