@@ -98,11 +98,11 @@ def test_a_benchmark_runs_and_makes_its_page(
 def test_fused_attention_is_measured_and_makes_its_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    some = {label: fused.BY_HAND[label] for label in ("minimal", "attention's residuals", "none")}
-    monkeypatch.setattr(fused, "BY_HAND", some)
+    policies = (None, "minimal", "attention")
+    monkeypatch.setattr(fused, "POLICIES", policies)
     fused.main(["--size", "tiny", "--target", "cpu", "--out", str(tmp_path)])
     text = (tmp_path / "fused-cpu.md").read_text()
-    assert all(f"| {label} |" in text for label in some)
+    assert all(f"| {label} |" in text for label in ("none", *policies[1:]))
     assert "The attention of one layer alone" in text
 
 

@@ -173,7 +173,7 @@ def _layer(
 
     h = _norm(x, w["norm_attention"])
     query, key, value = (project(h, w[name], f"{name}_proj") for name in ("query", "key", "value"))
-    context = checkpoint_name(_attend(config, query, key, value), "context")
+    context = checkpoint_name(attend(config, query, key, value), "context")
     x = x + checkpoint_name(context.reshape(x.shape) @ w["out"], "out_proj")
     h = _norm(x, w["norm_ff"])
     gate = checkpoint_name(h @ w["gate"], "mlpwi_0")
@@ -181,7 +181,8 @@ def _layer(
     return x + checkpoint_name((jax.nn.silu(gate) * up) @ w["down"], "mlpwo")
 
 
-def _attend(config: FusedConfig, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+def attend(config: FusedConfig, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """Causal attention, several heads of queries sharing one of keys and values."""
     if config.attention != "pallas":
         return jax.nn.dot_product_attention(
             query, key, value, is_causal=True, implementation=config.attention
