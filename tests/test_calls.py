@@ -295,6 +295,27 @@ def test_python_numbers(scale: Any) -> None:
     assert_same(applied(W, X, 3 * scale), jax.value_and_grad(scaled)(W, X, 3 * scale))
 
 
+def test_python_numbers_where_their_values_are_needed() -> None:
+    def loss(w: jax.Array, x: jax.Array, scale: float, rows: int) -> jax.Array:
+        def body(c: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return jnp.sin(c @ w) * scale, None
+
+        out, _ = jax.lax.scan(body, x * jnp.ones((rows, 8)), None, length=3)
+        return jnp.mean(out) if scale > 0 else jnp.sum(out)
+
+    expected = jax.value_and_grad(loss)(W, X, 0.5, len(X))
+    assert_same(jax.value_and_grad(planned(loss))(W, X, 0.5, len(X)), expected)
+    # As `jax.jit` does, a plan takes a number as an input, here to a scan.
+    plan = jax_hremat.plan_remat(scaled_scan, budget=1.0, **OPTIONS)(W, X, 0.5)
+    applied = jax_hremat.apply_plan(scaled_scan, plan)
+    assert_same(jax.grad(applied)(W, X, 0.25), jax.grad(scaled_scan)(W, X, 0.25))
+
+
+def scaled_scan(w: jax.Array, x: jax.Array, scale: float) -> jax.Array:
+    out, _ = jax.lax.scan(lambda c, _: (jnp.sin(c @ w) * scale, None), x, None, length=3)
+    return jnp.mean(out)
+
+
 def test_python_numbers_are_differentiated() -> None:
     def fun(a: Any, b: Any) -> jax.Array:
         return jnp.sin(a["x"]) * b

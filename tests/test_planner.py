@@ -358,6 +358,11 @@ def test_integer_parameters() -> None:
     integers = struct(4, dtype=np.int32)
     with pytest.raises(UnsupportedProgramError, match="nothing to differentiate.*int32.*Cast"):
         refuse(fun, {"a": integers, "b": integers}, struct(4))
+    # As with `allow_int`, or a filter, integers among floating parameters have no gradient.
+    plan = jax_hremat.plan_remat(fun, budget=1.0, target="cpu")(
+        {"a": struct(4), "b": integers}, struct(4)
+    )
+    assert plan.fingerprint.inputs[0].endswith("*") and not plan.fingerprint.inputs[1].endswith("*")
     with pytest.raises(UnsupportedProgramError, match=r"dtype \(none\)"):
         refuse(fun, {}, struct(4))
 
