@@ -252,10 +252,10 @@ def wrapped_once(body: Body, region: Region, wrapped: bool = False) -> Iterator[
         yield from wrapped_once(
             inside.body, region.loop.body, wrapped or bool(region.loop.segments)
         )
-    for branch, mode in zip(
-        inside.branches if region.branches else (), region.branches, strict=True
-    ):
-        yield from wrapped_once(branch, mode, wrapped)
+    if region.branches:
+        assert isinstance(inside, Cond)
+        for branch, mode in zip(inside.branches, region.branches, strict=True):
+            yield from wrapped_once(branch, mode, wrapped)
 
 
 def test_no_mode_wraps_what_must_run_once() -> None:

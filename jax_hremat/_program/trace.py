@@ -148,7 +148,7 @@ def abstract_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
     Raises:
         UnsupportedProgramError: It lies on several devices in another way, or it is mutable.
     """
-    aval = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
+    aval: Any = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
     if compat.is_ref(aval):
         raise _outer_ref(f"an argument is a mutable array (`jax.new_ref`), {aval.str_short()}")
     aval = abstract(aval)
