@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import jax
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.experimental import pallas as pl
 from random_plans import QUICK, struct
 
 import jax_hremat
@@ -20,11 +23,12 @@ from jax_hremat._cost.mode_cost import ModeCost
 from jax_hremat._modes.branch_modes import _together
 from jax_hremat._partition.blocks import partition_graph
 from jax_hremat._partition.valleys import partition_by_width
-from jax_hremat._program.bodies import Cond, Scan, bodies_of
-from jax_hremat._program.emit import emit_flat
+from jax_hremat._program.bodies import Cond, Scan, bodies_of, branch_bodies
+from jax_hremat._program.emit import emit, emit_flat
 from jax_hremat._program.graph import build_graph
 from jax_hremat._program.region import Loop, Region
 from jax_hremat._program.trace import Program, trace_loss
+from jax_hremat._shared import compat
 
 WIDTH = 16
 FEW = PlannerConfig(
@@ -232,3 +236,71 @@ def test_modes_of_branches_are_put_together_as_no_others_are_better(
         )
     assert total(answers[0])[1] == min(kept for _, kept in everything)
     assert _together(named, 1) == answers[:1]
+
+
+def test_branches_of_other_platforms_are_not_lowered() -> None:
+    """A kernel of another platform is there, and stays there, in every mode of the branches."""
+
+    def kernel(h: jax.Array) -> jax.Array:
+        def body(read: Any, write: Any) -> None:
+            write[...] = jnp.sin(read[...])
+
+        return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(h.shape, h.dtype))(h)
+
+    on_gpu = jax.custom_jvp(kernel)
+    on_gpu.defjvp(lambda x, dx: (kernel(*x), dx[0] * jnp.cos(x[0])))
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        h = jax.lax.platform_dependent(x @ w, cpu=lambda h: jnp.sin(jnp.sin(h)), cuda=on_gpu)
+        return (h * h).mean()
+
+    def of_rows(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.vmap(loss, (None, 0))(w, x).mean()
+
+    w, x = jnp.ones((4, 4)) / 8, jnp.linspace(0.0, 1.0, 96).reshape(3, 8, 4)
+    program = trace_loss(of_rows, (w, x), {})
+    (at,) = (
+        i
+        for i, eqn in enumerate(compat.open_jaxpr(program.jaxpr).eqns)
+        if eqn.primitive.name == "cond"
+    )
+    bodies = branch_bodies(compat.open_jaxpr(program.jaxpr).eqns[at])
+    branches = tuple(Region(0, body.num_operations, wrapped=True) for body in bodies)
+    root = Region(0, program.num_operations, children=(Region(at, at + 1, branches=branches),))
+    planned = jax.jit(jax.value_and_grad(emit(program, root)))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6),
+        planned(w, x),
+        jax.jit(jax.value_and_grad(of_rows))(w, x),
+    )
+    np.testing.assert_allclose(emit(program, root)(w, x), of_rows(w, x), rtol=1e-6)
+
+
+def test_a_rule_under_a_vmap_is_run_by_several_threads() -> None:
+    """JAX fails if two threads ask for the rule at once; slow, so that they would."""
+    entered = Barrier(2)
+
+    @jax.custom_vjp
+    def act(h: jax.Array) -> jax.Array:
+        return jnp.sin(h)
+
+    def forward(h: jax.Array) -> Any:
+        if not entered.broken:
+            # Alone in the rule, a thread waits for no other for long.
+            try:
+                entered.wait(0.2)
+            except BrokenBarrierError:
+                pass
+        return jnp.sin(h), h
+
+    act.defvjp(forward, lambda h, g: (g * jnp.cos(h),))
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.vmap(lambda row: act(row @ w).sum())(x).mean()
+
+    w, x = jnp.ones((4, 4)), jnp.ones((3, 4))
+    program = trace_loss(loss, (w, x), {})
+    function = emit(program, Region(0, program.num_operations))
+    with ThreadPoolExecutor(2) as pool:
+        jaxprs = pool.map(lambda _: jax.make_jaxpr(jax.grad(function))(w, x), range(2))
+        assert len(list(jaxprs)) == 2

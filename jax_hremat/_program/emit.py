@@ -41,7 +41,8 @@ def emit_flat(
         # A region is wrapped by the one around it.
         root = Region(root.start, root.stop, children=(root,))
     inputs = (*jaxpr.constvars, *jaxpr.invars)
-    body = _Emitter(program, name, in_loop).function(root, inputs, tuple(jaxpr.outvars))
+    with program.context.entered():
+        body = _Emitter(program, name, in_loop).function(root, inputs, tuple(jaxpr.outvars))
 
     def flat_function(*inputs: Any) -> list[Any]:
         return body(*consts, *inputs)
