@@ -19,15 +19,15 @@ def emit_plan(program: Program, plan: RematPlan) -> Callable[..., Any]:
     Unchecked: that the plan is for the program.
     """
     emitted = emit(program, plan.root)
-    certificate = plan.certificate
-    if certificate.platform is None:
+    platform, target = plan.certificate.platform, plan.certificate.target
+    if platform is None:
         return emitted
     # One that gradients are taken of: the others may be dead code where only those are used.
     watched = program.differentiated[0]
 
     def applied(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))
-        leaves[watched] = lowered_for(leaves[watched], certificate.platform, certificate.target)
+        leaves[watched] = lowered_for(leaves[watched], platform, target)
         args, kwargs = jax.tree.unflatten(tree, leaves)
         return emitted(*args, **kwargs)
 
