@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 
 import jax_hremat
@@ -197,8 +198,8 @@ def test_a_kernel_is_known_by_its_body_and_its_blocks() -> None:
 def test_a_users_checkpoint_is_known_by_its_policy() -> None:
     def loss(name: str) -> Callable[..., Any]:
         def layer(w: Any, x: Any) -> Any:
-            a = jax.ad_checkpoint.checkpoint_name(jnp.sin(x @ w), "a")
-            return jnp.sin(jax.ad_checkpoint.checkpoint_name(jnp.exp(a), "b"))
+            a = checkpoint_name(jnp.sin(x @ w), "a")
+            return jnp.sin(checkpoint_name(jnp.exp(a), "b"))
 
         policy = jax.checkpoint_policies.save_only_these_names(name)
         return lambda w, x: jax.checkpoint(layer, policy=policy)(w, x).sum()

@@ -34,7 +34,7 @@ class _Output(click.Path):
     """A file that can be written, found out before anything is planned."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = super().convert(value, param, ctx)
+        path = os.fsdecode(super().convert(value, param, ctx))
         try:
             with tempfile.TemporaryFile(dir=Path(path).parent):
                 return path

@@ -10,9 +10,9 @@ from jax_hremat._program.lowered_for import lowered_for
 
 
 def warned_of(plan: RematPlan) -> Callable[[Any], Any]:
-    """An identity; what it returns warns when it is lowered for another platform than the plan's."""
-    certificate = plan.certificate
-    platform = certificate.platform
+    """An identity, of which a warning comes where it is lowered for another platform than the
+    plan's."""
+    platform, target = plan.certificate.platform, plan.certificate.target
     if platform is None:
         return lambda value: value
-    return lambda value: lowered_for(value, platform, certificate.target)
+    return lambda value: lowered_for(value, platform, target)
