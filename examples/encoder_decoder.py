@@ -89,7 +89,7 @@ def main(
     tokens = sources(jax.random.key(0))
     params = Translator().init(jax.random.key(1), tokens, tokens)["params"]
     state = optimizer.init(params)
-    train = jax.jit(step, donate_argnums=(0, 1), compiler_options=jax_hremat.compiler_options())
+    train = jax.jit(step, donate_argnums=(0, 1))
     losses = []
     for key in jax.random.split(jax.random.key(2), steps):
         params, state, loss = train(params, state, sources(key))

@@ -75,7 +75,7 @@ def main(
         return nnx.state((model, optimizer)), loss
 
     # `nnx.jit` would do on a GPU; it takes no compiler options, and a CPU needs one.
-    train = jax.jit(step, donate_argnums=0, compiler_options=jax_hremat.compiler_options())
+    train = jax.jit(step, donate_argnums=0)
     patterns = jax.random.normal(jax.random.key(1), (CLASSES, IMAGE, IMAGE, 3))
     losses = []
     for key in jax.random.split(jax.random.key(2), steps):

@@ -173,9 +173,7 @@ def main(
             updates, opt_state = optimizer.update(grads, opt_state, params)
             return optax.apply_updates(params, updates), opt_state, loss
 
-        # A plan holds for the compiler options it was made with; on GPUs there are none.
-        options = jax_hremat.compiler_options(target)
-        return jax.jit(train_step, donate_argnums=(0, 1), compiler_options=options)
+        return jax.jit(train_step, donate_argnums=(0, 1))
 
     train_text, held_out_text = read_text()
     rng = np.random.default_rng(seed)

@@ -86,7 +86,7 @@ def main(
     image = jnp.zeros((1, IMAGE, IMAGE, 1))
     params = model.init(jax.random.key(0), image, jnp.zeros(1))["params"]
     state = optimizer.init(params)
-    train = jax.jit(step, donate_argnums=(0, 1), compiler_options=jax_hremat.compiler_options())
+    train = jax.jit(step, donate_argnums=(0, 1))
     losses = []
     for key in jax.random.split(jax.random.key(1), steps):
         params, state, loss = train(params, state, key)
