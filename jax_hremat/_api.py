@@ -73,8 +73,7 @@ def plan_remat(
             budget and a slowdown was given.
         UnknownTargetError, TargetUnavailableError: The target, or its compiler.
         UnsupportedProgramError: Ordered effects, no scalar loss, nothing to differentiate,
-            symbolic shapes, mutable arrays made outside the function, arguments on several meshes
-            or on one with explicit axes.
+            symbolic shapes, mutable arrays made outside the function, arguments on several meshes.
         UnsupportedConfigError: `jax_remat3` is on; costs that are not compiled, on a mesh.
 
     Where an argument lies on a mesh of several devices (an array, or a struct with a

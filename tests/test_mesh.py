@@ -342,9 +342,6 @@ def test_what_cannot_be_planned_on_a_mesh_says_why() -> None:
     other = jax.make_mesh((8,), ("data",), axis_types=AUTO[:1])
     with pytest.raises(UnsupportedProgramError, match=r"args\[0\].*must lie on one mesh"):
         plan(params, struct((BATCH, WIDTH), other, "data"))
-    explicit = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
-    with pytest.raises(UnsupportedProgramError, match=r"axis_types=\(jax.sharding.AxisType.Auto"):
-        plan(params, struct((BATCH, WIDTH), explicit, "data"))
     with pytest.raises(UnsupportedProgramError, match="2 devices as <two>.*NamedSharding"):
         sharding_on_mesh(SimpleNamespace(sharding=_Odd()))
     with pytest.raises(UnsupportedProgramError, match="names a mesh of devices {'data': 8}, and"):
