@@ -16,13 +16,13 @@ from jax_hremat import InfeasibleBudgetError, RematPlan
 
 # What recomputing in other fusions may change, by the coarsest type that takes part.
 _EPSILONS = 64
-_FRACTION = 0.75
+_FRACTION = 0.9
 # A refusal names what will do; where several functions are planned, each of them may be refused.
 _REFUSALS = 4
 
 
 def check_quickly(program: Program) -> int:
-    """Plans for three quarters of the memory, or for the least that a refusal names.
+    """Plans for nine tenths of the memory, or for the least that a refusal names.
 
     Returns:
         How many plans were looked at.
