@@ -314,7 +314,8 @@ def trace_flat(
     refs = [v.aval for v in compat.open_jaxpr(nested).constvars if compat.is_ref(v.aval)]
     if refs:
         raise _outer_ref(
-            f"the function closes over a mutable array (`jax.new_ref`), {refs[0].str_short()}"
+            f"the function closes over a mutable array (`jax.new_ref`; in Flax, a variable with "
+            f"`ref=True`), {refs[0].str_short()}"
         )
     errors = compat.unchecked_errors(nested)
     if errors:
@@ -339,14 +340,7 @@ def trace_flat(
             f"surrounding `vmap`, without which it cannot be compiled on its own. Plan the "
             f"function that contains the mapping"
         )
-    consts = compat.jaxpr_consts(nested)
-    if any(isinstance(c, jax.Ref) for c in consts):
-        raise UnsupportedProgramError(
-            "the function uses a `jax.Ref` (in Flax, a variable with `ref=True`) that was made "
-            "outside it, and what is written there is no part of a plan. Pass the array itself, "
-            "or an `nnx.Variable` that holds it, and return what it becomes"
-        )
-    closed_over = tuple(c for c in consts if isinstance(c, Tracer))
+    closed_over = tuple(c for c in compat.jaxpr_consts(nested) if isinstance(c, Tracer))
     outer = [Input(f"closed_over[{i}]", c, not is_loss) for i, c in enumerate(closed_over)]
     inputs = [*inputs, *outer]
     structs += [abstract_leaf(c) for c in closed_over]
