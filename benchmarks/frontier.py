@@ -150,7 +150,9 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     lines += [*table, *_mean_words(ratios)]
     with_presets = [data for data in found if len(data["hand"]) > len(HAND_POLICIES)]
     if with_presets:
-        table, more = _beside_policies(with_presets, tuple(PRESETS))
+        compiled = {row["label"] for data in with_presets for row in data["hand"]}
+        presets = tuple(name for name in PRESETS if name in compiled)
+        table, more = _beside_policies(with_presets, presets)
         lines += [
             "",
             "Likewise beside MaxText's presets on every layer, as the pattern of blocks tells it, "
