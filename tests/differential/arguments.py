@@ -19,7 +19,7 @@ from differential.program import Loss, Uses, Wrap, layered, layers, normal, prog
 LOSS = layers(lambda x, w: jnp.tanh(x @ w))
 
 
-@program(waits_for="case 12: Python scalars as arguments outside a jit")
+@program()
 def python_scalars() -> Uses:
     def loss(ws: Any, x: Any, scale: Any, shift: Any) -> Any:
         for w in ws:
@@ -45,7 +45,7 @@ def python_scalars_in_a_jit() -> Loss:
     return Loss(loss, ({"ws": list(weights()), "scale": 0.5, "weight": 2.0}, rows()))
 
 
-@program(waits_for="case 13: flags and texts as arguments")
+@program()
 def flags_and_texts() -> Uses:
     def loss(ws: Any, x: Any, train: bool, activation: str = "tanh") -> Any:
         for w in ws:
@@ -65,7 +65,7 @@ def flags_and_texts() -> Uses:
     return Uses(use)
 
 
-@program(waits_for="case 13: functions as arguments")
+@program()
 def functions_as_arguments() -> Uses:
     def loss(ws: Any, x: Any, function: Any) -> Any:
         for w in ws:
@@ -80,7 +80,7 @@ def functions_as_arguments() -> Uses:
     return Uses(use)
 
 
-@program(waits_for="case 5: what was in force at the first trace sticks")
+@program()
 def settings_that_change() -> Uses:
     def loss(ws: Any, x: Any) -> Any:
         for w in ws:
@@ -100,7 +100,7 @@ def settings_that_change() -> Uses:
     return Uses(use)
 
 
-@program(waits_for="case 5: a closure that changes")
+@program()
 def a_closure_that_changes() -> Uses:
     def use(wrap: Wrap) -> Any:
         config = {"scale": 0.5}
@@ -119,7 +119,7 @@ def a_closure_that_changes() -> Uses:
     return Uses(use)
 
 
-@program(waits_for="case 16: hremat on a method")
+@program()
 def a_method() -> Uses:
     def use(wrap: Wrap) -> Any:
         class Model:
@@ -156,7 +156,7 @@ def a_bound_method_and_a_partial() -> Uses:
     return Uses(use)
 
 
-@program(waits_for="case 20: a loss of no operations")
+@program()
 def a_loss_of_no_operations() -> Loss:
     return Loss(lambda w: w, (jnp.float32(2.0),))
 
@@ -224,7 +224,7 @@ def scalars_and_empty_arrays() -> Loss:
     return Loss(loss, (params, rows()))
 
 
-@program(waits_for="case 11: lax.platform_dependent")
+@program()
 def branches_by_platform() -> Loss:
     def layer(x: Any, w: Any) -> Any:
         return lax.platform_dependent(
@@ -234,7 +234,7 @@ def branches_by_platform() -> Loss:
     return layered(layer)
 
 
-@program(waits_for="case 11: lax.platform_dependent")
+@program()
 def branches_by_platform_under_vmap() -> Loss:
     def layer(x: Any, w: Any) -> Any:
         def row(v: Any) -> Any:
@@ -245,7 +245,7 @@ def branches_by_platform_under_vmap() -> Loss:
     return layered(layer)
 
 
-@program(waits_for="case 23: BCOO parameters under sparse.value_and_grad")
+@program()
 def sparse_parameters() -> Uses:
     def loss(w: Any, x: Any) -> Any:
         for _ in range(3):
@@ -270,7 +270,7 @@ def sparse_constants() -> Loss:
     return layered(lambda x, v: jnp.tanh(w @ x @ v))
 
 
-@program(waits_for="case 23: NumPy integers as budgets")
+@program()
 def numpy_integers_as_budgets() -> Uses:
     def use(wrap: Wrap) -> Any:
         def planner(fun: Any, budget: Any, **options: Any) -> Any:

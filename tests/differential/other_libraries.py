@@ -46,13 +46,13 @@ def filtered(
     return Uses(use, tolerance=1e-4)
 
 
-@program(waits_for=LEAVES)
+@program()
 def equinox_mlp() -> Uses:
     eqx = equinox()
     return filtered(lambda: eqx.nn.MLP(8, 8, 16, 3, key=jax.random.key(0)), rows())
 
 
-@program(waits_for=LEAVES)
+@program()
 def equinox_sequential_with_functions() -> Uses:
     eqx = equinox()
 
@@ -85,7 +85,7 @@ def equinox_partitioned() -> Uses:
     return Uses(use)
 
 
-@program(waits_for=LEAVES)
+@program()
 def equinox_dropout_and_inference() -> Uses:
     def use(wrap: Wrap) -> Any:
         eqx = equinox()
@@ -148,7 +148,7 @@ def equinox_batch_norm_with_state() -> Uses:
     return Uses(use, tolerance=1e-4)
 
 
-@program(waits_for=LEAVES)
+@program()
 def equinox_scan_over_layers() -> Uses:
     eqx = equinox()
 

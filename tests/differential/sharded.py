@@ -99,7 +99,7 @@ def mapped_in_a_scan() -> Loss:
     return Loss(loss, (ws, put(mesh, batch(), "data")), out_shardings=shared(ws))
 
 
-@program(cost="compiled", waits_for="case 15: a constraint on a real mesh, plain arguments")
+@program(cost="compiled")
 def constrained_with_plain_arguments() -> Loss:
     mesh = mesh_of()
 
@@ -109,7 +109,7 @@ def constrained_with_plain_arguments() -> Loss:
     return Loss(layers(layer), (list(weights()), batch()))
 
 
-@program(cost="compiled", waits_for="case 15: shard_map on a real mesh, plain arguments")
+@program(cost="compiled")
 def mapped_with_plain_arguments() -> Loss:
     mesh = mesh_of()
 
@@ -122,7 +122,7 @@ def mapped_with_plain_arguments() -> Loss:
     return Loss(layers(layer), (list(weights()), batch()))
 
 
-@program(cost="compiled", waits_for="case 21: meshes with explicit axes")
+@program(cost="compiled")
 def explicit_axes() -> Loss:
     mesh = mesh_of(AxisType.Explicit, AxisType.Explicit)
     ws = [put(mesh, w) for w in weights()]
@@ -130,7 +130,7 @@ def explicit_axes() -> Loss:
     return Loss(layers(lambda x, w: jnp.tanh(x @ w)), args, out_shardings=shared(ws))
 
 
-@program(cost="compiled", waits_for="case 10: planned inside jax.shard_map")
+@program(cost="compiled")
 def planned_inside_a_mapping() -> Uses:
     """Each device runs the planned loss on its rows."""
     mesh = mesh_of()
@@ -149,7 +149,7 @@ def planned_inside_a_mapping() -> Uses:
     return Uses(use)
 
 
-@program(cost="compiled", waits_for="case 10: planned scans inside jax.shard_map")
+@program(cost="compiled")
 def planned_scan_inside_a_mapping() -> Uses:
     mesh = mesh_of()
 

@@ -16,7 +16,6 @@ from differential.program import Uses, Wrap, layers, program, rows, weights
 
 LOSS = layers(lambda x, w: jnp.tanh(x @ w))
 ARGS = (list(weights()), rows())
-PICKLE = "case 19: pickle and copies"
 
 
 def module_loss(ws: Any, x: Any) -> Any:
@@ -24,28 +23,25 @@ def module_loss(ws: Any, x: Any) -> Any:
     return LOSS(ws, x)
 
 
-@program(waits_for="case 18 or others: jax.export")
+@program()
 def exported() -> Uses:
     def use(wrap: Wrap) -> Any:
-        step = wrap.jit(jax.value_and_grad(wrap(LOSS)))
-        data = export.export(step)(*ARGS).serialize()
-        return export.deserialize(data).call(*ARGS)
+        return export.export(wrap.jit(jax.value_and_grad(wrap(LOSS))))(*ARGS).call(*ARGS)
 
     return Uses(use)
 
 
-@program(waits_for="case 18 or others: jax.export")
+@program()
 def exported_with_a_gradient() -> Uses:
     """The forward goes out, with its pullback."""
 
     def use(wrap: Wrap) -> Any:
-        data = export.export(wrap.jit(wrap(LOSS)))(*ARGS).serialize(vjp_order=1)
-        return jax.value_and_grad(export.deserialize(data).call)(*ARGS)
+        return jax.value_and_grad(export.export(wrap.jit(wrap(LOSS)))(*ARGS).call)(*ARGS)
 
     return Uses(use)
 
 
-@program(waits_for=PICKLE)
+@program()
 def a_planned_function_pickled() -> Uses:
     def use(wrap: Wrap) -> Any:
         planned = wrap(module_loss)
@@ -56,7 +52,7 @@ def a_planned_function_pickled() -> Uses:
     return Uses(use)
 
 
-@program(waits_for=PICKLE)
+@program()
 def a_planned_function_pickled_before_its_use() -> Uses:
     def use(wrap: Wrap) -> Any:
         planned = wrap(module_loss)
@@ -67,7 +63,7 @@ def a_planned_function_pickled_before_its_use() -> Uses:
     return Uses(use)
 
 
-@program(waits_for=PICKLE)
+@program()
 def a_planned_function_copied() -> Uses:
     def use(wrap: Wrap) -> Any:
         planned = wrap(LOSS)
@@ -101,11 +97,11 @@ def a_plan_as_json() -> Uses:
     return through(change)
 
 
-@program(waits_for=PICKLE)
+@program()
 def a_plan_pickled() -> Uses:
     return through(lambda plan: pickle.loads(pickle.dumps(plan)))
 
 
-@program(waits_for=PICKLE)
+@program()
 def a_plan_copied() -> Uses:
     return through(copy.deepcopy)
