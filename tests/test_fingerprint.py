@@ -90,27 +90,32 @@ def in_a_cond(act: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("around", [plainly, in_a_scan, in_a_cond])
 @pytest.mark.parametrize(
-    ("before", "after"),
+    ("before", "after", "words"),
     [
-        (lean, functools.partial(keeping, 2)),
-        (lean, other_backward),
-        (functools.partial(jvp_rule, 1.0), functools.partial(jvp_rule, 2.0)),
+        # The operations of a forward rule are those of the program.
+        (lean, functools.partial(keeping, 2), "operation"),
+        (lean, other_backward, "derivative rule"),
+        (functools.partial(jvp_rule, 1.0), functools.partial(jvp_rule, 2.0), "derivative rule"),
     ],
 )
 def test_an_edited_rule_is_another_program(
-    around: Callable[..., Any], before: Callable[..., Any], after: Callable[..., Any]
+    around: Callable[..., Any], before: Callable[..., Any], after: Callable[..., Any], words: str
 ) -> None:
     first, again, edited = (print_of(around(make())) for make in (before, before, after))
     assert first == again
     difference = first.first_difference(edited)
-    assert difference is not None and "derivative rule" in difference
+    assert difference is not None and words in difference
 
 
 def test_rules_with_one_primal_keep_what_each_of_them_keeps() -> None:
     few, many = lean(), keeping(3)
     graph = graph_of(lambda w, x: (few(x @ w) + many(x @ w)).sum())
-    kept = [op.opaque_bytes for op in graph.operations if op.primitive == "custom_vjp_call"]
-    assert kept == [0, 3 * X.nbytes]
+    kept = [
+        sum(graph.values[v].size_bytes for v in op.needs)
+        for op in graph.operations
+        if op.primitive == "custom_vjp_call"
+    ]
+    assert kept == [X.nbytes, 3 * X.nbytes]
 
 
 def test_a_rule_that_is_never_used_is_not_run() -> None:
@@ -219,7 +224,7 @@ def test_a_saved_plan_is_refused_after_an_edit_of_a_rule(tmp_path: Path) -> None
     plan.save(tmp_path / "plan.json")
     loaded = jax_hremat.RematPlan.load(tmp_path / "plan.json")
     jax_hremat.apply_plan(plainly(lean()), loaded)(W, X)
-    with pytest.raises(StalePlanError, match="another derivative rule"):
+    with pytest.raises(StalePlanError, match="is not for `loss`.*operation"):
         jax_hremat.apply_plan(plainly(keeping(4)), loaded)(W, X)
 
 

@@ -22,6 +22,8 @@ from jax_hremat import PlannerConfig, SearchConfig, UnsupportedProgramError
 from jax_hremat._compiler.target import get_target
 from jax_hremat._cost.certify import compile_step
 from jax_hremat._cost.layout import inferred_layout
+from jax_hremat._planned import Loss
+from jax_hremat._program.call import Arguments
 from jax_hremat._program.emit import emit
 from jax_hremat._program.mesh import DeviceMesh
 from jax_hremat._program.region import Loop, Region
@@ -248,8 +250,10 @@ def test_a_training_step_around_a_shard_map() -> None:
 
         return jax.shard_map(body, mesh=AUTO, in_specs=(P(), P(AXES)), out_specs=P())
 
+    loss, _ = Loss.of(mlp, (0,), has_aux=False)
+    arguments = Arguments.of((PARAMS, X), {})
     step = training_step(
-        make_step, mlp, (PARAMS, X), argnums=(0,), has_aux=False, donate_argnums=()
+        make_step, mlp, loss.trace_as_jit, arguments, has_aux=False, donate_argnums=()
     )
     planned, _ = planned_by_hand(mlp)
     compiled = jax.jit(make_step(planned), compiler_options=OPTIONS)

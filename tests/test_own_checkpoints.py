@@ -83,7 +83,7 @@ def checkpoints_in(jaxpr: Any) -> int:
 def test_opened_the_program_has_none_and_computes_the_same(name: str) -> None:
     loss, args = LOSSES[name], arguments()
     closed = trace_loss(loss, args, {})
-    opened = trace_loss(loss, args, {}, opens_checkpoints=True)
+    opened = closed.with_checkpoints_opened()
     assert checkpoints_in(closed.jaxpr) > 0
     assert checkpoints_in(opened.jaxpr) == 0
     assert sum(c.count for c in opened.own_checkpoints) == COUNTS[name]
@@ -118,8 +118,7 @@ def test_scopes_and_lines_of_what_is_opened_stay() -> None:
         lambda w, x: jax.named_scope("outer")(nested)(w, x),
         arguments(),
         {},
-        opens_checkpoints=True,
-    )
+    ).with_checkpoints_opened()
     products = [
         e for e in compat.open_jaxpr(program.jaxpr).eqns if e.primitive.name == "dot_general"
     ]
@@ -165,8 +164,9 @@ def test_custom_rules_stay_as_they_are() -> None:
         return jax.checkpoint(jnp.sin)(x)
 
     rule.defvjp(lambda x: (rule(x), x), lambda x, g: (2.0 * g,))
-    program = trace_loss(lambda x: rule(x).sum(), (jnp.ones(3),), {}, opens_checkpoints=True)
-    assert checkpoints_in(program.jaxpr) == 1
+    program = trace_loss(lambda x: rule(x).sum(), (jnp.ones(3),), {}).with_checkpoints_opened()
+    # That of the function, and that of the function as its forward rule calls it.
+    assert checkpoints_in(program.jaxpr) == 2
     step = program.step(lambda x: compat.evaluate_inlined(program.jaxpr, (), (x,)))
     np.testing.assert_array_equal(step(jnp.ones(3))[2][0], np.full(3, 2.0))
 
@@ -186,7 +186,7 @@ class Model(nn.Module):
 def test_flax_remat_and_remat_scan_are_seen_and_opened() -> None:
     model, x = Model(), jnp.ones((4, WIDTH))
     variables = jax.eval_shape(model.init, jax.random.key(0), x)
-    call = trace_call(lambda v, x: model.apply(v, x), (variables, x), (0,), True)
+    call = trace_call(lambda v, x: model.apply(v, x), (variables, x), (0,))
     # The layer, and each of the two outer steps.
     assert sum(c.count for c in call.own_checkpoints) == 1 + 2
     assert checkpoints_in(call.jaxpr) == 0

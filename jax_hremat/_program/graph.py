@@ -213,6 +213,7 @@ def _graph_of(program: Program) -> Graph:
     detached: set[int] = set()
     residual_cache: dict[Any, _Residuals] = {}
     operations: list[Operation] = []
+    pulled_back = _pulled_back(program)
     for index, eqn in enumerate(jaxpr.eqns):
         inputs = tuple(None if isinstance(v, compat.Literal) else ids[v] for v in eqn.invars)
         outputs = tuple(declare(v, "computed", index) for v in eqn.outvars)
@@ -225,7 +226,7 @@ def _graph_of(program: Program) -> Graph:
         # rules, which only their identity tells apart.
         key = (signature, mask, compat.functions_key(eqn))
         residuals = _NO_RESIDUALS
-        if any(mask) and floating and eqn.primitive.name not in STOPS:
+        if any(mask) and floating and index in pulled_back:
             if key not in residual_cache:
                 residual_cache[key] = _residuals_of(eqn, mask)
             residuals = residual_cache[key]
@@ -284,6 +285,21 @@ def _graph_of(program: Program) -> Graph:
         outputs=outputs_ids,
         differentiated=differentiated,
     )
+
+
+def _pulled_back(program: Program) -> Set[int]:
+    """The equations that a cotangent of a result may come back to, from which the program's loss,
+    or any result of a program that is none, depends on their inputs. The rules of no other are
+    run: JAX would not run them either."""
+    jaxpr = compat.open_jaxpr(program.jaxpr)
+    results = jaxpr.outvars[:1] if program.is_loss else jaxpr.outvars
+    reached = {v for v in results if not isinstance(v, compat.Literal)}
+    found = set()
+    for index, eqn in reversed(list(enumerate(jaxpr.eqns))):
+        if eqn.primitive.name not in STOPS and not reached.isdisjoint(eqn.outvars):
+            found.add(index)
+            reached.update(v for v in eqn.invars if not isinstance(v, compat.Literal))
+    return found
 
 
 def _without_dead_ends(

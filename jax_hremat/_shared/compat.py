@@ -240,18 +240,22 @@ def bind_attached(
     function, forward, backward = params.pop("subfuns")
     trees = params.pop("out_trees")
     made = [*outputs, *residuals]
+    # What these functions close over tells them apart (`functions_key`), so no value is among it.
+    num_outputs, num_made = len(outputs), len(made)
+    evaluated_for, num_consts = rule.moving, rule.num_consts
+    asks_which = params["symbolic_zeros"]
 
     def attached(*args: Any) -> list[Any]:
-        return function.call_wrapped(*args[len(made) :])
+        return function.call_wrapped(*args[num_made:])
 
     def attached_forward(*pairs: Any) -> list[Any]:
-        values, moving = pairs[::2], pairs[2 * len(made) + 1 :: 2]
-        as_evaluated = moving == rule.moving or not params["symbolic_zeros"]
-        if as_evaluated and not any(moving[: rule.num_consts]):
-            return [*values[len(outputs) : len(made)], *values[: len(outputs)]]
-        results = iter(forward.call_wrapped(*pairs[2 * len(made) :]))
+        values, moving = pairs[::2], pairs[2 * num_made + 1 :: 2]
+        as_evaluated = moving == evaluated_for or not asks_which
+        if as_evaluated and not any(moving[:num_consts]):
+            return [*values[num_outputs:num_made], *values[:num_outputs]]
+        results = iter(forward.call_wrapped(*pairs[2 * num_made :]))
         sources = trees()[2]
-        given = values[len(made) :]
+        given = values[num_made:]
         return [*(next(results) if i is None else given[i] for i in sources), *results]
 
     def attached_trees() -> tuple[Any, Any, list[None]]:
