@@ -138,17 +138,6 @@ def test_random_keys_are_measured_too() -> None:
     assert plan.certificate.holds
 
 
-def test_what_is_not_priced_is_told() -> None:
-    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
-        return (jnp.abs(jnp.fft.rfft(x @ w)) ** 2).mean()
-
-    config = PlannerConfig(cost="analytic", max_rounds=0)
-    make = jax_hremat.plan_remat(loss, budget=1.0, target="cpu", config=config)
-    plan = make(struct(8, 8), struct(64, 8))
-    assert plan.unpriced["fft"] >= 1
-    assert f"{plan.unpriced['fft']} × fft" in str(plan)
-
-
 def test_nothing_is_measured_on_a_device_that_is_not_there() -> None:
     config = PlannerConfig(search=SEARCH, cost="measured")
     with pytest.raises(jax_hremat.TargetUnavailableError, match="'h200', and .* attached"):

@@ -39,8 +39,9 @@ def test_a_planned_step_is_exported_at_its_shapes() -> None:
     exported = export.export(jax.jit(jax.value_and_grad(planned)))(W, X)
     for a, b in zip(exported.call(W, X), step(W, X), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
-    # Its recompute is in what is exported, barriers and all.
-    assert "optimization_barrier" in exported.mlir_module()
+    # Its recompute is in what is exported, with a barrier or what stands in its place on the CPU.
+    module = exported.mlir_module()
+    assert "optimization_barrier" in module or 'inlineable = "false"' in module
     with_rule = export.export(jax.jit(planned))(W, X)
     assert with_rule.has_vjp()
     np.testing.assert_allclose(jax.grad(with_rule.call)(W, X), step(W, X)[1], rtol=1e-5)

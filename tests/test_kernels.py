@@ -396,6 +396,7 @@ def test_an_unpriced_kernel_is_warned_of_and_a_price_of_the_users_is_taken() -> 
     assert target in warning and "kernel_costs" in warning
     # Two forwards, and three in the backward: the batch has no gradient.
     assert free.unpriced[name] == 5
+    assert f"5 × {name}" in str(free)
 
     def cost(operands: Any, results: Any) -> tuple[float, float]:
         (rows, inner), (_, columns) = (o.shape for o in operands[-2:])

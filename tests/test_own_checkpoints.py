@@ -186,7 +186,9 @@ class Model(nn.Module):
 def test_flax_remat_and_remat_scan_are_seen_and_opened() -> None:
     model, x = Model(), jnp.ones((4, WIDTH))
     variables = jax.eval_shape(model.init, jax.random.key(0), x)
-    call = trace_call(lambda v, x: model.apply(v, x), (variables, x), (0,))
+    call = trace_call(
+        lambda v, x: model.apply(v, x), (variables, x), (0,)
+    ).with_checkpoints_opened()
     # The layer, and each of the two outer steps.
     assert sum(c.count for c in call.own_checkpoints) == 1 + 2
     assert checkpoints_in(call.jaxpr) == 0

@@ -121,7 +121,9 @@ def test_the_frontier_marks_the_plan(frontier: Frontier) -> None:
 
 
 def test_a_plan_without_costs_says_so(frontier: Frontier) -> None:
-    plan = jax_hremat.certify(loss_fn, frontier[0], budget=1.0, target="cpu")(*ARGS)
+    params, batch = ARGS
+    other = jax.ShapeDtypeStruct((512, 16), batch.dtype)
+    plan = jax_hremat.certify(loss_fn, frontier[0], budget=1.0, target="cpu")(params, other)
     text = " ".join(Outline(page(plan)).text.split())
     assert text.count("certified again from another, without costs") == 2
 

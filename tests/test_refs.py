@@ -141,7 +141,7 @@ def test_mutable_arrays_that_cannot_be_planned() -> None:
     plan = jax_hremat.plan_remat
     with pytest.raises(UnsupportedProgramError, match="closes over a mutable array"):
         plan(closes_over, budget=1.0, target="cpu")(W)
-    with pytest.raises(UnsupportedProgramError, match=r"argument is a mutable array.*\[3\]"):
+    with pytest.raises(UnsupportedProgramError, match=r"mutable array, or is given one.*\[3\]"):
         plan(takes, budget=1.0, target="cpu")(W, outer)
     for fun, at in ((notes, "custom_vjp_call"), (scans_over_a_rule, "scan")):
         with pytest.raises(UnsupportedProgramError, match=f"derivative rule.*`{at}` at .*test_ref"):

@@ -314,8 +314,8 @@ def trace_flat(
     refs = [v.aval for v in compat.open_jaxpr(nested).constvars if compat.is_ref(v.aval)]
     if refs:
         raise _outer_ref(
-            f"the function closes over a mutable array (`jax.new_ref`; in Flax, a variable with "
-            f"`ref=True`), {refs[0].str_short()}"
+            f"the function closes over a mutable array, or is given one (`jax.new_ref`; in Flax, a "
+            f"variable with `ref=True`), {refs[0].str_short()}"
         )
     errors = compat.unchecked_errors(nested)
     if errors:

@@ -220,8 +220,6 @@ def check_random(
     tally, end_s = Tally(), time.monotonic() + seconds
 
     def check(data: st.DataObject) -> None:
-        if time.monotonic() > end_s or tally.programs >= count:
-            return
         case = data.draw(cases())
         tally.programs += 1
         tally.plans += check_under_regions(case, data.draw)
@@ -231,7 +229,7 @@ def check_random(
     while tally.programs < count and time.monotonic() < end_s:
         run = given(st.data())(check)
         run = settings(
-            max_examples=min(_AT_A_TIME, count),
+            max_examples=min(_AT_A_TIME, count - tally.programs),
             deadline=None,
             database=None,
             print_blob=True,
