@@ -16,6 +16,9 @@ from jax_hremat import InfeasibleBudgetError, RematPlan
 
 # What recomputing in other fusions may change, by the coarsest type that takes part.
 _EPSILONS = 64
+# Where all of an array is below this, it is zero but for rounding: of a bias before a batch norm,
+# say, the gradient.
+_ZERO = 1e-2
 _FRACTION = 0.9
 # A refusal names what will do; where several functions are planned, each of them may be refused.
 _REFUSALS = 4
@@ -130,7 +133,7 @@ def _assert_same_leaf(a: Any, b: Any, tolerance: float) -> None:
     a, b = np.asarray(a).astype(wide), np.asarray(b).astype(wide)
     finite = np.abs(b[np.isfinite(b)])
     scale = float(finite.max()) if finite.size else 0.0
-    np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * scale + 1e-30)
+    np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * max(scale, _ZERO))
 
 
 @contextlib.contextmanager

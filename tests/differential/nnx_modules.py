@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -66,7 +67,9 @@ def trained(
         jitted = nnx.jit(step) if jit else step
         peak_bytes = None
         if certified and wrap.made:
-            peak_bytes = peak_of(fun, args, kwargs, wrap, argnums, has_aux)
+            # `nnx.value_and_grad` passes what it can by position.
+            given = inspect.signature(fun).bind(*args, **kwargs).args
+            peak_bytes = peak_of(fun, given, {}, wrap, argnums, has_aux)
         outs = [jitted(args, kwargs) for _ in range(steps)]
         return Outcome((outs, state_of((args, kwargs))), peak_bytes)
 

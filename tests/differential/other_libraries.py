@@ -277,7 +277,7 @@ def optax_losses() -> Loss:
         zeros = jnp.zeros((4, 16))
         tokens = labels.reshape(4, 16)[:, :3] % 7 + 1
         total += optax.ctc_loss(frames, zeros, tokens, jnp.zeros((4, 3))).mean() * 1e-2
-        return total + optax.global_norm(params) * 1e-3
+        return total + optax.tree.norm(params) * 1e-3
 
     args = (list(weights()), rows(), jnp.arange(64) % 8)
     return Loss(loss, args, tolerance=1e-4)

@@ -92,7 +92,7 @@ def sharpness_aware() -> Fitted:
     def make_step(loss: Any) -> Any:
         def step(params: Any, batch: Any) -> Any:
             value, grads = jax.value_and_grad(loss)(params, batch)
-            size = optax.global_norm(grads)
+            size = optax.tree.norm(grads)
             there = jax.tree.map(lambda p, g: p + 0.05 * g / size, params, grads)
             grads = jax.grad(loss)(there, batch)
             return jax.tree.map(lambda p, g: p - 0.01 * g, params, grads), value
