@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from jax_hremat._program.bodies import branch_bodies, scan_body
 from jax_hremat._program.region import Loop, Region
+from jax_hremat._program.rules import active_variables, are_in
 from jax_hremat._program.trace import Program
 from jax_hremat._shared import compat
 
@@ -99,11 +100,11 @@ def loop_losses(draw: st.DrawFn) -> Any:
 
 
 @st.composite
-def loops(draw: st.DrawFn, eqn: Any, depth: int) -> Loop:
+def loops(draw: st.DrawFn, eqn: Any, moving: list[bool], depth: int) -> Loop:
     """Any way to run a scan."""
     lengths = st.integers(1, eqn.params["length"] + 1)
     segments = sorted(draw(st.sets(lengths, max_size=2)), reverse=True)
-    return Loop(draw(region_trees(scan_body(eqn), depth)), tuple(segments))
+    return Loop(draw(region_trees(scan_body(eqn, moving), depth)), tuple(segments))
 
 
 @st.composite
@@ -112,7 +113,9 @@ def region_trees(
 ) -> Region:
     """Any nest of bare and wrapped regions, each wrapped one saving any values made in it; any
     scan or cond in another mode, if `in_loops`."""
-    equations = compat.open_jaxpr(program.jaxpr).eqns
+    jaxpr = compat.open_jaxpr(program.jaxpr)
+    equations = jaxpr.eqns
+    moved = active_variables(jaxpr, program.moving)
 
     def region(start: int, stop: int, depth: int) -> Region:
         wrapped = draw(st.booleans())
@@ -121,11 +124,12 @@ def region_trees(
         children: list[Region] = []
         alone = equations[start].primitive.name if stop - start == 1 else ""
         if in_loops and alone in BODIES and not wrapped and draw(st.booleans()):
+            eqn = equations[start]
+            moving = are_in(moved, eqn.invars)
             if alone == "scan":
-                return Region(start, stop, loop=draw(loops(equations[start], max_depth - 1)))
-            trees = [
-                draw(region_trees(body, max_depth - 1)) for body in branch_bodies(equations[start])
-            ]
+                return Region(start, stop, loop=draw(loops(eqn, moving, max_depth - 1)))
+            bodies = branch_bodies(eqn, moving)
+            trees = [draw(region_trees(body, max_depth - 1)) for body in bodies]
             return Region(start, stop, branches=tuple(trees))
         if depth < max_depth and stop > start:
             edges = draw(st.sets(st.integers(start, stop), max_size=5))
