@@ -89,8 +89,8 @@ def peak_of(fun: Any, args: Any, kwargs: Any, wrap: Wrap, argnums: Any, has_aux:
         now = nnx.merge(graphdef, params, rest, copy=True)
         out = fun(*now[0], **now[1])
         value, aux = out if has_aux else (out, None)
-        after = nnx.split(now, nnx.All(nnx.Param, chosen), ...)[2]
-        pairs = zip(jax.tree.leaves(after), jax.tree.leaves(rest), strict=True)
+        after = nnx.split(now, nnx.All(nnx.Param, chosen), ...)[1:]
+        pairs = zip(jax.tree.leaves(after), jax.tree.leaves((params, rest)), strict=True)
         return value, (aux, [one for one, before in pairs if one is not before])
 
     step = wrap.jit(jax.value_and_grad(pure, has_aux=True))

@@ -26,7 +26,7 @@ from jax_hremat._program.trace import trace_loss
 
 ROWS = 16
 # Programs are drawn in so many at a time, each time from another seed.
-_AT_A_TIME = 50
+_AT_A_TIME = 25
 # Of so many programs, one is planned at three budgets; all are run under random regions.
 _PLANNED_EVERY = 10
 
@@ -212,7 +212,7 @@ def check_under_regions(case: Loss, draw: st.DrawFn, count: int = 2) -> int:
 def check_random(
     count: int, seconds: float = float("inf"), seed: int = 0, planned_every: int = _PLANNED_EVERY
 ) -> Tally:
-    """Draw programs until there were so many, or the time is up.
+    """Draw programs until there were so many, or the time is up, which is looked at now and then.
 
     Raises:
         AssertionError: A program is not the same; the smallest such is printed.
@@ -220,8 +220,6 @@ def check_random(
     tally, end_s = Tally(), time.monotonic() + seconds
 
     def check(data: st.DataObject) -> None:
-        if time.monotonic() > end_s or tally.programs >= count:
-            return
         case = data.draw(cases())
         tally.programs += 1
         tally.plans += check_under_regions(case, data.draw)
@@ -231,7 +229,7 @@ def check_random(
     while tally.programs < count and time.monotonic() < end_s:
         run = given(st.data())(check)
         run = settings(
-            max_examples=min(_AT_A_TIME, count),
+            max_examples=min(_AT_A_TIME, count - tally.programs),
             deadline=None,
             database=None,
             print_blob=True,
