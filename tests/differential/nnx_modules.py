@@ -89,8 +89,8 @@ def peak_of(fun: Any, args: Any, kwargs: Any, wrap: Wrap, argnums: Any, has_aux:
         now = nnx.merge(graphdef, params, rest, copy=True)
         out = fun(*now[0], **now[1])
         value, aux = out if has_aux else (out, None)
-        after = nnx.split(now, nnx.All(nnx.Param, chosen), ...)[2]
-        pairs = zip(jax.tree.leaves(after), jax.tree.leaves(rest), strict=True)
+        after = nnx.split(now, nnx.All(nnx.Param, chosen), ...)[1:]
+        pairs = zip(jax.tree.leaves(after), jax.tree.leaves((params, rest)), strict=True)
         return value, (aux, [one for one, before in pairs if one is not before])
 
     step = wrap.jit(jax.value_and_grad(pure, has_aux=True))
@@ -130,7 +130,7 @@ def keys_in_the_module() -> Uses:
     return trained(lambda wrap: (wrap(square), (Model(nnx.Rngs(0)), rows()), {}))
 
 
-@program(waits_for="case 1: keys as an argument")
+@program()
 def keys_as_an_argument() -> Uses:
     def loss(model: Any, x: Any, rngs: nnx.Rngs) -> Any:
         return (model(x, rngs) ** 2).mean()
@@ -138,7 +138,7 @@ def keys_as_an_argument() -> Uses:
     return trained(lambda wrap: (wrap(loss), (Model(nnx.Rngs(0)), rows(), nnx.Rngs(dropout=3)), {}))
 
 
-@program(waits_for="case 1: keys as a keyword")
+@program()
 def keys_as_a_keyword() -> Uses:
     def loss(model: Any, x: Any, rngs: nnx.Rngs) -> Any:
         return (model(x, rngs) ** 2).mean()
@@ -148,7 +148,7 @@ def keys_as_a_keyword() -> Uses:
     )
 
 
-@program(waits_for="case 1: keys as a keyword of a planned class")
+@program()
 def keys_as_a_keyword_of_a_class() -> Uses:
     def make(wrap: Wrap) -> Any:
         def loss(model: Any, x: Any, rngs: nnx.Rngs) -> Any:
@@ -179,7 +179,7 @@ def several_outputs() -> Uses:
     return trained(make, has_aux=True, jit=False, certified=False)
 
 
-@program(waits_for="case 1: metrics updated in the loss")
+@program()
 def metrics_updated_in_the_loss() -> Uses:
     def loss(model: Any, metrics: Any, x: Any) -> Any:
         y = model(x)
@@ -193,7 +193,7 @@ def metrics_updated_in_the_loss() -> Uses:
     return trained(make)
 
 
-@program(waits_for="case 1: a variable as an argument")
+@program()
 def a_variable_as_an_argument() -> Uses:
     class Count(nnx.Variable):
         pass
@@ -208,7 +208,7 @@ def a_variable_as_an_argument() -> Uses:
     return trained(make)
 
 
-@program(waits_for="case 1: modules in a list")
+@program()
 def modules_in_a_list() -> Uses:
     def loss(model: Any, others: Any, x: Any) -> Any:
         for other in others:
@@ -222,7 +222,7 @@ def modules_in_a_list() -> Uses:
     return trained(make)
 
 
-@program(waits_for="case 1: modules in a dictionary")
+@program()
 def modules_in_a_dictionary_differentiated() -> Uses:
     def loss(models: Any, x: Any) -> Any:
         return square(models["b"], models["a"](x))
@@ -234,7 +234,7 @@ def modules_in_a_dictionary_differentiated() -> Uses:
     return trained(make)
 
 
-@program(waits_for="case 1: a module as a keyword")
+@program()
 def a_module_as_a_keyword() -> Uses:
     def loss(model: Any, x: Any, teacher: Any) -> Any:
         return ((model(x) - teacher(x)) ** 2).mean()
@@ -245,7 +245,7 @@ def a_module_as_a_keyword() -> Uses:
     return trained(make)
 
 
-@program(waits_for="case 1: a module in a closure, changed between calls")
+@program()
 def a_module_in_a_closure() -> Uses:
     def use(wrap: Wrap) -> Any:
         model, teacher = Block(nnx.Rngs(0), rate=0.0), Block(nnx.Rngs(7))
@@ -308,7 +308,7 @@ def two_modules_differentiated() -> Uses:
     return trained(make, argnums=(0, 2))
 
 
-@program(waits_for="case 2: a parameter set during the call")
+@program()
 def a_parameter_set_in_the_call() -> Uses:
     class Scaled(nnx.Module):
         def __init__(self, rngs: nnx.Rngs) -> None:
@@ -322,7 +322,7 @@ def a_parameter_set_in_the_call() -> Uses:
     return trained(lambda wrap: (wrap(square), (Scaled(nnx.Rngs(0)), rows()), {}))
 
 
-@program(waits_for="case 3: jax_hremat.hremat on a loss of NNX modules")
+@program()
 def planned_by_the_function_for_arrays() -> Uses:
     def make(wrap: Wrap) -> Any:
         return wrap(square), (Model(nnx.Rngs(0)), rows()), {}

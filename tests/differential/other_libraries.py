@@ -12,8 +12,6 @@ import pytest
 
 from differential.program import Loss, Uses, Wrap, normal, program, rows, weights
 
-LEAVES = "case 13: functions as leaves of arguments"
-
 
 def equinox() -> Any:
     return pytest.importorskip("equinox")
@@ -115,7 +113,7 @@ def equinox_dropout_and_inference() -> Uses:
     return Uses(use)
 
 
-@program(waits_for=LEAVES)
+@program()
 def equinox_batch_norm_with_state() -> Uses:
     def use(wrap: Wrap) -> Any:
         eqx = equinox()

@@ -92,7 +92,6 @@ class Program:
         make: Returns the case, with data of its own.
         name: Says what is peculiar to it.
         quick: Whether it is in the default suite.
-        waits_for: A known fault that makes it fail, in words; None for none.
         context: Settings of JAX to make, plan and run it in.
         cost: Where costs come from; on a mesh, they are compiled.
     """
@@ -100,7 +99,6 @@ class Program:
     make: Callable[[], Case]
     name: str
     quick: bool = False
-    waits_for: str | None = None
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     cost: str = "analytic"
 
@@ -336,5 +334,4 @@ def layered(layer: Callable[..., Any], **options: Any) -> Loss:
 
 def adam_state(params: Any, optimizer: optax.GradientTransformation) -> Any:
     """Copies, since steps take the memory."""
-    params = jax.tree.map(jax.numpy.array, params)
-    return params, optimizer.init(params)
+    return jax.tree.map(jax.numpy.array, (params, optimizer.init(params)))

@@ -101,7 +101,7 @@ def raw_keys_in_a_scan_unrolled() -> Loss:
     return Loss(loss, (weights(4), rows(), jax.random.PRNGKey(1)), has_aux=True)
 
 
-@program(waits_for="case 4: lax.rng_uniform draws anew when recomputed")
+@program()
 def uniform_with_hidden_state() -> Uses:
     """Its draws cannot be compared; its gradient can with the draw that comes out."""
 

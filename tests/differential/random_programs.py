@@ -26,7 +26,7 @@ from jax_hremat._program.trace import trace_loss
 
 ROWS = 16
 # Programs are drawn in so many at a time, each time from another seed.
-_AT_A_TIME = 50
+_AT_A_TIME = 25
 # Of so many programs, one is planned at three budgets; all are run under random regions.
 _PLANNED_EVERY = 10
 
@@ -212,7 +212,7 @@ def check_under_regions(case: Loss, draw: st.DrawFn, count: int = 2) -> int:
 def check_random(
     count: int, seconds: float = float("inf"), seed: int = 0, planned_every: int = _PLANNED_EVERY
 ) -> Tally:
-    """Draw programs until there were so many, or the time is up.
+    """Draw programs until there were so many, or the time is up, which is looked at now and then.
 
     Raises:
         AssertionError: A program is not the same; the smallest such is printed.

@@ -245,7 +245,6 @@ def scanned_layers_unrolled_optimizer() -> Fitted:
 
 
 @program()
-def line_search() -> Fitted:
-    """The optimizer evaluates the loss by itself."""
-    optimizer = optax.lbfgs(linesearch=None, learning_rate=0.1)
-    return with_optimizer(optimizer, tolerance=1e-3)
+def quasi_newton() -> Fitted:
+    """The state starts as the parameters."""
+    return with_optimizer(optax.lbfgs(1e-2, linesearch=None), tolerance=1e-3)
