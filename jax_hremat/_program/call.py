@@ -136,6 +136,7 @@ def call_flat(
     *,
     check: Callable[[Any], None] = lambda result: None,
     num_kept: int = 0,
+    hands_on: bool = False,
     as_jit: bool = False,
     returned: frozenset[int] = frozenset(),
 ) -> tuple[list[Any], Results]:
@@ -147,6 +148,8 @@ def call_flat(
         values: What the inputs are now.
         check: Looks at what the function returned.
         num_kept: How many leaves of the results are outputs whatever they are.
+        hands_on: Whether inputs that the function returns as they are are outputs, as they are of
+            the compiled step, which has memory for them.
         as_jit: Whether all arrays and numbers are outputs, as those of `jax.jit` are, and not only
             what was computed from the inputs.
         returned: Numbers of the variables that are outputs whether changed or not.
@@ -182,6 +185,7 @@ def call_flat(
         value = leaf.value
         if k >= num_kept and id(value) in input_of:
             sources.append(("input", input_of[id(value)]))
+            outputs += [value] if hands_on else []
         elif k < num_kept or isinstance(value, Tracer) or (as_jit and _is_output(value)):
             sources.append(("output", len(outputs)))
             outputs.append(value)
@@ -245,7 +249,9 @@ def trace_arguments(
             check_loss(fun, result, has_aux)
 
     def flat(*values: Any) -> list[Any]:
-        outputs, results = call_flat(fun, arguments, values, check=check, num_kept=int(is_loss))
+        outputs, results = call_flat(
+            fun, arguments, values, check=check, num_kept=int(is_loss), hands_on=is_loss
+        )
         made.append(results)
         return outputs
 
