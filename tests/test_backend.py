@@ -13,9 +13,9 @@ from jax_hremat._solve.backend import SolverConfig, Status, solve
 def market_split() -> cp.Problem:
     """Equalities over booleans that no solver decides at once (Cornuéjols and Dawande 1998)."""
     rng = np.random.default_rng(0)
-    x = cp.Variable(300, boolean=True)
-    weights = rng.integers(1, 100, (60, 300))
-    return cp.Problem(cp.Maximize(rng.random(300) @ x), [weights @ x == weights.sum(1) // 2])
+    x = cp.Variable(40, boolean=True)
+    weights = rng.integers(1, 100, (5, 40))
+    return cp.Problem(cp.Maximize(rng.random(40) @ x), [weights @ x == weights.sum(1) // 2])
 
 
 def knapsack(room: float) -> cp.Problem:
@@ -35,9 +35,9 @@ def test_no_solution_is_infeasible():
     assert (found.status, found.objective) == (Status.INFEASIBLE, math.inf)
 
 
-def test_zeros_at_the_time_limit_are_no_solution():
-    config = SolverConfig(time_limit_s=0.2)
-    with pytest.raises(SolverError, match=r"within 0\.2 s.*time_limit_s"):
+def test_zeros_at_the_limit_are_no_solution():
+    config = SolverConfig(max_nodes=3)
+    with pytest.raises(SolverError, match=r"within 3 nodes.*max_nodes"):
         solve(market_split(), config)
     found = solve(market_split(), config, may_be_undecided=True)
     assert (found.status, found.objective) == (Status.UNDECIDED, math.inf)

@@ -69,7 +69,9 @@ def test_another_program_target_version_or_flag_is_another_entry(
     compile_flat(product, AVALS, CPU, cache=cache)
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
     compile_flat(product, AVALS, CPU, cache=cache)
-    assert len(files(tmp_path)) == 6
+    monkeypatch.setattr("jax_hremat._compiler.cache.__version__", "99.0")
+    compile_flat(product, AVALS, CPU, cache=cache)
+    assert len(files(tmp_path)) == 7
 
 
 def cut_off(path: Path) -> None:
@@ -137,8 +139,10 @@ def deep(w: jax.Array, x: jax.Array) -> jax.Array:
 ARGS = (jnp.ones((16, 64)), jnp.ones((128, 16)))
 
 
-def planner(folder: Path, budget: float, **how: Any) -> Callable[..., jax_hremat.RematPlan]:
-    config = PlannerConfig(search=QUICK, cache_dir=folder, **how)
+def planner(
+    folder: Path, budget: float, search: SearchConfig = QUICK, **how: Any
+) -> Callable[..., jax_hremat.RematPlan]:
+    config = PlannerConfig(search=search, cache_dir=folder, **how)
     return jax_hremat.plan_remat(deep, budget=budget, target="cpu", config=config)
 
 
@@ -184,20 +188,21 @@ def test_an_answer_that_compiles_to_something_else_is_planned_again(
     assert planner(tmp_path, 0.8)(*ARGS).certificate == first.certificate
 
 
-def test_a_partitioner_is_known_by_where_it_cuts(
+def test_the_same_question_is_known_by_where_it_cuts_and_not_by_the_number_of_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cutting(at: int) -> Callable[[Any], list[int]]:
         return lambda graph: [at]
 
-    def planned(at: int) -> jax_hremat.RematPlan:
+    def planned(at: int, workers: int = 2) -> jax_hremat.RematPlan:
+        search = dataclasses.replace(QUICK, max_workers=workers)
         how = dict(partitioner=cutting(at), cost="analytic", max_rounds=0)
-        return planner(tmp_path, 1.0, **how)(*ARGS)
+        return planner(tmp_path, 1.0, search, **how)(*ARGS)
 
     first = planned(4)
     forbid_xla(monkeypatch)
     monkeypatch.setattr("jax_hremat._planner.request.prepare", None)
-    assert planned(4).to_json() == first.to_json()
+    assert planned(4).to_json() == planned(4, workers=1).to_json() == first.to_json()
     with pytest.raises(TypeError):
         planned(6)
 

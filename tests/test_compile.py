@@ -11,6 +11,7 @@ from jax_hremat._compiler import compile as compiling
 from jax_hremat._compiler.compile import Compiled, MemoryStats, compile_flat, compiler_versions
 from jax_hremat._compiler.target import Target, get_target, list_targets
 from jax_hremat._program.checkpoint import checkpoint as checkpoint_apart
+from jax_hremat._shared.compat import in_settings_of_this_thread
 from jax_hremat._shared.errors import CompilationError, TargetUnavailableError, UnknownTargetError
 
 # Without a GPU the CUDA plugin starts only if none is asked for; with one, this keeps
@@ -177,3 +178,19 @@ def test_versions_name_what_compiles() -> None:
     versions = compiler_versions()
     assert versions["jax"] == jax.__version__
     assert {"python", "jaxlib"} <= versions.keys()
+
+
+def test_another_thread_takes_all_settings_along() -> None:
+    def settings() -> list[object]:
+        names = "enable_x64 default_matmul_precision numpy_dtype_promotion default_prng_impl"
+        return [getattr(jax.config, f"jax_{name}") for name in names.split()]
+
+    with (
+        ThreadPoolExecutor(1) as pool,
+        jax.enable_x64(True),
+        jax.default_matmul_precision("float32"),
+        jax.numpy_dtype_promotion("strict"),
+        jax.default_prng_impl("rbg"),
+    ):
+        assert pool.submit(settings).result() != settings()
+        assert pool.submit(in_settings_of_this_thread(settings)).result() == settings()

@@ -33,7 +33,6 @@ QUICK = PlannerConfig(
     search=SearchConfig(
         max_runs=2, max_packings=1, max_saved_sets=1, max_segments=3, max_workers=2
     ),
-    solver=SolverConfig(time_limit_s=30.0),
     max_rounds=2,
 )
 STEPS, WIDTH, BATCH = 24, 16, 64

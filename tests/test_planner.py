@@ -22,7 +22,6 @@ from jax_hremat import (
     PlannerConfig,
     RematPlan,
     SearchConfig,
-    SolverConfig,
     StalePlanError,
     UnknownTargetError,
     UnsupportedConfigError,
@@ -44,7 +43,6 @@ from jax_hremat._shared.units import parse_budget
 WIDE, BATCH, LENGTH = 16, 4, 64
 QUICK = PlannerConfig(
     search=SearchConfig(max_runs=3, max_packings=2, max_saved_sets=1, max_workers=2),
-    solver=SolverConfig(time_limit_s=30.0),
     max_rounds=2,
 )
 TINY = dataclasses.replace(

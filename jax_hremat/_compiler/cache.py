@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jax_hremat._shared.files import write_whole
+from jax_hremat._shared.version import __version__
 
 ENVIRONMENT_VARIABLE = "JAX_HREMAT_CACHE_DIR"
 _SUFFIX = ".json.gz"
@@ -73,5 +74,5 @@ class CompileCache:
 
 
 def key_of(parts: Iterable[str]) -> str:
-    """One hash of several texts."""
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    """One hash of several texts and of the library's version, which decides what is kept."""
+    return hashlib.sha256("\0".join((__version__, *parts)).encode()).hexdigest()

@@ -15,7 +15,7 @@ from jax_hremat._compiler.target import Target
 from jax_hremat._partition.blocks import partition_graph
 from jax_hremat._planner.bench import PlannerConfig
 from jax_hremat._planner.goals import Terms
-from jax_hremat._plans.plan import RematPlan
+from jax_hremat._plans.plan import FORMAT_VERSION, RematPlan
 from jax_hremat._program.fingerprint import fingerprint
 from jax_hremat._program.graph import build_graph
 from jax_hremat._program.step import Step
@@ -50,13 +50,14 @@ class KnownPlans:
         graph = build_graph(step.program)
         # A partitioner is any function, so it is known by what it does.
         starts = [block.start for block in partition_graph(graph, config.partitioner).blocks]
-        effort = repr((config.search, config.solver, config.max_rounds, config.cost, starts))
+        search = replace(config.search, max_workers=1)  # How many decides how soon, and no more.
+        effort = repr((search, config.solver, config.max_rounds, config.cost, starts))
         scopes = ",".join(op.scope for op in graph.operations)
         around = _ADDRESS.sub("", str(step.traced))
         described = (step.avals, step.donated, target, target.config_text, terms)
         built_by = (compiler_versions(), os.environ.get("XLA_FLAGS", ""))
         digest = fingerprint(step.program, graph).digest
-        parts = ("plans", digest, scopes, around, repr(described), repr(built_by))
+        parts = (f"plans {FORMAT_VERSION}", digest, scopes, around, repr(described), repr(built_by))
         return KnownPlans(cache, key_of(parts), effort)
 
     def asked(self, goal: Budget | Slowdown) -> str:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from jax_hremat._planner.candidates import NO_SOLVE, Candidate, Candidates
 from jax_hremat._schedule.regions import Ties
 from jax_hremat._schedule.stretches import Space, bottom
-from jax_hremat._solve.backend import SolverConfig, Status, out_of_time
+from jax_hremat._solve.backend import SolverConfig, Status, undecided
 
 # Stop improving a certified plan when this little of the budget is left unused.
 _SLACK = 0.01
@@ -24,10 +22,8 @@ _HOPE = 1.25
 _LAST_HOPE = 1.5
 # … and its predicted time at most this many times the best one's.
 _TIME_HOPE = 1.005
-# Part of the solver's time that a search for a lower floor gets, of which there may be many.
-_FLOOR_TIME = 0.3
-# Part of the solver's time that a round is not worth starting without.
-_LEAST_LEFT = 0.3
+# Part of the solver's nodes that a search for a lower floor gets, of which there may be many.
+_FLOOR_NODES = 0.3
 
 
 class Rounds:
@@ -40,7 +36,6 @@ class Rounds:
         self._limit = limit
         self._solver = solver or candidates.bench.config.solver
         self._max_rounds = candidates.bench.config.max_rounds
-        self._solved_before_s = candidates.timings_s["solve"]
         self._missed = False
         self._undecided = False
 
@@ -48,14 +43,14 @@ class Rounds:
         """The fastest plan found that fits.
 
         Raises:
-            SolverError: The time limit passed with neither a plan nor a proof of none.
+            SolverError: The solver's limit was reached with neither a plan nor a proof of none.
         """
         best = self.search()
         if best is None:
             self._try_standard(_LAST_HOPE)
             best = self._best()
         if best is None and self._undecided:
-            raise out_of_time(self._solver)
+            raise undecided(self._solver)
         return best
 
     def search(self) -> Candidate | None:
@@ -85,10 +80,7 @@ class Rounds:
         groups, wide_misses = True, 0
         margin = _MARGIN * self._limit
         for _ in range(self._max_rounds + 1):
-            solver = self._next_solver(space)
-            if solver is None:
-                break
-            schedule = self._candidates.solve(space, limit, solver, groups=groups)
+            schedule = self._candidates.solve(space, limit, self._solver, groups=groups)
             self._undecided |= schedule.outcome.status is Status.UNDECIDED
             if schedule.selection is None:
                 break
@@ -103,8 +95,8 @@ class Rounds:
             if excess > 0:
                 self._missed = True
                 missed_at = min(missed_at, promise.peak_bytes)
-                if schedule.outcome.status is Status.TIME_LIMIT:
-                    # Lower down it is harder still; the time is better spent on fewer options.
+                if schedule.outcome.status is Status.NODE_LIMIT:
+                    # Lower down it is harder still; fewer options are easier.
                     break
                 if self._misses_widely(candidate) and candidate.selection.groups:
                     # The compiler put something off that only these groups let it put off:
@@ -118,18 +110,6 @@ class Rounds:
                 if -excess <= _SLACK * self._limit:
                     break
                 limit = min(promise.peak_bytes - excess, missed_at - 1)
-
-    def _next_solver(self, space: Space) -> SolverConfig | None:
-        """The solver's limits for the next round, half of what is left of the time; None if too
-        little is left. Plain blocks are solved in what the others leave them."""
-        spent_s = self._candidates.timings_s["solve"] - self._solved_before_s
-        left_s = self._solver.time_limit_s - spent_s
-        least_s = _LEAST_LEFT * self._solver.time_limit_s
-        if left_s >= least_s:
-            return replace(self._solver, time_limit_s=left_s / 2)
-        if space is not self._candidates.chain:
-            return replace(self._solver, time_limit_s=least_s / 4)
-        return None
 
     def _try_standard(self, hope: float) -> None:
         """Compile the standard plans that may fit and be faster, as they are written by hand."""
@@ -157,7 +137,7 @@ class Rounds:
         """The plan of least peak that was compiled, when none is found a hundredth below it or
         the rounds for that are over."""
         _ = self._candidates.lowest
-        quick = replace(self._solver, time_limit_s=_FLOOR_TIME * self._solver.time_limit_s)
+        quick = self._solver.part(_FLOOR_NODES)
         for _ in range(self._candidates.bench.config.floor_rounds):
             limit = int((1 - _SLACK) * self._candidates.least.peak_bytes)
             if Rounds(self._candidates, limit, quick).search() is None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from jax_hremat._planner.candidates import Candidate, Candidates
 from jax_hremat._planner.rounds import Rounds
 
@@ -65,7 +63,7 @@ def _lowest(candidates: Candidates, step_s: float) -> Candidate:
 def _guess_bytes(candidates: Candidates, step_s: float) -> int:
     """The least predicted peak within the time, up to the tolerance."""
     solver = candidates.bench.config.solver
-    solver = replace(solver, time_limit_s=solver.time_limit_s / _MAX_SOLVES)
+    solver = solver.part(1 / _MAX_SOLVES)
     low, high = candidates.bench.fixed_bytes, candidates.bare.prediction.peak_bytes
     for _ in range(_MAX_SOLVES):
         if high - low <= _TOLERANCE * high:

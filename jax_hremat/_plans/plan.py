@@ -23,7 +23,7 @@ from jax_hremat._shared.files import write_whole
 from jax_hremat._shared.frozen import reduce_record
 
 _FORMAT = "jax_hremat.RematPlan"
-_VERSION = 6
+FORMAT_VERSION = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class RematPlan:
 
     def to_json(self) -> str:
         """The plan as JSON text, the same for equal plans."""
-        data: dict[str, Any] = {"format": _FORMAT, "version": _VERSION}
+        data: dict[str, Any] = {"format": _FORMAT, "version": FORMAT_VERSION}
         for f in dataclasses.fields(self):
             if f.compare:
                 data[f.name] = _encode(getattr(self, f.name))
@@ -184,10 +184,10 @@ class RematPlan:
             ) from error
         if not isinstance(data, dict) or data.get("format") != _FORMAT:
             raise PlanFormatError(f"{where} is JSON, but not a plan that `RematPlan.save` wrote")
-        if data.get("version") != _VERSION:
+        if data.get("version") != FORMAT_VERSION:
             raise PlanFormatError(
                 f"{where} is a plan of format version {data.get('version')}; this version of "
-                f"jax_hremat reads version {_VERSION}. Make the plan again"
+                f"jax_hremat reads version {FORMAT_VERSION}. Make the plan again"
             )
         try:
             return _decode_plan(data)

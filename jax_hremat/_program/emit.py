@@ -10,6 +10,7 @@ import jax
 
 from jax_hremat._program.barrier import barrier
 from jax_hremat._program.bodies import branch_bodies, scan_body
+from jax_hremat._program.check import check_region
 from jax_hremat._program.checkpoint import checkpoint, checkpoint_name
 from jax_hremat._program.loop import run_scan
 from jax_hremat._program.naming import reads_its_results, run_named
@@ -34,8 +35,12 @@ def emit_flat(
             different for each.
         in_loop: Whether it runs as a scan's body, one step at a time: then what is recomputed
             stands in another loop than its first run, out of XLA's reach.
+
+    Raises:
+        PlanFormatError: The regions are not of this program (`check_region`).
     """
     jaxpr = compat.open_jaxpr(program.jaxpr)
+    check_region(jaxpr, root)
     consts = compat.jaxpr_consts(program.jaxpr)
     if root.wrapped:
         # A region is wrapped by the one around it.

@@ -27,7 +27,6 @@ that may be in a better schedule than the best one known enter the integer progr
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,7 +37,7 @@ import scipy.sparse as sp
 from jax_hremat._schedule.chain import Chain, Selection
 from jax_hremat._schedule.groups import Groups, Piece, Prices, single_pieces
 from jax_hremat._schedule.prediction import predict
-from jax_hremat._solve.backend import Outcome, SolverConfig, Status, out_of_time, solve
+from jax_hremat._solve.backend import Outcome, SolverConfig, Status, solve, undecided
 from jax_hremat._solve.modelling import cp
 
 _MIB = 2.0**20
@@ -74,8 +73,8 @@ class Schedule:
     """An answer of the root program.
 
     Attributes:
-        selection: The options and groups chosen; None if the budget is infeasible or the time
-            ran out.
+        selection: The options and groups chosen; None if the budget is infeasible, or the solver
+            reached its limit.
         outcome: What the solver proved. The objective is in ms over the fastest options
             (`fastest_within`), or in MiB without arguments and outputs (`least_peak`); the gap
             is relative to the whole time, or to that peak.
@@ -103,8 +102,8 @@ def fastest_within(
         lent: What results lend.
 
     Returns:
-        The schedule; none with `Status.INFEASIBLE`, or with `Status.UNDECIDED` if the time limit
-        passed first.
+        The schedule; none with `Status.INFEASIBLE`, or with `Status.UNDECIDED` if the solver's
+        limit was reached first.
     """
     program = _Program(chain, config, lent)
     limit = peak_bytes - chain.fixed_bytes
@@ -118,12 +117,12 @@ def least_peak(chain: Chain, config: SolverConfig, *, groups: bool = True) -> Sc
     """Least predicted peak; of the schedules with that peak and the same groups, the fastest.
 
     Raises:
-        SolverError: The time limit passed without a schedule.
+        SolverError: The solver's limit was reached without a schedule.
     """
     program = _Program(chain, config)
     best = program.lowest(program.singles, math.inf)
     if best.pieces is None:
-        raise out_of_time(config)
+        raise undecided(config)
     if groups:
         limit = program.peak_bytes(best.pieces)
         inside = program.groups.pieces(limit, by_time=False)
@@ -164,7 +163,7 @@ def _with_groups(program: _Program, limit: int, best: _Answer) -> _Answer:
         )
         answer = program.fastest(pieces, limit, wanted_ms)
         best = best.improved(answer)
-        if answer.out_of_time:
+        if answer.undecided:
             return best.bounded(bound_ms)
         # A schedule below `wanted_ms` has no piece of a higher reduced cost than its distance
         # from the bound: if all others were there, what was proved of them holds for all.
@@ -185,7 +184,7 @@ class _Answer:
     solve_s: float
 
     @property
-    def out_of_time(self) -> bool:
+    def undecided(self) -> bool:
         """Whether there is neither a schedule nor a proof that there is none."""
         return self.pieces is None and self.lower < math.inf
 
@@ -216,7 +215,6 @@ class _Program:
         # No schedule adds more than this.
         self.most_ms = 1e3 * (sum(slowest) + sum(chain.recompute_s)) - self.base_ms
         self._config = config
-        self._deadline = time.perf_counter() + config.time_limit_s
         # Columns of h: for each value, from the block that makes it to the last that reads it.
         keys = [
             (v, k)
@@ -226,11 +224,6 @@ class _Program:
         self._held = {key: column for column, key in enumerate(keys)}
         self._known_mib, self._held_there, self._held_on = self._value_rows()
 
-    def _limits(self) -> SolverConfig:
-        """The solver's limits for what is left of the time; the limit is one for all programs."""
-        left_s = self._deadline - time.perf_counter()
-        return replace(self._config, time_limit_s=max(left_s, 0.0))
-
     def peak_bytes(self, pieces: Sequence[Piece]) -> int:
         """The predicted peak, arguments and outputs left out."""
         return predict(self.chain, _selection(pieces)).peak_bytes - self.chain.fixed_bytes
@@ -238,12 +231,12 @@ class _Program:
     def schedule(self, answer: _Answer, offset: float = 0.0) -> Schedule:
         """The answer with its gap, relative to the objective and the offset."""
         if answer.pieces is None:
-            status = Status.UNDECIDED if answer.out_of_time else Status.INFEASIBLE
+            status = Status.UNDECIDED if answer.undecided else Status.INFEASIBLE
             return Schedule(None, Outcome(status, math.inf, 0.0, answer.solve_s))
         whole = max(answer.objective + offset, 1e-12)
         gap = max(answer.objective - answer.lower, 0.0) / whole
         proven = gap <= self._config.relative_gap + 1e-6
-        status = Status.OPTIMAL if proven else Status.TIME_LIMIT
+        status = Status.OPTIMAL if proven else Status.NODE_LIMIT
         outcome = Outcome(status, answer.objective, gap, answer.solve_s)
         return Schedule(_selection(answer.pieces), outcome)
 
@@ -276,7 +269,7 @@ class _Program:
 
     def price(self, limit_bytes: int) -> tuple[float, Prices] | None:
         """A lower bound of the time added by any schedule, and what the rows charge a piece;
-        None if time runs out.
+        None if the solver does not say.
 
         The relaxation may exceed the limit at a price, so that it has a solution and prices
         whatever the limit.
@@ -319,7 +312,7 @@ class _Program:
         constraints, rows = self._constraints(pieces, x, h, limit_mib + excess)
         added = np.array([p.added_ms for p in pieces]) @ x
         problem = cp.Problem(cp.Minimize(added + penalty * excess), constraints)
-        outcome = solve(problem, self._limits(), may_be_undecided=True)
+        outcome = solve(problem, self._config, may_be_undecided=True)
         if outcome.status is not Status.OPTIMAL:
             return None
         cover, hold, forward, backward = (
@@ -412,7 +405,7 @@ class _Program:
         gap: float,
     ) -> _Answer:
         problem = cp.Problem(cp.Minimize(objective), constraints)
-        outcome = solve(problem, self._limits(), absolute_gap=gap, may_be_undecided=True)
+        outcome = solve(problem, self._config, absolute_gap=gap, may_be_undecided=True)
         if outcome.status is Status.INFEASIBLE:
             return _Answer(None, math.inf, math.inf, outcome.solve_s)
         if outcome.status is Status.UNDECIDED:

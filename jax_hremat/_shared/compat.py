@@ -11,7 +11,7 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import RLock
 from types import FunctionType
@@ -446,15 +446,17 @@ def apart(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def in_settings_of_this_thread(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """`fun`, to be run in another thread with this one's 64-bit mode and matmul precision.
+    """`fun`, to be run in another thread with all that JAX's context managers have set in this one.
 
-    JAX's context managers act on one thread only.
+    They act on one thread only.
     """
-    settings: Any = jax.config
-    x64, precision = settings.jax_enable_x64, settings.jax_default_matmul_precision
+    local = [(state, state.get_local()) for state in config.config_states.values()]
+    settings = [(state, value) for state, value in local if value is not config.config_ext.unset]
 
     def run(*args: Any) -> Any:
-        with jax.enable_x64(x64), jax.default_matmul_precision(precision):
+        with ExitStack() as stack:
+            for state, value in settings:
+                stack.enter_context(state(value))
             return fun(*args)
 
     return run

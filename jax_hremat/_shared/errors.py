@@ -198,14 +198,14 @@ class UnsupportedProgramError(HRematError, TypeError):
 class SolverError(HRematError, RuntimeError):
     """The solver stopped without a plan: a failure of its own, not a proof that none fits.
 
-    Failing example: a time limit too short to find any solution::
+    Failing example: a limit too small to find any solution::
 
-        config = PlannerConfig(solver=SolverConfig(time_limit_s=1e-3))
+        config = PlannerConfig(solver=SolverConfig(max_nodes=0))
         jax_hremat.plan_remat(loss_fn, budget="70GiB", config=config)(params, batch)
 
-    Fix: more time; a limit reached *with* a solution is a result with its gap, not an error::
+    Fix: more nodes; a limit reached *with* a solution is a result with its gap, not an error::
 
-        config = PlannerConfig(solver=SolverConfig(time_limit_s=60.0))
+        config = PlannerConfig(solver=SolverConfig(max_nodes=10_000))
     """
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax_hremat._shared.errors import SolverError
@@ -16,26 +16,35 @@ class Status(enum.Enum):
     """How a solve ended; anything else is a `SolverError`."""
 
     OPTIMAL = "optimal within the gap asked for"
-    TIME_LIMIT = "best found within the time limit"
+    NODE_LIMIT = "best found within the limit of nodes"
     INFEASIBLE = "no solution exists"
-    UNDECIDED = "neither a solution nor a proof of none within the time limit"
+    UNDECIDED = "neither a solution nor a proof of none within the limit of nodes"
     NOT_SOLVED = "a standard plan, taken as it is"
 
 
 @dataclass(frozen=True, slots=True)
 class SolverConfig:
-    """What the solver is allowed.
+    """What the solver is allowed, in counts: how busy the machine is changes no answer.
 
     Attributes:
-        time_limit_s: Seconds for one program, and for all the root programs of one plan together;
-            an incumbent at the limit is a result with its gap. Where the limit strikes depends
-            on the machine, so a plan is reproducible byte for byte only when no solve ends in
-            `Status.TIME_LIMIT`.
+        max_nodes: Nodes of the branch-and-bound tree of one program; an incumbent at the limit is a
+            result with its gap.
         relative_gap: Relative distance between the solution and the bound at which to stop.
+
+    Raises:
+        ValueError: One of them is negative.
     """
 
-    time_limit_s: float = 30.0
+    max_nodes: int = 2000
     relative_gap: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.max_nodes < 0 or self.relative_gap < 0:
+            raise ValueError(f"{self}: neither limit may be negative")
+
+    def part(self, part: float) -> SolverConfig:
+        """That part of the nodes."""
+        return replace(self, max_nodes=round(part * self.max_nodes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +77,17 @@ def solve(
     `absolute_gap`, in the objective's unit, ends the search too where it is met first.
 
     Raises:
-        SolverError: The solver failed, or the time limit passed without any solution and
+        SolverError: The solver failed, or reached the limit without any solution and
             `may_be_undecided` does not allow for that.
     """
     start = time.perf_counter()
     with warnings.catch_warnings():
-        # cvxpy warns that a solution at the time limit may be inaccurate; it is recorded.
+        # cvxpy warns that a solution at a limit may be inaccurate; it is recorded.
         warnings.filterwarnings("ignore", message="Solution may be inaccurate")
         try:
             problem.solve(
                 solver=cp.HIGHS,
-                time_limit=config.time_limit_s,
+                mip_max_nodes=config.max_nodes,
                 mip_rel_gap=config.relative_gap,
                 mip_abs_gap=max(absolute_gap, 1e-6),
                 random_seed=0,
@@ -98,16 +107,16 @@ def solve(
         if not _has_solution(problem):
             if may_be_undecided:
                 return Outcome(Status.UNDECIDED, float("inf"), float("inf"), solve_s)
-            raise out_of_time(config)
-        return Outcome(Status.TIME_LIMIT, _objective(problem), _gap(problem), solve_s)
+            raise undecided(config)
+        return Outcome(Status.NODE_LIMIT, _objective(problem), _gap(problem), solve_s)
     raise SolverError(f"HiGHS ended with the status {problem.status!r}")
 
 
-def out_of_time(config: SolverConfig) -> SolverError:
-    """What to tell of a time limit that passed without a result."""
+def undecided(config: SolverConfig) -> SolverError:
+    """What to tell of a limit that was reached without a result."""
     return SolverError(
-        f"HiGHS found no solution within {config.time_limit_s:g} s, and no proof that there is "
-        f"none. Raise `solver=SolverConfig(time_limit_s=…)`"
+        f"HiGHS found no solution within {config.max_nodes} nodes, and no proof that there is "
+        f"none. Raise `solver=SolverConfig(max_nodes=…)`"
     )
 
 
