@@ -605,3 +605,21 @@ def test_the_memory_of_a_named_target() -> None:
     certificate = fit(W, X).plan.certificate
     assert certificate.budget_bytes == target.memory_bytes
     assert certificate.headroom_bytes == int(0.05 * target.memory_bytes)
+
+
+def test_what_a_loss_hands_on_is_in_its_certificate() -> None:
+    """The compiled step has memory for a batch that comes out as it went in."""
+
+    def loss(w: jax.Array, x: jax.Array) -> Any:
+        return jnp.sin(x @ w).sum(), {"batch": x, "rate": 0.1}
+
+    w, x = jnp.ones((8, 8)), jnp.ones((64, 8))
+    plan = jax_hremat.plan_remat(
+        loss, budget=1.0, has_aux=True, target="cpu", config=PlannerConfig(cost="analytic")
+    )(w, x)
+    planned = jax_hremat.apply_plan(loss, plan)
+    step = jax.jit(jax.value_and_grad(planned, has_aux=True))
+    memory = step.lower(w, x).compile().memory_analysis()
+    assert plan.certificate.output_bytes == memory.output_size_in_bytes > x.nbytes
+    aux = jax.grad(planned, has_aux=True)(w, x)[1]
+    assert aux["batch"] is x and aux["rate"] == 0.1

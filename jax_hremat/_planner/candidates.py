@@ -78,6 +78,16 @@ class Candidates:
         bare = uniform(bench.chain(lambda o: (o.bare,)))
         self.bare = self.add(*bare, NO_SOLVE)
 
+    def anew(self) -> Candidates:
+        """Of the same program, with none compiled but that which wraps nothing."""
+        return Candidates(self.bench, self._progress)
+
+    def learn(self, other: Candidates) -> None:
+        """Know the plans that another one of the same program found, too."""
+        self._found = {**other._found, **self._found}
+        for stage, spent_s in other.timings_s.items():
+            self._timings_s[stage] += spent_s
+
     @property
     def timings_s(self) -> Mapping[str, float]:
         """Seconds spent in the solver, and compiling whole steps."""

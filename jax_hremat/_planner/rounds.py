@@ -134,12 +134,18 @@ class Rounds:
         return candidate.peak_bytes > (1 + _WIDE_MISS) * self._limit
 
     def floor(self) -> Candidate:
-        """The plan of least peak that was compiled, when none is found a hundredth below it or
-        the rounds for that are over."""
-        _ = self._candidates.lowest
+        """The plan of least peak of a search by itself, which ends when none is found a hundredth
+        below the least, or its rounds are over.
+
+        What was compiled for a budget before plays no part, so that every refusal of a program
+        names the same budget, and a plan is found for that.
+        """
+        alone = self._candidates.anew()
+        _ = alone.lowest
         quick = self._solver.part(_FLOOR_NODES)
-        for _ in range(self._candidates.bench.config.floor_rounds):
-            limit = int((1 - _SLACK) * self._candidates.least.peak_bytes)
-            if Rounds(self._candidates, limit, quick).search() is None:
+        for _ in range(alone.bench.config.floor_rounds):
+            limit = int((1 - _SLACK) * alone.least.peak_bytes)
+            if Rounds(alone, limit, quick).search() is None:
                 break
-        return self._candidates.least
+        self._candidates.learn(alone)
+        return alone.least

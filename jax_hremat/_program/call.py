@@ -148,8 +148,8 @@ def call_flat(
         values: What the inputs are now.
         check: Looks at what the function returned.
         num_kept: How many leaves of the results are outputs whatever they are.
-        hands_on: Whether inputs that the function returns as they are are outputs, as they are of
-            the compiled step, which has memory for them.
+        hands_on: Whether inputs that the function returns as they are, and constants, are outputs
+            too: the compiled step has memory for them.
         as_jit: Whether all arrays and numbers are outputs, as those of `jax.jit` are, and not only
             what was computed from the inputs.
         returned: Numbers of the variables that are outputs whether changed or not.
@@ -191,6 +191,7 @@ def call_flat(
             outputs.append(value)
         else:
             sources.append(("static", value))
+            outputs += [value] if hands_on and _is_output(value) else []
     return outputs, Results(structure, tuple(sources), changes)
 
 

@@ -59,8 +59,12 @@ def checks_of_all_operations_around_it() -> Uses:
 
 
 @program()
-def checks_inside_it() -> Loss:
-    """Checks made functional in the loss; what they found comes out."""
+def checks_inside_it() -> Uses:
+    """Checks made functional in the loss; what they found comes out.
+
+    Planned where it is used: `checkify` numbers its checks anew each time that a function is
+    traced, so that a plan made before is refused.
+    """
 
     def loss(ws: Any, x: Any) -> Any:
         def layer(x: Any, w: Any) -> Any:
@@ -73,7 +77,11 @@ def checks_inside_it() -> Loss:
             worst |= jnp.stack([jnp.any(v) for v in jax.tree.leaves(error._pred)]).any()
         return (x * x).mean(), worst
 
-    return Loss(loss, (list(weights()), rows()), has_aux=True)
+    def use(wrap: Wrap) -> Any:
+        step = wrap.jit(jax.value_and_grad(wrap(loss, has_aux=True), has_aux=True))
+        return step(list(weights()), rows())
+
+    return Uses(use)
 
 
 @program(quick=True)

@@ -379,7 +379,8 @@ def rematerialized_by_hand() -> Uses:
                 x = nnx.remat(lambda block, x: block(x))(block, x)
             return x
 
-    return trained(lambda wrap: (wrap(square), (Remat(nnx.Rngs(0)), rows()), {}))
+    # `nnx.remat` hands all state back, keys that nothing has changed among it.
+    return trained(lambda wrap: (wrap(square), (Remat(nnx.Rngs(0)), rows()), {}), certified=False)
 
 
 @program()
@@ -498,8 +499,13 @@ def intermediate_values_sown() -> Uses:
             self.sow(nnx.Intermediate, "mean", x.mean())
             return x
 
+    def loss(model: Sowing, x: Any) -> Any:
+        out, sown = nnx.capture(model, nnx.Intermediate)(x)
+        return (out * out).mean(), plain(sown)
+
     return trained(
-        lambda wrap: (wrap(square), (Sowing(nnx.Rngs(0)), rows()), {}),
+        lambda wrap: (wrap(loss, has_aux=True), (Sowing(nnx.Rngs(0)), rows()), {}),
+        has_aux=True,
         jit=False,
         steps=1,
         certified=False,

@@ -245,7 +245,7 @@ def haiku_attention_and_averages() -> Loss:
         for _ in range(2):
             x = x + hk.MultiHeadAttention(2, 4, w_init=initializer, model_size=8)(x, x, x)
         hk.ExponentialMovingAverage(0.9, name="ema")(x.mean())
-        return hk.VectorQuantizerEMA(8, 4, 0.25, 0.9)(x, is_training=True)["quantize"]
+        return hk.nets.VectorQuantizerEMA(8, 4, 0.25, 0.9)(x, is_training=True)["quantize"]
 
     return transformed(forward, normal(2, 12, 8))
 

@@ -231,7 +231,7 @@ def haiku_resnet() -> Loss:
     def forward(images: Any) -> Any:
         net = hk.nets.ResNet(
             (1, 1, 1, 1), 4, resnet_v2=True, bottleneck=False, channels_per_group=(4, 4, 8, 8),
-            use_projection=(False, True, True, True),
+            use_projection=(False, True, True, True), initial_conv_config={"output_channels": 4},
         )  # fmt: skip
         return net(images, is_training=True)
 
