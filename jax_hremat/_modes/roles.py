@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
-from jax_hremat._program.graph import Operation
+from jax_hremat._program.graph import Graph, Operation
 from jax_hremat._shared.compat import DETACH
 
 # Queries, keys and values.
@@ -107,3 +107,31 @@ def product_roles(operations: Sequence[Operation]) -> dict[int, Role]:
         else:
             roles[op] = Role.MLP_IN
     return roles
+
+
+def named_results(graph: Graph, start: int, stop: int) -> dict[int, int]:
+    """Products of a range of operations whose result, or something that it can be had from
+    without them, has a name of its author's (`checkpoint_name`): by product, the named value.
+
+    A policy by name keeps that value, which may be further on: queries are named after their
+    rotation. It spares the product if it is as large and what lies between reads nothing of the
+    product in its backward.
+    """
+    product: dict[int, int] = {}
+    named: dict[int, int] = {}
+    for op in graph.operations[start:stop]:
+        if op.primitive == "dot_general":
+            product |= dict.fromkeys(op.outputs, op.id)
+            continue
+        sources = {product.get(v) for v in op.reads if v in product or graph.values[v].active}
+        at = sources.pop() if len(sources) == 1 else None
+        if at is None or any(v in product for v in op.needs):
+            continue
+        product |= dict.fromkeys(op.outputs, at)
+        (made,) = graph.operations[at].outputs
+        if (
+            op.primitive == "name"
+            and graph.values[op.outputs[0]].size_bytes == graph.values[made].size_bytes
+        ):
+            named[at] = op.outputs[0]
+    return named
