@@ -195,9 +195,10 @@ class BlockSearch:
             ),
         }
         named = named_results(self._graph, self._block.start, self._block.stop)
-        for name, kept in PRESETS.items() if self._roles else ():
-            by_role = [op for op in operations if self._roles.get(op.id) in kept]
-            saved[name] = [named.get(op.id, v) for op in by_role for v in op.outputs]
+        for name, preset in PRESETS.items() if self._roles else ():
+            by_role = [op for op in operations if self._roles.get(op.id) in preset.roles]
+            instead = named if preset.by_name else {}
+            saved[name] = [instead.get(op.id, v) for op in by_role for v in op.outputs]
         return {
             name: replace(self.wrapped, saved=value_refs(self._graph, kept))
             for name, kept in saved.items()

@@ -8,6 +8,7 @@ stands for the products inside it: it returns the context, and what its backward
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from jax_hremat._program.graph import Graph, Operation
@@ -39,16 +40,32 @@ class Role(Enum):
 
 _PROJECTIONS = frozenset((Role.QKV, Role.OUT))
 
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A policy of MaxText's.
+
+    Attributes:
+        roles: What it keeps.
+        by_name: Whether it keeps values by name, and not the results of matrix products.
+    """
+
+    roles: frozenset[Role]
+    by_name: bool = True
+
+
 # `minimal` is `dots_with_no_batch_dims_saveable`, `full` is a plain `jax.checkpoint`. The first is
 # not MaxText's, and of most use where attention is a kernel.
-PRESETS: Mapping[str, frozenset[Role]] = {
-    "save_context": frozenset((Role.CONTEXT,)),
-    "save_qkv_proj": frozenset((Role.QKV,)),
-    "save_out_proj": frozenset((Role.OUT,)),
-    "save_dot_except_mlp": _PROJECTIONS,
-    "save_dot_with_context_except_mlp": _PROJECTIONS | {Role.CONTEXT},
-    "save_dot_except_mlpwi": _PROJECTIONS | {Role.MLP_OUT},
-    "minimal_with_context": _PROJECTIONS | {Role.CONTEXT, Role.MLP_IN, Role.MLP_OUT},
+PRESETS: Mapping[str, Preset] = {
+    "save_context": Preset(frozenset((Role.CONTEXT,))),
+    "save_qkv_proj": Preset(frozenset((Role.QKV,))),
+    "save_out_proj": Preset(frozenset((Role.OUT,))),
+    "save_dot_except_mlp": Preset(_PROJECTIONS),
+    "save_dot_with_context_except_mlp": Preset(_PROJECTIONS | {Role.CONTEXT}),
+    "save_dot_except_mlpwi": Preset(_PROJECTIONS | {Role.MLP_OUT}),
+    "minimal_with_context": Preset(
+        _PROJECTIONS | {Role.CONTEXT, Role.MLP_IN, Role.MLP_OUT}, by_name=False
+    ),
 }
 
 
