@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -31,11 +32,14 @@ from jax_hremat._hlo.roofline import KernelCost, estimate_step
 from jax_hremat._planner.bench import prepare
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._program.emit import emit_flat
+from jax_hremat._program.openings import Openings
 from jax_hremat._program.region import Region
 from jax_hremat._program.step import Step, own_step
 from jax_hremat._work.formulas import num_scores
 from jax_hremat._work.kernels import array_of
 
+# `full` and MaxText's.
+PRESETS = tuple(HAND)[:6]
 _SMALL = dict(layers=2, width=256, heads=4, kv_heads=2, ff=512, vocab=512, batch=2, context=256)
 # Fields of `FusedConfig`; the mesh of a variant is a layout of `benchmarks.mesh`.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -83,6 +87,7 @@ class AttentionTable(Setting):
         unpriced: What the estimates leave out.
         hand: Nothing, and each policy around each layer.
         plans: A plan for the peak of each of those; empty if none were asked for.
+        unrolled: The same with the scan written out; empty where there is no scan.
     """
 
     forward_s: float
@@ -91,6 +96,7 @@ class AttentionTable(Setting):
     unpriced: Mapping[str, int]
     hand: Sequence[AttentionRow]
     plans: Sequence[AttentionRow] = field(default=())
+    unrolled: Sequence[AttentionRow] = field(default=())
 
 
 def measure(variant: str, target_name: str, plans: bool) -> AttentionTable:
@@ -118,7 +124,8 @@ def measure(variant: str, target_name: str, plans: bool) -> AttentionTable:
         row, unknown = _row(remat or "none", step, _plain(step), target, config)
         hand.append(row)
         unpriced |= unknown
-    found = _plans(own_step(traced(problem(None))), target, config, hand) if plans else []
+    program = traced(problem(None))
+    written_out = program.with_opened(Openings(scan_steps=config.layers))
     forward_flops = _flops(config)
     rate = rates(target).flops_per_s[array_of(config.dtype, ()).dtype]
     return AttentionTable(
@@ -128,7 +135,10 @@ def measure(variant: str, target_name: str, plans: bool) -> AttentionTable:
         layers=config.layers,
         unpriced=unpriced,
         hand=hand,
-        plans=found,
+        plans=_plans(own_step(program), target, config, hand) if plans else (),
+        unrolled=_plans(own_step(written_out), target, config, hand)
+        if plans and config.scan
+        else (),
     )
 
 
@@ -211,6 +221,14 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         if one["plans"]:
             lines += ["", "Planned for each of these peaks:", ""]
             lines += _beside(one["hand"], one["plans"])
+        if one.get("unrolled"):
+            lines += [
+                "",
+                f"The same with the scan written out, `PlannerConfig(unroll_scans="
+                f"{one['layers']})`; by hand the layers stay a scan:",
+                "",
+            ]
+            lines += _beside(one["hand"], one["unrolled"])
     return "\n".join(lines) + "\n"
 
 
@@ -240,6 +258,16 @@ def _beside(hand: Sequence[Mapping[str, Any]], plans: Sequence[Mapping[str, Any]
             f"{ms(plan['step_s'])} | {plan['step_s'] / row['step_s']:.3f} | "
             f"{mib(plan['peak_bytes'])} | {plan['forwards']} |"
         )
+    ratios = [
+        plan["step_s"] / row["step_s"]
+        for row, plan in zip(hand, plans, strict=True)
+        if row["label"] in PRESETS
+    ]
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    lines += [
+        "",
+        f"Over `full` and MaxText's presets the geometric mean of the ratios is {mean:.3f}.",
+    ]
     return lines
 
 

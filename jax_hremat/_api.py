@@ -20,6 +20,7 @@ from jax_hremat._planner.request import PlanRequest, positions_of, warn_beyond_d
 from jax_hremat._planner.transfer import certified_again
 from jax_hremat._plans.frontier import Frontier
 from jax_hremat._plans.plan import RematPlan
+from jax_hremat._program.openings import Openings
 from jax_hremat._program.step import Step, own_step
 from jax_hremat._program.trace import refuse_closed_over
 from jax_hremat._shared.methods import CALL
@@ -99,7 +100,7 @@ def plan_remat(
 
     def plan(*args: Any, **kwargs: Any) -> RematPlan:
         start_s = time.perf_counter()
-        step = _step_of(fun, positions, has_aux, args, kwargs, request.config.open_checkpoints)
+        step = _step_of(fun, positions, has_aux, args, kwargs, request.config.openings)
         return request.plan(step, time.perf_counter() - start_s, goal, positions, has_aux)
 
     return plan
@@ -140,7 +141,7 @@ def pareto(
 
     def frontier(*args: Any, **kwargs: Any) -> Frontier:
         start_s = time.perf_counter()
-        step = _step_of(fun, positions, has_aux, args, kwargs, request.config.open_checkpoints)
+        step = _step_of(fun, positions, has_aux, args, kwargs, request.config.openings)
         candidates = request.candidates(step, time.perf_counter() - start_s)
         terms = Terms(positions, has_aux, request.headroom_bytes)
         return Frontier(tuple(frontier_plans(candidates, num_points, terms)))
@@ -178,9 +179,7 @@ def certify(
     chosen = get_target(target)
 
     def certified(*args: Any, **kwargs: Any) -> RematPlan:
-        step = _step_of(
-            fun, plan.argnums, plan.has_aux, args, kwargs, opens_checkpoints=plan.opens_checkpoints
-        )
+        step = _step_of(fun, plan.argnums, plan.has_aux, args, kwargs, plan.opened)
         made = certified_again(step, plan, chosen, goal, headroom_bytes)
         warn_beyond_device(made.certificate)
         return made
@@ -286,10 +285,10 @@ def _step_of(
     has_aux: bool,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    opens_checkpoints: bool,
+    openings: Openings,
 ) -> Step:
     """The step of a loss, traced as `jax.jit` would."""
     loss, bound_to = Loss.of(fun, argnums, has_aux)
-    call = loss.trace_as_jit((*bound_to, *args), kwargs).with_checkpoints(opened=opens_checkpoints)
+    call = loss.trace_as_jit((*bound_to, *args), kwargs).with_opened(openings)
     refuse_closed_over(fun, call.closed_over)
     return own_step(call.program)

@@ -123,9 +123,7 @@ def fit_step(
     positions, donated = positions_of(argnums), positions_of(donate_argnums)
     names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
     declared = _Declared(positions_of(static_argnums), names)
-    opens_checkpoints = (
-        request.config.open_checkpoints if given is None else given.opens_checkpoints
-    )
+    openings = request.config.openings if given is None else given.opened
 
     def fit(*args: Any, **kwargs: Any) -> FittedStep:
         start_s = time.perf_counter()
@@ -134,8 +132,8 @@ def fit_step(
         step = training_step(
             make_step,
             loss_fn,
-            lambda args, kwargs: loss.trace_as_jit((*bound_to, *args), kwargs).with_checkpoints(
-                opened=opens_checkpoints
+            lambda args, kwargs: loss.trace_as_jit((*bound_to, *args), kwargs).with_opened(
+                openings
             ),
             Arguments.of(args, kwargs, traces_scalar=lambda leaf: not static.has(leaf)),
             has_aux=has_aux,

@@ -29,6 +29,7 @@ from jax_hremat._program.call import (
 from jax_hremat._program.fingerprint import fingerprint
 from jax_hremat._program.graph import build_graph
 from jax_hremat._program.objects import Leaf, holds_objects, variables_of
+from jax_hremat._program.openings import Openings
 from jax_hremat._program.step import own_step
 from jax_hremat._program.trace import Program, is_inexact, positions_among
 from jax_hremat._shared.errors import StalePlanError
@@ -148,8 +149,8 @@ class PlanSource(Protocol):
         ...
 
     @property
-    def opens_checkpoints(self) -> bool:
-        """Whether they are for functions as if checkpoints of their own were not there."""
+    def opened(self) -> Openings:
+        """What of functions they take as written in another way."""
         ...
 
     def trace(self, loss: Loss, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedCall:
@@ -182,8 +183,8 @@ class MadePlans:
         return tuple(self._made.values())
 
     @property
-    def opens_checkpoints(self) -> bool:
-        return self.request.config.open_checkpoints
+    def opened(self) -> Openings:
+        return self.request.config.openings
 
     def trace(self, loss: Loss, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedCall:
         return loss.trace(args, kwargs)
@@ -208,8 +209,8 @@ class GivenPlan:
         return (self.plan,)
 
     @property
-    def opens_checkpoints(self) -> bool:
-        return self.plan.opens_checkpoints
+    def opened(self) -> Openings:
+        return self.plan.opened
 
     def trace(self, loss: Loss, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedCall:
         return loss.trace_like(args, kwargs, self.plan)
@@ -287,7 +288,7 @@ def planned_function(
 def run_planned(trace: Callable[[], TracedCall], source: PlanSource) -> Any:
     """Trace a call, plan what it is traced to, and run it so."""
     start_s = time.perf_counter()
-    call = trace().with_checkpoints(opened=source.opens_checkpoints)
+    call = trace().with_opened(source.opened)
     plan = source.plan_for(call, time.perf_counter() - start_s)
     return call.run(plan.root, warned_of(plan))
 

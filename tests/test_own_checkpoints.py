@@ -14,6 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import jax_hremat
 from jax_hremat import PlannerConfig, RematPlan, SearchConfig
+from jax_hremat._program.openings import Openings
 from jax_hremat._program.own_checkpoints import own_checkpoints
 from jax_hremat._program.trace import trace_call, trace_loss
 from jax_hremat._shared import compat
@@ -83,7 +84,7 @@ def checkpoints_in(jaxpr: Any) -> int:
 def test_opened_the_program_has_none_and_computes_the_same(name: str) -> None:
     loss, args = LOSSES[name], arguments()
     closed = trace_loss(loss, args, {})
-    opened = closed.with_checkpoints_opened()
+    opened = closed.with_opened(Openings(checkpoints=True))
     assert checkpoints_in(closed.jaxpr) > 0
     assert checkpoints_in(opened.jaxpr) == 0
     assert sum(c.count for c in opened.own_checkpoints) == COUNTS[name]
@@ -107,7 +108,7 @@ def test_a_plan_of_the_opened_function_keeps_values_and_gradients(name: str) -> 
     )
     (plan,) = planned.plans
     # The plan says so, and a copy of it is for the same program.
-    assert plan.opens_checkpoints
+    assert plan.opened.checkpoints
     again = RematPlan.from_json(plan.to_json())
     assert again == plan
     jax.eval_shape(jax_hremat.apply_plan(loss, again), *args)
@@ -118,7 +119,7 @@ def test_scopes_and_lines_of_what_is_opened_stay() -> None:
         lambda w, x: jax.named_scope("outer")(nested)(w, x),
         arguments(),
         {},
-    ).with_checkpoints_opened()
+    ).with_opened(Openings(checkpoints=True))
     products = [
         e for e in compat.open_jaxpr(program.jaxpr).eqns if e.primitive.name == "dot_general"
     ]
@@ -164,7 +165,8 @@ def test_custom_rules_stay_as_they_are() -> None:
         return jax.checkpoint(jnp.sin)(x)
 
     rule.defvjp(lambda x: (rule(x), x), lambda x, g: (2.0 * g,))
-    program = trace_loss(lambda x: rule(x).sum(), (jnp.ones(3),), {}).with_checkpoints_opened()
+    program = trace_loss(lambda x: rule(x).sum(), (jnp.ones(3),), {})
+    program = program.with_opened(Openings(checkpoints=True))
     # That of the function, and that of the function as its forward rule calls it.
     assert checkpoints_in(program.jaxpr) == 2
     step = program.step(lambda x: compat.evaluate_inlined(program.jaxpr, (), (x,)))
@@ -186,9 +188,9 @@ class Model(nn.Module):
 def test_flax_remat_and_remat_scan_are_seen_and_opened() -> None:
     model, x = Model(), jnp.ones((4, WIDTH))
     variables = jax.eval_shape(model.init, jax.random.key(0), x)
-    call = trace_call(
-        lambda v, x: model.apply(v, x), (variables, x), (0,)
-    ).with_checkpoints_opened()
+    call = trace_call(lambda v, x: model.apply(v, x), (variables, x), (0,)).with_opened(
+        Openings(checkpoints=True)
+    )
     # The layer, and each of the two outer steps.
     assert sum(c.count for c in call.own_checkpoints) == 1 + 2
     assert checkpoints_in(call.jaxpr) == 0

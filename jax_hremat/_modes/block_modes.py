@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from jax_hremat._cost.mode_cost import ModeCost
 from jax_hremat._modes.option import Option, Origin, pareto
 from jax_hremat._modes.packing import pareto_packings
-from jax_hremat._modes.roles import PRESETS, Role
+from jax_hremat._modes.roles import PRESETS, Role, named_results
 from jax_hremat._modes.runs import PRICES, Run, candidate_runs
 from jax_hremat._modes.saved import materialised_values, saved_value_sets, value_refs
 from jax_hremat._modes.wrapping import wrap_all
@@ -181,20 +181,26 @@ class BlockSearch:
 
     def hand_modes(self) -> dict[str, Region]:
         """The block wrapped, plainly, under each standard policy, and as MaxText's presets would
-        have it; the saved values named one by one."""
+        have it; the saved values named one by one. Of a product that its author has named, a
+        preset keeps what the name is of."""
         if not self.wrapped.wrapped:
             return {"block": self.wrapped} if self.wrapped.children else {}
         operations = self._graph.operations[self._block.start : self._block.stop]
         products = [op for op in operations if op.primitive == "dot_general"]
         saved = {
             "block": [],
-            "dots_saveable": products,
-            "dots_with_no_batch_dims_saveable": [op for op in products if not op.has_batch_dims],
+            "dots_saveable": _results(products),
+            "dots_with_no_batch_dims_saveable": _results(
+                op for op in products if not op.has_batch_dims
+            ),
         }
-        for name, kept in PRESETS.items() if self._roles else ():
-            saved[name] = [op for op in operations if self._roles.get(op.id) in kept]
+        named = named_results(self._graph, self._block.start, self._block.stop)
+        for name, preset in PRESETS.items() if self._roles else ():
+            by_role = [op for op in operations if self._roles.get(op.id) in preset.roles]
+            instead = named if preset.by_name else {}
+            saved[name] = [instead.get(op.id, v) for op in by_role for v in op.outputs]
         return {
-            name: replace(self.wrapped, saved=value_refs(self._graph, _results(kept)))
+            name: replace(self.wrapped, saved=value_refs(self._graph, kept))
             for name, kept in saved.items()
         }
 

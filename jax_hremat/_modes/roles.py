@@ -8,9 +8,10 @@ stands for the products inside it: it returns the context, and what its backward
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
-from jax_hremat._program.graph import Operation
+from jax_hremat._program.graph import Graph, Operation
 from jax_hremat._shared.compat import DETACH
 
 # Queries, keys and values.
@@ -39,16 +40,32 @@ class Role(Enum):
 
 _PROJECTIONS = frozenset((Role.QKV, Role.OUT))
 
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A policy of MaxText's.
+
+    Attributes:
+        roles: What it keeps.
+        by_name: Whether it keeps values by name, and not the results of matrix products.
+    """
+
+    roles: frozenset[Role]
+    by_name: bool = True
+
+
 # `minimal` is `dots_with_no_batch_dims_saveable`, `full` is a plain `jax.checkpoint`. The first is
 # not MaxText's, and of most use where attention is a kernel.
-PRESETS: Mapping[str, frozenset[Role]] = {
-    "save_context": frozenset((Role.CONTEXT,)),
-    "save_qkv_proj": frozenset((Role.QKV,)),
-    "save_out_proj": frozenset((Role.OUT,)),
-    "save_dot_except_mlp": _PROJECTIONS,
-    "save_dot_with_context_except_mlp": _PROJECTIONS | {Role.CONTEXT},
-    "save_dot_except_mlpwi": _PROJECTIONS | {Role.MLP_OUT},
-    "minimal_with_context": _PROJECTIONS | {Role.CONTEXT, Role.MLP_IN, Role.MLP_OUT},
+PRESETS: Mapping[str, Preset] = {
+    "save_context": Preset(frozenset((Role.CONTEXT,))),
+    "save_qkv_proj": Preset(frozenset((Role.QKV,))),
+    "save_out_proj": Preset(frozenset((Role.OUT,))),
+    "save_dot_except_mlp": Preset(_PROJECTIONS),
+    "save_dot_with_context_except_mlp": Preset(_PROJECTIONS | {Role.CONTEXT}),
+    "save_dot_except_mlpwi": Preset(_PROJECTIONS | {Role.MLP_OUT}),
+    "minimal_with_context": Preset(
+        _PROJECTIONS | {Role.CONTEXT, Role.MLP_IN, Role.MLP_OUT}, by_name=False
+    ),
 }
 
 
@@ -107,3 +124,31 @@ def product_roles(operations: Sequence[Operation]) -> dict[int, Role]:
         else:
             roles[op] = Role.MLP_IN
     return roles
+
+
+def named_results(graph: Graph, start: int, stop: int) -> dict[int, int]:
+    """Products of a range of operations whose result, or something that it can be had from
+    without them, has a name of its author's (`checkpoint_name`): by product, the named value.
+
+    A policy by name keeps that value, which may be further on: queries are named after their
+    rotation. It spares the product if it is as large and what lies between reads nothing of the
+    product in its backward.
+    """
+    product: dict[int, int] = {}
+    named: dict[int, int] = {}
+    for op in graph.operations[start:stop]:
+        if op.primitive == "dot_general":
+            product |= dict.fromkeys(op.outputs, op.id)
+            continue
+        sources = {product.get(v) for v in op.reads if v in product or graph.values[v].active}
+        at = sources.pop() if len(sources) == 1 else None
+        if at is None or any(v in product for v in op.needs):
+            continue
+        product |= dict.fromkeys(op.outputs, at)
+        (made,) = graph.operations[at].outputs
+        if (
+            op.primitive == "name"
+            and graph.values[op.outputs[0]].size_bytes == graph.values[made].size_bytes
+        ):
+            named[at] = op.outputs[0]
+    return named

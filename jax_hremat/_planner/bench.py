@@ -34,6 +34,7 @@ from jax_hremat._program.bodies import Cond, Scan, bodies_of
 from jax_hremat._program.graph import Graph, build_graph
 from jax_hremat._program.layout import on_one_device
 from jax_hremat._program.mesh import is_known
+from jax_hremat._program.openings import Openings
 from jax_hremat._program.region import Region
 from jax_hremat._program.step import Step
 from jax_hremat._program.trace import Program
@@ -82,6 +83,10 @@ class PlannerConfig:
         open_checkpoints: Whether to plan a program as if the `jax.checkpoint`s, `nn.remat`s and the
             like that it has of its own were not there. If not, each stays one operation that no
             plan changes, and "without rematerialization" means with them.
+        unroll_scans: Scans of at most so many steps are planned, and run, as if their steps were
+            written one after another; those inside longer scans and conds stay. Each step is then
+            planned on its own, and what it keeps is not copied into a stack and back, which makes
+            a step faster and smaller even without rematerialization. It takes longer to compile.
     """
 
     search: SearchConfig = field(default_factory=SearchConfig)
@@ -93,8 +98,14 @@ class PlannerConfig:
     cache_dir: str | os.PathLike[str] | None = None
     kernel_costs: Mapping[str, KernelPrice] = field(default_factory=dict, hash=False)
     open_checkpoints: bool = False
+    unroll_scans: int = 0
 
     def __post_init__(self) -> None:
+        if self.unroll_scans < 0:
+            raise ValueError(
+                f"PlannerConfig(unroll_scans={self.unroll_scans}): a number of steps, up to which "
+                f"scans are written out, or 0 for none"
+            )
         for name, cost in self.kernel_costs.items():
             if not callable(cost):
                 raise ValueError(
@@ -104,6 +115,11 @@ class PlannerConfig:
         if self.cost not in get_args(CostSource):
             known = ", ".join(map(repr, get_args(CostSource)))
             raise ValueError(f"PlannerConfig(cost={self.cost!r}): costs are one of {known}")
+
+    @property
+    def openings(self) -> Openings:
+        """What of a function is taken apart before it is planned."""
+        return Openings(self.open_checkpoints, self.unroll_scans)
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ def _plan(
         baseline_moments=candidates.bare.prediction.moments,
         unpriced=MappingProxyType(dict(best.step.unknown)),
         own_checkpoints=bench.program.own_checkpoints,
-        opens_checkpoints=bench.program.opens_checkpoints,
+        opened=bench.program.opened,
         num_compiles=MappingProxyType(
             {
                 "steps": candidates.num_compiled + num_layouts,

@@ -14,7 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from jax_hremat._plans.block import BlockReport
 from jax_hremat._plans.frontier import Frontier
 from jax_hremat._plans.plan import RematPlan
-from jax_hremat._plans.show import devices_words, own_words, unpriced_words
+from jax_hremat._plans.show import devices_words, opened_words, own_words, unpriced_words
 from jax_hremat._plans.tree import tree_lines
 from jax_hremat._schedule.prediction import Moment
 from jax_hremat._shared.files import write_whole
@@ -69,6 +69,7 @@ def page(plan: RematPlan, frontier: Frontier | None = None) -> str:
         advice=_ADVICE,
         unpriced=unpriced_words(plan),
         own_checkpoints=own_words(plan),
+        opened=opened_words(plan),
         fixed=[b for b in plan.buffers if b.kind != "temp"],
     )
 

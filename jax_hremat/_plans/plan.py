@@ -15,6 +15,7 @@ from jax_hremat._cost.certify import BufferReport
 from jax_hremat._plans.block import BlockReport
 from jax_hremat._program.fingerprint import Fingerprint
 from jax_hremat._program.mesh import DeviceMesh
+from jax_hremat._program.openings import NOTHING_OPENED, Openings
 from jax_hremat._program.own_checkpoints import OwnCheckpoint
 from jax_hremat._program.region import Loop, Region
 from jax_hremat._schedule.prediction import Moment
@@ -105,8 +106,9 @@ class RematPlan:
         unpriced: Operations of the compiled step that the estimates leave out, with their number:
             custom calls of unknown cost, for instance, and the network's time of collectives.
         own_checkpoints: The function's own `jax.checkpoint`s, `nn.remat`s and the like.
-        opens_checkpoints: Whether the plan is for the function as if they were not there. If not,
-            each is one operation, in the step without rematerialization too.
+        opened: What of the function the plan takes as written in another way. Where that is not
+            its checkpoints, each of them is one operation, in the step without rematerialization
+            too.
         num_compiles: Programs compiled to make the plan: whole steps, that for the layout on a
             mesh among them, and blocks in one mode.
         timings_s: Seconds of planning: trace, partition, cost, solve, certify.
@@ -132,7 +134,7 @@ class RematPlan:
     unpriced: Mapping[str, int]
     num_compiles: Mapping[str, int]
     own_checkpoints: tuple[OwnCheckpoint, ...] = ()
-    opens_checkpoints: bool = False
+    opened: Openings = NOTHING_OPENED
     timings_s: Mapping[str, float] = field(
         default_factory=lambda: MappingProxyType({}), compare=False
     )
@@ -290,6 +292,6 @@ def _decode_plan(data: Mapping[str, Any]) -> RematPlan:
         unpriced=MappingProxyType(dict(data["unpriced"])),
         num_compiles=MappingProxyType(dict(data["num_compiles"])),
         own_checkpoints=tuple(OwnCheckpoint(**c) for c in data.get("own_checkpoints", ())),
-        opens_checkpoints=bool(data.get("opens_checkpoints", False)),
+        opened=Openings(**data.get("opened", {})),
         **{key: data[key] for key in plain},
     )

@@ -137,7 +137,7 @@ def once_words(graph: Graph) -> str:
 
 def closed_words(program: Program) -> str:
     """What the program's own checkpoints, which stay in every plan, have to do with a refusal."""
-    if not program.own_checkpoints or program.opens_checkpoints:
+    if not program.own_checkpoints or program.opened.checkpoints:
         return ""
     return (
         f" under the function's own {words(program.own_checkpoints)}, which no plan changes: "

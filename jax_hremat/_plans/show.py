@@ -48,6 +48,8 @@ def _summary(plan: RematPlan) -> Table:
     if plan.own_checkpoints:
         count = sum(checkpoint.count for checkpoint in plan.own_checkpoints)
         table.add_row("of the function", str(count), own_words(plan))
+    if plan.opened.scan_steps:
+        table.add_row("scans", "", opened_words(plan))
     if plan.unpriced:
         table.add_row("not priced", "", unpriced_words(plan))
     table.add_row(
@@ -76,11 +78,21 @@ def own_words(plan: RematPlan) -> str:
         return ""
     stay = (
         "opened: the plan is for the function as if they were not there"
-        if plan.opens_checkpoints
+        if plan.opened.checkpoints
         else "they stay in every plan, in that without rematerialization too; "
         "PlannerConfig(open_checkpoints=True) plans as if they were not there"
     )
     return f"{words(plan.own_checkpoints)}: {stay}"
+
+
+def opened_words(plan: RematPlan) -> str:
+    """What the plan takes as written out; empty if nothing."""
+    if not plan.opened.scan_steps:
+        return ""
+    return (
+        f"those of up to {plan.opened.scan_steps} steps are written out, without rematerialization "
+        f"too"
+    )
 
 
 def unpriced_words(plan: RematPlan) -> str:

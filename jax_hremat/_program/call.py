@@ -14,6 +14,7 @@ from jax.core import Tracer
 
 from jax_hremat._program.emit import emit_flat
 from jax_hremat._program.objects import Changes, Leaf, Structure, Watch, flatten
+from jax_hremat._program.openings import Openings
 from jax_hremat._program.region import Region
 from jax_hremat._program.trace import Input, Program, trace_flat
 from jax_hremat._shared.errors import UnsupportedProgramError
@@ -214,9 +215,9 @@ class TracedCall:
     closed_over: tuple[Any, ...]
     results: Results
 
-    def with_checkpoints(self, *, opened: bool) -> TracedCall:
-        """The call, `opened` as if the function's own checkpoints were not there."""
-        return replace(self, program=self.program.with_checkpoints_opened()) if opened else self
+    def with_opened(self, openings: Openings) -> TracedCall:
+        """The call, with parts of the function written in another way."""
+        return replace(self, program=self.program.with_opened(openings))
 
     def run(self, root: Region, watch: Callable[[Any], Any] = lambda value: value) -> Any:
         """Compute it with the regions of `root`; change the objects that it was given."""

@@ -15,7 +15,9 @@ function itself on `inputs`, and the forward rule is dead code.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -23,16 +25,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from jax_hremat._program.unrolling import unrolled
 from jax_hremat._shared import compat
 
 # Cotangents do not get past them.
 STOPS = frozenset({"stop_gradient", compat.DETACH})
 
 
-def open_program(closed: Any, moving: Iterable[int]) -> Any:
+def open_program(closed: Any, moving: Iterable[int], scan_steps: int = 0) -> Any:
     """The closed jaxpr traced again with every plain inner `jit` opened, the rules of the
-    `custom_vjp` calls in it that may be differentiated taken apart, and the mutable arrays that it
-    makes as values.
+    `custom_vjp` calls in it that may be differentiated taken apart, short scans unrolled, and the
+    mutable arrays that it makes as values.
 
     A call stays one operation if
     - nothing it reads depends on a moving input,
@@ -44,41 +47,66 @@ def open_program(closed: Any, moving: Iterable[int]) -> Any:
     Args:
         closed: A closed jaxpr.
         moving: Positions of the inputs that may be differentiated.
+        scan_steps: Scans of at most so many steps are unrolled.
     """
     consts, avals = compat.jaxpr_consts(closed), closed.in_avals
     positions = set(moving)
 
     def flat(*inputs: Any) -> list[Any]:
         flags = [i in positions for i in range(len(inputs))]
-        return _evaluate(closed, consts, inputs, flags)[0]
+        return _Evaluation(scan_steps).outputs(closed, consts, inputs, flags)[0]
 
     return compat.without_refs(jax.make_jaxpr(flat)(*avals))
 
 
-def _evaluate(
-    closed: Any, consts: Sequence[Any], inputs: Sequence[Any], moving: Sequence[bool]
-) -> tuple[list[Any], list[bool]]:
-    """The outputs, and which of them depend on the moving inputs."""
-    jaxpr = compat.open_jaxpr(closed)
-    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *inputs), strict=True))
-    active = {v for v, on in zip(jaxpr.invars, moving, strict=True) if on}
+@dataclass(frozen=True, slots=True)
+class _Evaluation:
+    """Runs jaxprs whose parts are taken apart.
 
-    def read(atoms: Sequence[Any]) -> list[Any]:
-        return [v.val if isinstance(v, compat.Literal) else env[v] for v in atoms]
+    Attributes:
+        scan_steps: As of `open_program`.
+        in_steps: Whether what is run was in a scan: checkpoints written there rely on its loop.
+    """
 
-    for eqn in jaxpr.eqns:
-        given, flags = read(eqn.invars), are_in(active, eqn.invars)
+    scan_steps: int
+    in_steps: bool = False
+
+    def outputs(
+        self, closed: Any, consts: Sequence[Any], inputs: Sequence[Any], moving: Sequence[bool]
+    ) -> tuple[list[Any], list[bool]]:
+        """The outputs, and which of them depend on the moving inputs."""
+        jaxpr = compat.open_jaxpr(closed)
+        env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *inputs), strict=True))
+        active = {v for v, on in zip(jaxpr.invars, moving, strict=True) if on}
+
+        def read(atoms: Sequence[Any]) -> list[Any]:
+            return [v.val if isinstance(v, compat.Literal) else env[v] for v in atoms]
+
+        for eqn in jaxpr.eqns:
+            given, flags = read(eqn.invars), are_in(active, eqn.invars)
+            outputs, made = self._of_equation(eqn, given, flags)
+            env.update(zip(eqn.outvars, outputs, strict=True))
+            moved = (v for v, on in zip(eqn.outvars, made, strict=True) if on)
+            active.update(v for v in moved if _is_inexact(v))
+        return read(jaxpr.outvars), are_in(active, jaxpr.outvars)
+
+    def _of_equation(
+        self, eqn: Any, inputs: Sequence[Any], moving: Sequence[bool]
+    ) -> tuple[list[Any], list[bool]]:
         inner = compat.inlinable_jaxpr(eqn)
         if inner is not None:
             with compat.context_of(eqn):
-                outputs, made = _evaluate(inner, compat.jaxpr_consts(inner), given, flags)
-        else:
-            rule = _rule(eqn, flags)
-            outputs = compat.bind_equation(eqn, given) if rule is None else _apart(rule, given)
-            made = [_goes_on(eqn, flags)] * len(outputs)
-        env.update(zip(eqn.outvars, outputs, strict=True))
-        active.update(v for v, on in zip(eqn.outvars, made, strict=True) if on and _is_inexact(v))
-    return read(jaxpr.outvars), are_in(active, jaxpr.outvars)
+                return self.outputs(inner, compat.jaxpr_consts(inner), inputs, moving)
+        if eqn.primitive.name == "scan" and 0 < eqn.params["length"] <= self.scan_steps:
+            body = eqn.params["jaxpr"]
+            inside = replace(self, in_steps=True)
+            step = functools.partial(inside.outputs, body, compat.jaxpr_consts(body))
+            return unrolled(eqn, step, inputs, moving)
+        if self.in_steps and compat.is_checkpoint(eqn):
+            eqn = compat.with_barriers(eqn)
+        rule = _rule(eqn, moving)
+        outputs = compat.bind_equation(eqn, inputs) if rule is None else _apart(rule, inputs)
+        return outputs, [_goes_on(eqn, moving)] * len(outputs)
 
 
 def active_variables(jaxpr: Any, moving: Iterable[int]) -> frozenset[Any]:

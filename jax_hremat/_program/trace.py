@@ -19,6 +19,7 @@ from jax_hremat._program.mesh import (
     sharding_on_mesh,
     shardings_on_one_mesh,
 )
+from jax_hremat._program.openings import NOTHING_OPENED, Openings
 from jax_hremat._program.own_checkpoints import OwnCheckpoint, own_checkpoints
 from jax_hremat._program.rules import open_program
 from jax_hremat._shared import compat
@@ -49,7 +50,7 @@ class Program:
             inputs lie on them, or the program or its context names them. Where it is what one of
             them does in a `shard_map`, some axes are manual.
         own_checkpoints: The user's own `jax.checkpoint`s.
-        opens_checkpoints: Whether it was traced as if they were not there.
+        opened: What of the user's function it was taken apart for.
     """
 
     jaxpr: Any
@@ -64,12 +65,15 @@ class Program:
     context: compat.MeshContext = field(default_factory=compat.MeshContext.current)
     mesh: DeviceMesh | None = None
     own_checkpoints: tuple[OwnCheckpoint, ...] = ()
-    opens_checkpoints: bool = False
+    opened: Openings = NOTHING_OPENED
 
-    def with_checkpoints_opened(self) -> Program:
-        """The same program as if the user's own checkpoints were not there."""
-        jaxpr = open_program(compat.without_checkpoints(self.jaxpr), self.moving)
-        return replace(self, jaxpr=jaxpr, opens_checkpoints=True)
+    def with_opened(self, openings: Openings) -> Program:
+        """The same program, as it was traced, with parts of it written in another way."""
+        if openings == self.opened:
+            return self
+        jaxpr = compat.without_checkpoints(self.jaxpr) if openings.checkpoints else self.jaxpr
+        jaxpr = open_program(jaxpr, self.moving, openings.scan_steps)
+        return replace(self, jaxpr=jaxpr, opened=openings)
 
     @property
     def num_operations(self) -> int:
@@ -192,7 +196,6 @@ def trace_loss(
         kwargs: Keyword arguments, any pytrees; never differentiated.
         argnums: Which positional arguments gradients are taken of, as in `jax.grad`.
         has_aux: As in `jax.grad`.
-        opens_checkpoints: Whether to trace as if every `jax.checkpoint` in it were not there.
 
     Raises:
         UnsupportedProgramError: The function does not return a real floating scalar, has an
@@ -212,7 +215,6 @@ def trace_call(fun: Callable[..., Any], args: Sequence[Any], argnums: Sequence[i
         fun: Any function of pytrees.
         args: Positional arguments.
         argnums: Which of them are differentiated, where they are floating.
-        opens_checkpoints: As in `trace_loss`.
 
     Raises:
         UnsupportedProgramError: An ordered effect, or nothing to differentiate.

@@ -729,6 +729,12 @@ def is_checkpoint(eqn: Any) -> bool:
     return eqn.primitive.name in ("remat2", "checkpoint") and not eqn.params["differentiated"]
 
 
+def with_barriers(eqn: Any) -> Any:
+    """The equation of a `jax.checkpoint` as it has to be where nothing else keeps the compiler from
+    merging its recompute with its first run."""
+    return eqn.replace(params={**eqn.params, "prevent_cse": True})
+
+
 def policy_name(policy: Any) -> str:
     """What a checkpoint's policy is called: a function's name, or that of JAX's own class."""
     return getattr(policy, "__name__", type(policy).__name__)

@@ -1,0 +1,164 @@
+"""Short scans written out: the same function, each of whose steps is planned by itself."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jax_hremat
+from jax_hremat import PlannerConfig, RematPlan, SearchConfig
+from jax_hremat._plans.page import page
+from jax_hremat._program.openings import Openings
+from jax_hremat._program.trace import Program, trace_loss
+from jax_hremat._shared import compat
+
+STEPS, WIDTH, ROWS = 4, 16, 64
+CONFIG = PlannerConfig(
+    search=SearchConfig(max_runs=1, max_packings=1, max_saved_sets=1),
+    cost="analytic",
+    max_rounds=0,
+    floor_rounds=0,
+    unroll_scans=STEPS,
+)
+W = 0.3 * jax.random.normal(jax.random.key(0), (STEPS, WIDTH, WIDTH))
+X = jax.random.normal(jax.random.key(1), (ROWS, WIDTH))
+
+Loss = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def scanned(body: Callable[..., Any], **options: Any) -> Loss:
+    """The loss of what a scan over the weights carries and makes."""
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        carry, made = jax.lax.scan(body, x, w, **options)
+        return sum(jnp.sum(v.astype(float) ** 2) for v in jax.tree.leaves((carry, made)))
+
+    return loss
+
+
+def layer(x: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:
+    return jnp.sin(jnp.tanh(x @ w) @ w), None
+
+
+def with_results(x: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:
+    made = jnp.tanh(x @ w)
+    return made, {"sum": made.sum(0), "largest": made.argmax(), "constant": jnp.ones(2)}
+
+
+def with_a_rule(x: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:
+    return jax.nn.relu(optax.safe_norm(x @ w, 1e-3, axis=-1)[:, None] * x), None
+
+
+def with_branches(x: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:
+    return jax.lax.cond(x.sum() > 0, jnp.sin, jnp.tanh, x @ w), None
+
+
+def of_a_scan(x: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:
+    return jax.lax.scan(lambda x, _: (jnp.tanh(x @ w), x.sum()), x, length=2)
+
+
+def with_keys(w: jax.Array, x: jax.Array) -> jax.Array:
+    def step(x: jax.Array, given: Any) -> tuple[jax.Array, Any]:
+        w, key = given
+        return jnp.tanh(x @ w) * jax.random.bernoulli(key, 0.9, x.shape), key
+
+    x, keys = jax.lax.scan(step, x, (w, jax.random.split(jax.random.key(2), STEPS)))
+    return (x**2).mean() + jax.random.uniform(keys[1])
+
+
+LOSSES: Mapping[str, Loss] = {
+    "layers": scanned(layer),
+    "backward": scanned(with_results, reverse=True),
+    "results": scanned(with_results),
+    "rules": scanned(with_a_rule),
+    "branches": scanned(with_branches),
+    "scans": scanned(of_a_scan),
+    "keys": with_keys,
+    "own unroll": scanned(layer, unroll=2),
+}
+
+
+def of_two(loss: Loss) -> Loss:
+    return lambda w, x: jax.vmap(loss, (0, None))(jnp.stack([w, -w]), x)
+
+
+TRANSFORMS = {"results": (jax.jacfwd, of_two)}
+
+
+def num_scans(jaxpr: Any) -> int:
+    eqns = compat.open_jaxpr(jaxpr).eqns
+    inside = (num_scans(body) for eqn in eqns for body in compat.inner_jaxprs(eqn))
+    return sum(eqn.primitive.name == "scan" for eqn in eqns) + sum(inside)
+
+
+def unrolled(loss: Loss, steps: int = STEPS) -> Program:
+    return trace_loss(loss, (W, X), {}).with_opened(Openings(scan_steps=steps))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_it_computes_the_same(name: str) -> None:
+    loss = LOSSES[name]
+    program = unrolled(loss)
+    assert num_scans(program.jaxpr) == 0
+    assert program.moving == (0,)
+
+    def written_out(w: jax.Array, x: jax.Array) -> jax.Array:
+        return compat.evaluate_inlined(program.jaxpr, compat.jaxpr_consts(program.jaxpr), (w, x))[0]
+
+    for transform in (jax.value_and_grad, *TRANSFORMS.get(name, ())):
+        expected, actual = (jax.jit(transform(f))(W, X) for f in (loss, written_out))
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), actual, expected
+        )
+
+
+def test_longer_scans_and_those_in_them_stay() -> None:
+    assert num_scans(unrolled(scanned(layer), STEPS - 1).jaxpr) == 1
+    # The inner one has two steps.
+    assert num_scans(unrolled(scanned(of_a_scan), 2).jaxpr) == 2
+
+
+def test_each_step_is_planned_by_itself(tmp_path: Path) -> None:
+    plan = jax_hremat.plan_remat(scanned(layer), budget=0.8, target="cpu", config=CONFIG)(W, X)
+    assert plan.opened == Openings(scan_steps=STEPS)
+    # Some of the equal steps are checkpointed, and some are not.
+    assert {block.recomputed > 0 for block in plan.blocks} == {True, False}
+    assert "those of up to 4 steps are written out" in str(plan)
+    assert "those of up to 4 steps are written out" in page(plan)
+
+    plan.save(tmp_path / "plan.json")
+    loaded = RematPlan.load(tmp_path / "plan.json")
+    assert loaded == plan
+    step = jax.jit(jax.value_and_grad(jax_hremat.apply_plan(scanned(layer), loaded)))
+    expected = jax.jit(jax.value_and_grad(scanned(layer)))(W, X)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), step(W, X), expected
+    )
+    memory = step.lower(W, X).compile().memory_analysis()
+    assert (
+        memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+        <= plan.certificate.budget_bytes
+    )
+
+
+def test_checkpoints_written_in_a_scan_hold_outside_of_it() -> None:
+    """Without barriers the compiler merges their recompute with their first run."""
+    step = jax.checkpoint(lambda x, w: layer(x, w), prevent_cse=False)
+    program = unrolled(scanned(step))
+    checkpoints = [e for e in compat.open_jaxpr(program.jaxpr).eqns if compat.is_checkpoint(e)]
+    assert len(checkpoints) == STEPS
+    assert all(eqn.params["prevent_cse"] is True for eqn in checkpoints)
+
+
+def test_a_number_of_steps_is_not_negative() -> None:
+    with pytest.raises(ValueError, match="unroll_scans=-1"):
+        replace(CONFIG, unroll_scans=-1)
