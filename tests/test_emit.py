@@ -213,17 +213,18 @@ def nested_saving_all(program: Program) -> Region:
 
 
 PLANS = (whole, every_operation, nested_saving_all)
-# Those that the default run has in every plan; the others it has in the one with most in it.
+# Those that the default run has in every plan and under `vmap`; the others it has in the plan with
+# most in it.
 THOROUGHLY = (typed_dropout_keys, a_custom_vjp, a_scan)
 
 
-def in_plans(*plans: Any) -> list[Any]:
+def in_plans(*plans: Any, quick: Any = None) -> list[Any]:
     """Each case in each plan, slow but for some."""
     return [
         pytest.param(
             fun,
             plan,
-            marks=[] if fun in THOROUGHLY or plan is nested_saving_all else [pytest.mark.slow],
+            marks=[] if fun in THOROUGHLY or plan is quick else [pytest.mark.slow],
             id=f"{fun.__name__}-{plan.__name__}",
         )
         for fun in CASES
@@ -237,7 +238,7 @@ def step_of(fun: Any) -> Any:
     return jax.value_and_grad(fun, has_aux=found.has_aux)(*found.args)
 
 
-@pytest.mark.parametrize(("fun", "plan"), in_plans(*PLANS))
+@pytest.mark.parametrize(("fun", "plan"), in_plans(*PLANS, quick=nested_saving_all))
 def test_value_gradient_and_auxiliaries_are_the_same(fun, plan):
     found, expected = case(fun), step_of(fun)
     emitted = emit(found.program, plan(found.program))

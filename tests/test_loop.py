@@ -121,7 +121,14 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("reverse, mode, segments", CASES)
+# Still every body mode, and segments of one level and of two, with and without leftover steps.
+QUICKLY = [CASES[i] for i in (0, 3, 4, 6, 7)]
+
+
+@pytest.mark.parametrize(
+    "reverse, mode, segments",
+    [pytest.param(*c, marks=[] if c in QUICKLY else [pytest.mark.slow]) for c in CASES],
+)
 def test_every_mode_gives_the_same_step(
     reverse: bool, mode: int, segments: tuple[int, ...]
 ) -> None:

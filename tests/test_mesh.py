@@ -125,6 +125,7 @@ def test_the_certificate_is_of_each_device_of_the_users_step(loss: Any, tmp_path
     close(planned(*filled(args)), jitted(loss, args[0])(*filled(args)))
 
 
+@pytest.mark.slow
 def test_a_mesh_set_around_the_planning_is_the_arguments() -> None:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         return mlp(params, jax.lax.with_sharding_constraint(x, P("data")))

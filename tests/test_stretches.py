@@ -277,13 +277,14 @@ def test_a_budget_that_only_groups_in_groups_meet() -> None:
     assert predict(chain, nested.expanded(found)).peak_bytes <= limit
 
 
+@pytest.mark.slow
 def test_a_deep_model_is_planned_in_groups_of_groups_and_computes_the_same() -> None:
     def loss(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
         for i in range(layers):
             x = x + jnp.tanh(x @ params[f"w{i}"])
         return (x**2).mean()
 
-    layers, width, batch = 8, 8, 512
+    layers, width, batch = 12, 8, 512
     shapes = {f"w{i}": jax.ShapeDtypeStruct((width, width), jnp.float32) for i in range(layers)}
     args = (shapes, jax.ShapeDtypeStruct((batch, width), jnp.float32))
 

@@ -15,8 +15,8 @@ from benchmarks import zoo
 
 # Without those that differ from another in the number of layers alone.
 DISTINCT = [name for name in zoo.names() if name not in ("gpt2-48", "gpt2-96", "encdec-36")]
-# A transformer, a scan, a recurrence, batch statistics; the others are run in the slow tests.
-QUICKLY = ("gpt2-small", "llama-scan", "lstm", "densenet121")
+# A transformer, a scan, a recurrence; the others are run in the slow tests.
+QUICKLY = ("gpt2-small", "llama-scan", "lstm")
 RUN = [pytest.param(n, marks=[] if n in QUICKLY else [pytest.mark.slow]) for n in DISTINCT]
 CONFIGS = {"gpt2-6": {"dropout": 0.0, "layers": 2}}
 POLICIES = [
@@ -85,7 +85,7 @@ def stack_layers(params: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "layers": jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}
 
 
-@pytest.mark.parametrize("name", DISTINCT)
+@pytest.mark.parametrize("name", RUN)
 def test_full_size_is_described_without_arrays(name):
     problem = zoo.make(name, "full")
     assert all(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(problem.args))
