@@ -140,6 +140,7 @@ def test_static_arguments_are_part_of_the_program():
     assert len(planned.hremat_plans()) == 2
 
 
+@pytest.mark.slow
 def test_whole_model():
     x = inputs(64, WIDTH)
     planned = jax_hremat.hremat(Model, budget=0.8, **OPTIONS)

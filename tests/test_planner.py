@@ -212,7 +212,11 @@ def test_the_smallest_budget_is_feasible_and_a_hundredth_below_is_not(
 
 @pytest.mark.parametrize(
     "partitioner",
-    [jax_hremat.partition_by_repeats, jax_hremat.partition_by_score, jax_hremat.partition_flat],
+    [
+        jax_hremat.partition_by_repeats,
+        pytest.param(jax_hremat.partition_by_score, marks=pytest.mark.slow),
+        pytest.param(jax_hremat.partition_flat, marks=pytest.mark.slow),
+    ],
 )
 def test_any_partitioner_gives_certified_budgets(partitioner: Any) -> None:
     program = trace_loss(mlp, MLP, {})

@@ -31,6 +31,7 @@ LONG = {
     "linear_algebra-convolutions",
     "linear_algebra-fourier_transform",
     "linear_algebra-gather_and_scatter",
+    "linear_algebra-top_k_of_experts",
     "random_keys-typed_keys_split",
 }
 QUICK = [row for row in rows_of(*TABLES, quick=True) if row.id not in LONG]

@@ -22,6 +22,7 @@ TABLES = (linen_modules, nnx_modules, other_libraries, published_models, trainin
 LONG = {
     "linen_modules-attention_and_embeddings_tied",
     "linen_modules-blocks_in_training",
+    "nnx_modules-class_in_a_model",
     "nnx_modules-keys_in_the_module",
     "other_libraries-haiku_with_state_and_dropout",
 }
