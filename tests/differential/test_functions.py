@@ -19,7 +19,7 @@ from differential.program import Program
 from differential.rows import rows_of
 
 TABLES = (control_flow, custom_rules, dtypes, linear_algebra, mutable_state, random_keys)
-# Quick ones that take longest, or that have others like them: the slow run alone has them.
+# Quick ones that take longest, or that have others like them: the slow run has them.
 LONG = {
     "control_flow-scan_plain",
     "control_flow-scan_unrolled_by_two",
@@ -34,7 +34,10 @@ LONG = {
     "linear_algebra-top_k_of_experts",
     "random_keys-typed_keys_split",
 }
-QUICK = [row for row in rows_of(*TABLES, quick=True) if row.id not in LONG]
+QUICK = [
+    pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] if row.id in LONG else [])
+    for row in rows_of(*TABLES, quick=True)
+]
 
 
 @pytest.mark.parametrize("program", QUICK)

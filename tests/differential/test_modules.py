@@ -18,7 +18,7 @@ from differential.program import Program
 from differential.rows import rows_of
 
 TABLES = (linen_modules, nnx_modules, other_libraries, published_models, training_steps)
-# Quick ones that take longest, or that have others like them: the slow run alone has them.
+# Quick ones that take longest, or that have others like them: the slow run has them.
 LONG = {
     "linen_modules-attention_and_embeddings_tied",
     "linen_modules-blocks_in_training",
@@ -26,7 +26,10 @@ LONG = {
     "nnx_modules-keys_in_the_module",
     "other_libraries-haiku_with_state_and_dropout",
 }
-QUICK = [row for row in rows_of(*TABLES, quick=True) if row.id not in LONG]
+QUICK = [
+    pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] if row.id in LONG else [])
+    for row in rows_of(*TABLES, quick=True)
+]
 
 
 @pytest.mark.parametrize("program", QUICK)

@@ -12,11 +12,14 @@ from differential.program import Program
 from differential.rows import rows_of
 
 TABLES = (arguments, sharded, transforms, travel)
-# Quick ones that take longest, or that have others like them: the slow run alone has them.
+# Quick ones that take longest, or that have others like them: the slow run has them.
 LONG = {
     "arguments-shapes_that_change",
 }
-QUICK = [row for row in rows_of(*TABLES, quick=True) if row.id not in LONG]
+QUICK = [
+    pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] if row.id in LONG else [])
+    for row in rows_of(*TABLES, quick=True)
+]
 
 
 @pytest.mark.parametrize("program", QUICK)
