@@ -52,7 +52,7 @@ def tests_newest(session: nox.Session) -> None:
 
 @nox.session(python=OLDEST_PYTHON)
 def slow(session: nox.Session) -> None:
-    """The tests that take minutes."""
+    """The tests that the default run leaves out, and all examples of the property tests."""
     session.install(".[test,gpu-aot]")
     session.run(*PYTEST, "-m", "slow", *session.posargs)
 

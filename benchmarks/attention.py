@@ -24,7 +24,7 @@ from benchmarks.measured import Setting, mib, ms, plan_row, say, setting_of, tra
 from benchmarks.mesh import LAYOUTS, placed
 from benchmarks.zoo import Problem
 from benchmarks.zoo.fused import HAND, FusedConfig, fused_problem
-from jax_hremat._compiler.compile import compile_flat, without_launch_graphs
+from jax_hremat._compiler.compile import compile_flat, never_run
 from jax_hremat._compiler.rates import rates
 from jax_hremat._cost.kernels import kernel_book
 from jax_hremat._hlo.parse import parse_hlo
@@ -156,7 +156,7 @@ def _row(
     label: str, step: Step, root: Region, target: jax_hremat.Target, config: FusedConfig
 ) -> tuple[AttentionRow, Mapping[str, int]]:
     compiled = compile_flat(
-        step.around(emit_flat(step.program, root)), step.avals, without_launch_graphs(target)
+        step.around(emit_flat(step.program, root)), step.avals, never_run(target)
     )
     roofline = estimate_step(parse_hlo(compiled.hlo_text), rates(target, kernel_book(step, {})))
     attention = [k for k in roofline.kernels if k.opcode.startswith("custom-call:")]

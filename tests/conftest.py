@@ -21,8 +21,8 @@ from jax_hremat._shared.errors import TargetUnavailableError  # noqa: E402
 jax.config.update("jax_num_cpu_devices", 8)
 
 # No deadline: the first example of a test compiles, and takes many times what the others do.
-hypothesis.settings.register_profile("jax_hremat", deadline=None)
-hypothesis.settings.load_profile("jax_hremat")
+hypothesis.settings.register_profile("all", deadline=None, max_examples=100)
+hypothesis.settings.register_profile("some", deadline=None, max_examples=30)
 
 
 @pytest.fixture(scope="session")
@@ -36,8 +36,24 @@ def h200() -> Target:
     return target
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips the tests marked `gpu` where no GPU is attached."""
+def _is_slow_run(config: pytest.Config) -> bool:
+    asked_for = config.getoption("markexpr")
+    return "slow" in asked_for and "not slow" not in asked_for
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Chooses how many examples are drawn, before any test is imported."""
+    hypothesis.settings.load_profile("all" if _is_slow_run(config) else "some")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skips the tests marked `gpu` where no GPU is attached; in the slow run, draws all examples of
+    the property tests as well, which the default run draws a part of."""
+    if _is_slow_run(config):
+        for item in items:
+            if hasattr(getattr(item, "obj", None), "hypothesis"):
+                item.add_marker(pytest.mark.slow)
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if gpu_items and jax.default_backend() != "gpu":
         skip = pytest.mark.skip(reason="needs an attached GPU, and JAX_HREMAT_TEST_GPU=1")

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from drawing import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
@@ -149,7 +150,7 @@ def region_trees(
 
 # The same examples in every run, few enough for programs that are traced one by one.
 QUICK = settings(
-    max_examples=25,
+    max_examples=examples(25),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],

@@ -175,7 +175,7 @@ def test_the_same_question_is_answered_at_once(
 def test_an_answer_that_compiles_to_something_else_is_planned_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = planner(tmp_path, 0.8)(*ARGS)
+    first = planner(tmp_path, 0.8, cost="analytic")(*ARGS)
     monkeypatch.setattr(
         "jax_hremat._planner.known._decode",
         lambda value: {
@@ -185,7 +185,7 @@ def test_an_answer_that_compiles_to_something_else_is_planned_again(
             for asked, plan in _decode(value).items()
         },
     )
-    assert planner(tmp_path, 0.8)(*ARGS).certificate == first.certificate
+    assert planner(tmp_path, 0.8, cost="analytic")(*ARGS).certificate == first.certificate
 
 
 def test_the_same_question_is_known_by_where_it_cuts_and_not_by_the_number_of_workers(
@@ -228,14 +228,15 @@ def test_a_step_is_known_by_what_is_around_its_loss(
 
 def test_a_larger_budget_is_never_slower_in_another_call(tmp_path: Path) -> None:
     # Hardly any effort, so that a plan by itself may well be a poor one.
-    plans = [planner(tmp_path, budget, max_rounds=0)(*ARGS) for budget in (0.7, 0.8, 0.9, 1.0)]
+    how = dict(cost="analytic", max_rounds=0)
+    plans = [planner(tmp_path, budget, **how)(*ARGS) for budget in (0.7, 0.8, 0.9, 1.0)]
     assert all(plan.certificate.holds for plan in plans)
     times_s = [plan.estimated_step_s for plan in plans]
     assert times_s == sorted(times_s, reverse=True)
 
 
 def test_a_better_plan_known_takes_the_place_of_one_found(tmp_path: Path) -> None:
-    plan = planner(tmp_path, 0.8)(*ARGS)
+    plan = planner(tmp_path, 0.8, cost="analytic")(*ARGS)
     peak = plan.certificate.peak_bytes
 
     def other(peak_bytes: int, step_s: float) -> jax_hremat.RematPlan:

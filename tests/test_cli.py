@@ -59,9 +59,16 @@ def fails_when_traced():
 """
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What commands have compiled, for those after them."""
+    return tmp_path_factory.mktemp("compiled")
+
+
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path) -> Callable[..., Result]:
     """Runs a command in a folder with a module `cli_problem`."""
+    monkeypatch.setenv("JAX_HREMAT_CACHE_DIR", str(compiled))
     (tmp_path / "cli_problem.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(__import__("sys").path))

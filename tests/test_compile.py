@@ -8,7 +8,13 @@ import jax.numpy as jnp
 import pytest
 
 from jax_hremat._compiler import compile as compiling
-from jax_hremat._compiler.compile import Compiled, MemoryStats, compile_flat, compiler_versions
+from jax_hremat._compiler.compile import (
+    Compiled,
+    MemoryStats,
+    compile_flat,
+    compiler_versions,
+    never_run,
+)
 from jax_hremat._compiler.target import Target, get_target, list_targets
 from jax_hremat._program.checkpoint import checkpoint as checkpoint_apart
 from jax_hremat._shared.compat import in_settings_of_this_thread
@@ -120,6 +126,15 @@ def test_the_same_program_takes_the_same_memory(target: Target) -> None:
     first, second = (compile_flat(*mlp(96, 2), target) for _ in range(2))
     assert first.memory == second.memory
     assert first.hlo_text == second.hlo_text
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_program_that_is_never_run_takes_the_same_memory(
+    target: Target, checkpoint: bool
+) -> None:
+    run, looked_at = (compile_flat(*mlp(96, 2, checkpoint), t) for t in (target, never_run(target)))
+    assert run.memory == looked_at.memory
+    assert run.hlo_text == looked_at.hlo_text
 
 
 def test_two_threads_give_what_one_gives(target: Target) -> None:

@@ -126,6 +126,7 @@ def test_every_source_makes_a_certified_plan_that_says_which_it_was(source: Any)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), planned, original)
 
 
+@pytest.mark.slow
 def test_random_keys_are_measured_too() -> None:
     def loss(w: jax.Array, x: jax.Array, key: jax.Array) -> jax.Array:
         for part in jax.random.split(key):

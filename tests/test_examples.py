@@ -34,6 +34,7 @@ QUICK = jax_hremat.PlannerConfig(
 BY_SHAPES = dataclasses.replace(QUICK, max_rounds=0, cost="analytic")
 
 
+@pytest.mark.slow
 def test_train_gpt_learns_within_its_budget(capsys: pytest.CaptureFixture[str]) -> None:
     result = train_gpt.main(size="tiny", steps=30, budget=0.7, config=QUICK)
     assert result is not None
@@ -70,6 +71,7 @@ def test_fused_attention_is_planned_without_a_gpu(
     assert "certified peak" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_fit_llama_learns_within_its_budget() -> None:
     plan, losses = fit_llama.main(budget=0.8, steps=10, config=BY_SHAPES)
     assert losses[-1] < losses[0] - 0.3
@@ -77,6 +79,7 @@ def test_fit_llama_learns_within_its_budget() -> None:
     assert certificate.peak_bytes <= certificate.budget_bytes < plan.baseline_peak_bytes
 
 
+@pytest.mark.slow
 def test_nnx_vit_learns_within_its_budget() -> None:
     plan, losses = nnx_vit.main(steps=12, batch=32, config=QUICK)
     assert losses[-1] < losses[0] - 0.3
@@ -84,6 +87,7 @@ def test_nnx_vit_learns_within_its_budget() -> None:
     assert certificate.peak_bytes <= certificate.budget_bytes < plan.baseline_peak_bytes
 
 
+@pytest.mark.slow
 def test_unet_diffusion_learns_within_its_budget() -> None:
     plan, losses = unet_diffusion.main(steps=8, batch=8, budget=0.9, config=BY_SHAPES)
     assert losses[-1] < 0.7 * losses[0]
@@ -91,6 +95,7 @@ def test_unet_diffusion_learns_within_its_budget() -> None:
     assert certificate.peak_bytes <= certificate.budget_bytes < plan.baseline_peak_bytes
 
 
+@pytest.mark.slow
 def test_encoder_decoder_learns_with_planned_layers() -> None:
     plans, losses = encoder_decoder.main(steps=40, budget=0.9, config=BY_SHAPES)
     assert losses[-1] < losses[0] - 0.2
@@ -99,6 +104,7 @@ def test_encoder_decoder_learns_with_planned_layers() -> None:
     assert all(plan.certificate.holds for plan in plans)
 
 
+@pytest.mark.slow
 def test_a_trainer_that_a_yaml_file_drives(tmp_path: Path) -> None:
     path = Path(__file__).parents[1] / "examples" / "mixer.yaml"
     given = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -118,6 +124,7 @@ def test_a_trainer_that_a_yaml_file_drives(tmp_path: Path) -> None:
     np.testing.assert_allclose(losses, bare, rtol=1e-2)
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:
     path = Path(__file__).parents[1] / "examples" / "frontier.ipynb"
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
@@ -134,7 +141,7 @@ def test_the_notebook_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]
 
 
 def test_too_small_says_what_would_do(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = too_small.main(config=QUICK)
+    plan = too_small.main(config=BY_SHAPES)
     printed = capsys.readouterr().out
     assert "no plan fits the budget of 1.00 MiB" in printed
     assert f"at {plan.certificate.peak_bytes} bytes there is one" in printed
@@ -151,6 +158,7 @@ def test_readme_example_runs() -> None:
     jax.tree.map(same, (scope["loss"], scope["grads"]), expected)
 
 
+@pytest.mark.slow
 def test_guide_runs_from_top_to_bottom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

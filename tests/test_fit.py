@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -157,10 +158,17 @@ def test_the_memory_of_a_cpu_is_no_budget() -> None:
         jax_hremat.fit_step(make_step, loss_fn, budget="device", **OPTIONS)
 
 
-def test_the_largest_batch() -> None:
-    sizes = [256 * n for n in range(1, 9)]
+@pytest.mark.parametrize(
+    "sizes",
+    [[512, 2048], pytest.param([256 * n for n in range(1, 9)], marks=pytest.mark.slow)],
+    ids=["two", "eight"],
+)
+def test_the_largest_batch(sizes: list[int]) -> None:
+    # What is looked for is a size; which plan it has does not matter.
+    config = replace(CONFIG, cost="analytic", max_rounds=0, floor_rounds=0)
+    options = dict(target="cpu", config=config)
     find = jax_hremat.max_batch(
-        make_step, loss_fn, budget="600KiB", sizes=sizes, has_aux=True, max_trials=5, **OPTIONS
+        make_step, loss_fn, budget="600KiB", sizes=sizes, has_aux=True, max_trials=5, **options
     )
     found = find(new_state(), batch_of)
     assert 2 <= len(found.trials) <= 5

@@ -100,7 +100,10 @@ def test_a_curve_has_two_ends() -> None:
         jax_hremat.pareto(loss_fn, num_points=1)
 
 
-@pytest.mark.parametrize("ratio", [1.0, 1.1, 1.2])
+@pytest.mark.parametrize(
+    "ratio",
+    [1.1, *(pytest.param(ratio, marks=pytest.mark.slow) for ratio in (1.0, 1.2))],
+)
 def test_least_memory_within_a_slowdown(frontier: Frontier, ratio: float) -> None:
     plan = jax_hremat.plan_remat(loss_fn, max_slowdown=ratio, **OPTIONS)(*ARGS)
     assert plan.slowdown <= ratio

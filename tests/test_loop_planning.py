@@ -186,11 +186,10 @@ def test_predicted_peaks_of_scans_are_near(stacked: Workbench) -> None:
         assert predicted == pytest.approx(stacked.compile_step(root).memory.peak_bytes, rel=0.2)
 
 
-def test_a_planned_scan_computes_the_same() -> None:
+def test_a_planned_scan_computes_the_same(stacked: Workbench) -> None:
     keys = iter(jax.random.split(jax.random.key(0), 8))
     args = jax.tree.map(lambda s: 0.3 * jax.random.normal(next(keys), s.shape), STACK)
-    make = jax_hremat.plan_remat(stack, budget=0.5, target="cpu", config=QUICK)
-    plan = make(*args)
+    plan = plan_of(stacked, 0.5)
     options = jax_hremat.compiler_options("cpu")
     steps = [
         jax.jit(jax.value_and_grad(f), compiler_options=options)
@@ -202,6 +201,7 @@ def test_a_planned_scan_computes_the_same() -> None:
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_long_recurrence_goes_below_one_state_per_step() -> None:
     steps = 256
     bench = workbench(recurrent, struct(32, 64), struct(steps, 16, 32))

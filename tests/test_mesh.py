@@ -43,6 +43,8 @@ NOWHERE = AbstractMesh((4, 2), AXES, AUTO)
 CONFIG = PlannerConfig(
     search=SearchConfig(max_runs=2, max_packings=1, max_saved_sets=1, max_workers=2), max_rounds=2
 )
+# Where it does not matter which plan it is.
+LEAST = SearchConfig(max_runs=0, max_packings=0, max_saved_sets=0, max_workers=2)
 ON_CPU: dict[str, Any] = dict(target="cpu", config=CONFIG)
 WIDTH, HIDDEN, DEPTH, BATCH = 16, 64, 3, 512
 
@@ -100,7 +102,11 @@ def close(one: Any, other: Any) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), one, other)
 
 
-@pytest.mark.parametrize("loss", [mlp, gathering(MESH)], ids=["split", "gathered"])
+@pytest.mark.parametrize(
+    "loss",
+    [mlp, pytest.param(gathering(MESH), marks=pytest.mark.slow)],
+    ids=["split", "gathered"],
+)
 def test_the_certificate_is_of_each_device_of_the_users_step(loss: Any, tmp_path: Path) -> None:
     args = arguments(MESH)
     plan = jax_hremat.plan_remat(loss, budget=0.8, **ON_CPU)(*args)
@@ -119,6 +125,7 @@ def test_the_certificate_is_of_each_device_of_the_users_step(loss: Any, tmp_path
     close(planned(*filled(args)), jitted(loss, args[0])(*filled(args)))
 
 
+@pytest.mark.slow
 def test_a_mesh_set_around_the_planning_is_the_arguments() -> None:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         return mlp(params, jax.lax.with_sharding_constraint(x, P("data")))
@@ -149,8 +156,8 @@ def mapped(params: Any, x: jax.Array) -> jax.Array:
     ("target", "around"),
     [
         ("cpu", False),
-        ("cpu", True),
-        ("h200", True),
+        pytest.param("cpu", True, marks=pytest.mark.slow),
+        pytest.param("h200", True, marks=pytest.mark.slow),
         pytest.param("h200", False, marks=pytest.mark.slow),
     ],
 )
@@ -172,7 +179,8 @@ def test_a_map_over_the_devices_is_planned_for_others(target: str, around: bool)
 def test_a_gpu_of_a_mesh_takes_its_share_and_prices_what_it_exchanges() -> None:
     """No such devices are here; the function names those that are."""
     args = arguments(MESH)
-    bench = jax_hremat.plan_remat(gathering(MESH), budget=1.0, target="h200", config=CONFIG)
+    config = PlannerConfig(search=LEAST, max_rounds=0)
+    bench = jax_hremat.plan_remat(gathering(MESH), budget=1.0, target="h200", config=config)
     plan = bench(*args)
     assert plan.certificate.mesh == DeviceMesh((("data", 4), ("model", 2)))
     assert plan.certificate.argument_bytes == sum(
@@ -181,7 +189,7 @@ def test_a_gpu_of_a_mesh_takes_its_share_and_prices_what_it_exchanges() -> None:
     )
     assert not plan.unpriced
     alone = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), args)
-    one = jax_hremat.plan_remat(mlp, budget=1.0, target="h200", config=CONFIG)(*alone)
+    one = jax_hremat.plan_remat(mlp, budget=1.0, target="h200", config=config)(*alone)
     assert one.certificate.mesh is None
     assert plan.baseline_peak_bytes < 0.5 * one.baseline_peak_bytes
 
@@ -330,7 +338,7 @@ def test_inside_a_jit_it_is_planned_as_for_one_device_and_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """JAX does not know yet how what is traced lies."""
-    config = PlannerConfig(search=CONFIG.search, max_rounds=0)
+    config = PlannerConfig(search=LEAST, max_rounds=0)
     planned = jax_hremat.hremat(mlp, budget=1.0, target="cpu", config=config)
     args = filled(arguments(MESH))
     close(jitted(planned, args[0])(*args), jitted(mlp, args[0])(*args))
@@ -382,7 +390,7 @@ def test_sixteen_gpus_are_two_hosts() -> None:
 
 
 def test_what_is_kept_of_one_device_is_not_offered_to_several(tmp_path: Path) -> None:
-    config = PlannerConfig(search=CONFIG.search, max_rounds=0, cache_dir=tmp_path)
+    config = PlannerConfig(search=LEAST, max_rounds=0, cache_dir=tmp_path)
     make = jax_hremat.plan_remat(mlp, budget=1.0, target="cpu", config=config)
     alone = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), arguments(MESH))
     whole = arguments(MESH, split=False)

@@ -155,8 +155,16 @@ def mapped_step(check_vma: bool = True, mesh: Any = AUTO, axes: Any = AXES) -> A
     return make
 
 
-@pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "no-vma"])
-@pytest.mark.parametrize("loss", [mlp, scanned])
+@pytest.mark.parametrize(
+    ("loss", "check_vma"),
+    [
+        (mlp, False),
+        (scanned, True),
+        pytest.param(mlp, True, marks=pytest.mark.slow),
+        pytest.param(scanned, False, marks=pytest.mark.slow),
+    ],
+    ids=["mlp-no-vma", "scanned-vma", "mlp-vma", "scanned-no-vma"],
+)
 def test_inside_a_shard_map(loss: Any, check_vma: bool) -> None:
     step = check(mapped_step(check_vma), loss, (PARAMS, X))
     assert step.mesh == DeviceMesh((("data", 4), ("model", 2)), manual=AXES)
@@ -215,7 +223,7 @@ def mapping(params: Any, x: jax.Array) -> jax.Array:
     return (x * x).mean()
 
 
-@pytest.mark.parametrize("loss", [constrained, mapping])
+@pytest.mark.parametrize("loss", [constrained, pytest.param(mapping, marks=pytest.mark.slow)])
 def test_a_mesh_that_only_the_program_names(loss: Any) -> None:
     step = check(gradient_step, loss, (PARAMS, X))
     assert step.mesh == DeviceMesh((("data", 4), ("model", 2)))

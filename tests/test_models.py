@@ -36,9 +36,10 @@ COMPILER_OPTIONS = {**jax_hremat.compiler_options("cpu"), "xla_backend_optimizat
 # Relative to the largest element of each leaf, as `equality.difference` says. A plan moves no
 # rounding but XLA's, which fuses in another way.
 TOLERANCES = {"float32": 2e-5, "bfloat16": 4 * float(jnp.finfo(jnp.bfloat16).eps)}
-# Those that every tree is run on, all but the first in the slow tests; the others get the one with
-# most in it.
+# Those that every tree is run on; the others get the one with most in it.
 THOROUGHLY = ("gpt2-small", "encdec", "unet", "resnet50")
+# A transformer, a network with batch statistics, a scan; all else in the slow tests.
+QUICKLY = ("gpt2-small", "resnet50", "llama-scan")
 # At the zoo's tiny size a 3 x 3 kernel meets an image of 2 x 2, and XLA leaves out the taps that
 # only meet padding.
 CONFIGS = {"resnet50": {"image": 32}}
@@ -53,14 +54,13 @@ class Ran(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A tiny model with its original step, compiled and run."""
+    """A tiny model, traced and cut into blocks, and its inputs."""
 
     problem: zoo.Problem
     program: Program
     graph: Graph
     partition: Partition
     args: tuple[Any, ...]
-    original: Ran
 
     def run(self, root: Region) -> Ran:
         """The step with the regions of `root`, compiled and run on the same inputs."""
@@ -80,11 +80,14 @@ def model(name: str, dtype: str) -> Model:
         problem.loss_fn, problem.args, {}, argnums=problem.argnums, has_aux=problem.has_aux
     )
     graph = build_graph(program)
-    args = problem.concrete(0)
-    original = run(problem, problem.loss_fn, args)
-    return Model(
-        problem, program, graph, partition_graph(graph, partition_by_width), args, original
-    )
+    partition = partition_graph(graph, partition_by_width)
+    return Model(problem, program, graph, partition, problem.concrete(0))
+
+
+@cache
+def original(name: str, dtype: str) -> Ran:
+    one = model(name, dtype)
+    return run(one.problem, one.problem.loss_fn, one.args)
 
 
 @cache
@@ -146,28 +149,34 @@ TREES = {
 }
 
 
+def in_tree(name: str, *more: str) -> Any:
+    """A model and a tree, slow but for few."""
+    quick = name in QUICKLY and (name == QUICKLY[0] or more[-1] == "pairs_with_runs")
+    return pytest.param(name, *more, marks=[] if quick else [pytest.mark.slow])
+
+
 def thorough(*more: str) -> Iterator[Any]:
     """Each model that every tree is run on, and the tree."""
-    for name in THOROUGHLY:
-        for tree in TREES:
-            fast = name == THOROUGHLY[0] or tree == "pairs_with_runs"
-            marks = [] if fast else [pytest.mark.slow]
-            yield pytest.param(name, *more, tree, marks=marks)
+    return (in_tree(name, *more, tree) for name in THOROUGHLY for tree in TREES)
 
 
 @pytest.mark.parametrize(
     ("name", "dtype", "tree"),
     [
         *thorough("float32"),
-        *((n, "float32", "pairs_with_runs") for n in equality.MODELS if n not in THOROUGHLY),
-        ("gpt2-small", "bfloat16", "products_saved"),
-        ("gpt2-small", "bfloat16", "pairs_with_runs"),
+        *(
+            in_tree(name, "float32", "pairs_with_runs")
+            for name in equality.MODELS
+            if name not in THOROUGHLY
+        ),
+        pytest.param("gpt2-small", "bfloat16", "products_saved", marks=pytest.mark.slow),
+        pytest.param("gpt2-small", "bfloat16", "pairs_with_runs", marks=pytest.mark.slow),
     ],
 )
 def test_step_is_unchanged(name, dtype, tree):
-    one, step = model(name, dtype), ran(name, dtype, tree)
+    one, before, step = model(name, dtype), original(name, dtype), ran(name, dtype, tree)
     assert "dropout_key" in one.args[1]
-    for actual, expected in ((step.out, one.original.out), (step.grads, one.original.grads)):
+    for actual, expected in ((step.out, before.out), (step.grads, before.grads)):
         found = equality.difference(actual, expected)
         assert found.relative <= TOLERANCES[dtype], found
 
@@ -176,22 +185,24 @@ def test_step_is_unchanged(name, dtype, tree):
 def test_compiled_step_recomputes_what_the_replay_says(name, tree):
     """Equal values show nothing if XLA has merged the recompute with the first forward."""
     one = model(name, "float32")
-    added = ran(name, "float32", tree).matrix_flops - one.original.matrix_flops
+    added = ran(name, "float32", tree).matrix_flops - original(name, "float32").matrix_flops
     root = TREES[tree](one.graph, one.partition)
     assert added == equality.recomputed_matrix_flops(one.program, root)
     assert (added > 0) == (tree != "products_saved")
 
 
-def test_trees_have_everything_a_plan_may_have():
-    for name in THOROUGHLY:
-        one = model(name, "float32")
-        trees = {kind: make(one.graph, one.partition) for kind, make in TREES.items()}
-        assert trees["every_block"].num_wrapped == len(one.partition.blocks) > 1
-        assert trees["pairs_with_runs"].depth == 2
-        assert any(r.saved for _, r in trees["products_saved"].walk())
-        # A memory or a skip connection is what a region is tied for.
-        if name in ("encdec", "unet"):
-            assert any(r.tied for tree in trees.values() for _, r in tree.walk())
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in QUICKLY else [pytest.mark.slow]) for n in THOROUGHLY]
+)
+def test_trees_have_everything_a_plan_may_have(name):
+    one = model(name, "float32")
+    trees = {kind: make(one.graph, one.partition) for kind, make in TREES.items()}
+    assert trees["every_block"].num_wrapped == len(one.partition.blocks) > 1
+    assert trees["pairs_with_runs"].depth == 2
+    assert any(r.saved for _, r in trees["products_saved"].walk())
+    # A memory or a skip connection is what a region is tied for.
+    if name in ("encdec", "unet"):
+        assert any(r.tied for tree in trees.values() for _, r in tree.walk())
 
 
 @pytest.mark.slow

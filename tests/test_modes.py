@@ -73,7 +73,7 @@ def search(fails: Callable[[Region], bool]) -> tuple[set[Region], set[Region]]:
             bodies_of(program, graph),
             some,
             rates(target),
-            SearchConfig(max_workers=2),
+            SearchConfig(max_runs=3, max_packings=2, max_saved_sets=1, max_workers=2),
             SolverConfig(),
             lambda stage, done, total: None,
         )

@@ -182,7 +182,7 @@ def test_plain_dense_layers_are_planned_no_worse_than_wrapped_by_hand() -> None:
 SLOWLY = [pytest.param(margin, 1, marks=pytest.mark.slow) for margin in (1.0, 1.06)]
 
 
-@pytest.mark.parametrize(("margin", "every"), [(1.0, 2), *SLOWLY])
+@pytest.mark.parametrize(("margin", "every"), [(1.0, 4), *SLOWLY])
 def test_where_a_standard_plan_fits_it_is_not_faster(
     bench: Workbench, margin: float, every: int
 ) -> None:
@@ -210,7 +210,11 @@ def test_the_smallest_budget_is_feasible_and_a_hundredth_below_is_not(
 
 @pytest.mark.parametrize(
     "partitioner",
-    [jax_hremat.partition_by_repeats, jax_hremat.partition_by_score, jax_hremat.partition_flat],
+    [
+        jax_hremat.partition_by_repeats,
+        pytest.param(jax_hremat.partition_by_score, marks=pytest.mark.slow),
+        pytest.param(jax_hremat.partition_flat, marks=pytest.mark.slow),
+    ],
 )
 def test_any_partitioner_gives_certified_budgets(partitioner: Any) -> None:
     program = trace_loss(mlp, MLP, {})

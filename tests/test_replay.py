@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawing import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_plans import losses, region_trees
@@ -264,7 +265,7 @@ def test_the_flops_of_a_loop_tell_how_often_its_steps_run_again(wrapped, segment
 
 
 @settings(
-    max_examples=40,
+    max_examples=examples(40),
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -284,7 +285,7 @@ def test_recomputed_operations_account_for_all_added_flops(data):
     assert found.flops - plain.flops == added
 
 
-@settings(max_examples=25, derandomize=True)
+@settings(max_examples=examples(25), derandomize=True)
 @given(data=st.data())
 def test_recomputed_operations_are_those_lowering_emits(data):
     program = chain(jnp.sin, jnp.exp, jnp.cos, jnp.tanh, jnp.log)
@@ -428,7 +429,7 @@ def brute_force_peak(program: Program, root: Region) -> int:
 
 
 @settings(
-    max_examples=25,
+    max_examples=examples(25),
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -263,6 +263,7 @@ def uneven() -> Chain:
     return make(blocks, [0.5] * 6, crossings, 3, shared=[0, 1, 2, 0, 0, 0])
 
 
+@pytest.mark.slow
 def test_every_limit_of_a_chain_where_groups_pay() -> None:
     chain = uneven()
     everything = all_predictions(chain)

@@ -239,6 +239,7 @@ def depth(groups: Sequence[Group]) -> int:
     return max(sum(a <= g[0] and g[1] <= b for a, b in groups) for g in groups)
 
 
+@pytest.mark.slow
 def test_many_layers_hold_few_boundaries() -> None:
     """r levels of groups over n layers hold r n^(1/r) boundaries; the growth is what is shown."""
     peaks = {}
@@ -276,14 +277,15 @@ def test_a_budget_that_only_groups_in_groups_meet() -> None:
     assert predict(chain, nested.expanded(found)).peak_bytes <= limit
 
 
+@pytest.mark.slow
 def test_a_deep_model_is_planned_in_groups_of_groups_and_computes_the_same() -> None:
     def loss(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-        for i in range(12):
+        for i in range(layers):
             x = x + jnp.tanh(x @ params[f"w{i}"])
         return (x**2).mean()
 
-    width, batch = 8, 512
-    shapes = {f"w{i}": jax.ShapeDtypeStruct((width, width), jnp.float32) for i in range(12)}
+    layers, width, batch = 12, 8, 512
+    shapes = {f"w{i}": jax.ShapeDtypeStruct((width, width), jnp.float32) for i in range(layers)}
     args = (shapes, jax.ShapeDtypeStruct((batch, width), jnp.float32))
 
     def at_products(graph: Graph) -> list[int]:

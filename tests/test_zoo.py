@@ -15,6 +15,9 @@ from benchmarks import zoo
 
 # Without those that differ from another in the number of layers alone.
 DISTINCT = [name for name in zoo.names() if name not in ("gpt2-48", "gpt2-96", "encdec-36")]
+# A transformer, a scan, a recurrence; the others are run in the slow tests.
+QUICKLY = ("gpt2-small", "llama-scan", "lstm")
+RUN = [pytest.param(n, marks=[] if n in QUICKLY else [pytest.mark.slow]) for n in DISTINCT]
 CONFIGS = {"gpt2-6": {"dropout": 0.0, "layers": 2}}
 POLICIES = [
     ("gpt2-6", "dots_saveable"),
@@ -82,7 +85,7 @@ def stack_layers(params: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "layers": jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}
 
 
-@pytest.mark.parametrize("name", DISTINCT)
+@pytest.mark.parametrize("name", RUN)
 def test_full_size_is_described_without_arrays(name):
     problem = zoo.make(name, "full")
     assert all(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(problem.args))
@@ -91,7 +94,7 @@ def test_full_size_is_described_without_arrays(name):
     assert loss.shape == () and loss.dtype == jnp.float32
 
 
-@pytest.mark.parametrize("name", DISTINCT)
+@pytest.mark.parametrize("name", RUN)
 def test_plain_step_is_finite_and_matches_the_described_arguments(name):
     step = plain(name)
     assert np.isfinite(step.loss)
@@ -100,7 +103,7 @@ def test_plain_step_is_finite_and_matches_the_described_arguments(name):
     assert jax.tree.map(lambda x: (x.shape, x.dtype), step.args) == described
 
 
-@pytest.mark.parametrize("name", DISTINCT)
+@pytest.mark.parametrize("name", RUN)
 def test_every_parameter_has_a_gradient(name):
     for path, gradient in jax.tree_util.tree_leaves_with_path(plain(name).grads):
         where = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -127,7 +130,7 @@ def test_remat_gives_the_same_step(name, remat):
     assert_same(step.grads, expected.grads)
 
 
-@pytest.mark.parametrize("name", DISTINCT)
+@pytest.mark.parametrize("name", RUN)
 def test_dropout_draws_from_the_key(name):
     step = plain(name)
     params, batch, *rest = step.args
@@ -152,7 +155,7 @@ def test_only_a_scan_does_without_barriers(name, scans, prevent_cse):
     assert all(np.all(eqn.params["prevent_cse"]) == prevent_cse for eqn in wrapped)
 
 
-@pytest.mark.parametrize("remat", [None, "block"])
+@pytest.mark.parametrize("remat", [pytest.param(None, marks=pytest.mark.slow), "block"])
 def test_scanned_layers_are_the_unrolled_ones(remat):
     unrolled, scanned = (tiny(name, dropout=0.0, remat=remat) for name in ("llama", "llama-scan"))
     params, batch = unrolled.concrete(0)
@@ -162,7 +165,7 @@ def test_scanned_layers_are_the_unrolled_ones(remat):
     assert_same(actual.grads, stack_layers(expected.grads))
 
 
-@pytest.mark.parametrize("name", ["resnet50", "densenet121"])
+@pytest.mark.parametrize("name", [p for p in RUN if p.values[0] in ("resnet50", "densenet121")])
 def test_batch_statistics_are_updated(name):
     step = plain(name)
     before, (_, after) = step.args[2], step.out

@@ -217,36 +217,35 @@ def _key(lowered: jax.stages.Lowered, target: Target) -> str:
     return key_of((json.dumps(decided_by, sort_keys=True), lowered.as_text(), *scopes))
 
 
-def with_quick_code(target: Target, directory: str) -> Target:
-    """The target with machine code made quickly, for blocks, which are never run.
+def never_run(target: Target) -> Target:
+    """The target for programs that are compiled to be looked at, not run.
 
-    For a GPU, kernels are cached in the directory: programs that differ little share most of
-    them; and each program gets one thread, since several are compiled at a time. For the CPU,
-    machine code is not optimised. The optimised HLO and its buffers, which are all that is read
-    of a block, come before and are the same.
+    What is left out comes after the optimised HLO and its buffers, which are all that is read, and
+    which are the same. For a GPU, launches are not gathered into graphs, which takes a time that
+    grows with the square of their number. For the CPU, machine code is not optimised.
     """
-    options: dict[str, Any] = (
-        {
-            "xla_gpu_kernel_cache_file": os.path.join(directory, "kernels"),
-            "xla_gpu_force_compilation_parallelism": 1,
-        }
+    options = (
+        {"xla_gpu_enable_command_buffer": ""}
         if target.platform == "cuda"
         else {"xla_backend_optimization_level": 0}
     )
-    target = without_launch_graphs(target)
     return dataclasses.replace(target, compiler_options={**target.compiler_options, **options})
 
 
-def without_launch_graphs(target: Target) -> Target:
-    """The target with its launches left as they are, for whole steps that are only looked at.
+def with_quick_code(target: Target, directory: str) -> Target:
+    """`never_run`, for many small programs at a time, such as blocks.
 
-    XLA gathers the launches of a GPU program into graphs, in a time that grows with the square of
-    their number, after memory is assigned.
+    For a GPU, kernels are cached in the directory: programs that differ little share most of
+    them; and each program gets one thread, since several are compiled at a time.
     """
+    target = never_run(target)
     if target.platform != "cuda":
         return target
-    options = {**target.compiler_options, "xla_gpu_enable_command_buffer": ""}
-    return dataclasses.replace(target, compiler_options=options)
+    options = {
+        "xla_gpu_kernel_cache_file": os.path.join(directory, "kernels"),
+        "xla_gpu_force_compilation_parallelism": 1,
+    }
+    return dataclasses.replace(target, compiler_options={**target.compiler_options, **options})
 
 
 def compiler_versions() -> dict[str, str]:

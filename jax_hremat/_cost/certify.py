@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from jax_hremat._compiler.cache import CompileCache
-from jax_hremat._compiler.compile import MemoryStats, compile_flat, without_launch_graphs
+from jax_hremat._compiler.compile import MemoryStats, compile_flat, never_run
 from jax_hremat._compiler.rates import rates
 from jax_hremat._compiler.target import Target
 from jax_hremat._hlo.buffer import Buffer
@@ -82,7 +82,7 @@ def compile_step(
     compiled = compile_flat(
         step.around(emit_flat(step.program, root)),
         step.avals,
-        without_launch_graphs(target),
+        never_run(target),
         donate_argnums=step.donated,
         cache=cache,
         mesh=None if step.mesh is None else step.mesh.abstract,

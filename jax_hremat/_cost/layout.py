@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Sharding
 
-from jax_hremat._compiler.compile import compile_flat, without_launch_graphs
+from jax_hremat._compiler.compile import compile_flat, never_run
 from jax_hremat._compiler.target import Target
 from jax_hremat._program.emit import FlatFunction, emit_range
 from jax_hremat._program.layout import Layout
@@ -40,7 +40,7 @@ def inferred_layout(step: Step, mesh: DeviceMesh, target: Target) -> Layout:
         compile_flat(
             step.around(_watched(step.program, found)),
             step.avals,
-            without_launch_graphs(target),
+            never_run(target),
             mesh=mesh.abstract,
         )
     atoms = step.program.values
