@@ -205,7 +205,7 @@ def arrays_of_numpy() -> Loss:
     return Loss(LOSS, args)
 
 
-@program(quick=True)
+@program()
 def shapes_that_change() -> Uses:
     def use(wrap: Wrap) -> Any:
         step = wrap.jit(jax.value_and_grad(wrap(LOSS)))

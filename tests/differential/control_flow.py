@@ -27,7 +27,7 @@ def over_layers(**flags: Any) -> Loss:
     return Loss(loss, (weights(6), rows()))
 
 
-@program(quick=True)
+@program()
 def scan_plain() -> Loss:
     return over_layers()
 
@@ -37,7 +37,7 @@ def scan_reverse() -> Loss:
     return over_layers(reverse=True)
 
 
-@program(quick=True)
+@program()
 def scan_unrolled_by_two() -> Loss:
     return over_layers(unroll=2)
 

@@ -68,7 +68,7 @@ def jvp_with_symbolic_zeros() -> Loss:
     return layered(lambda x, w: scaled(x @ w, 0.7))
 
 
-@program(quick=True)
+@program()
 def vjp_with_clipped_gradient() -> Loss:
     @jax.custom_vjp
     def clipped(v: Any) -> Any:

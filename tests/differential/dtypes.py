@@ -24,7 +24,7 @@ def of_type(dtype: Any, **options: Any) -> Loss:
     return Loss(layers(tanh_layer), args, **options)
 
 
-@program(quick=True)
+@program()
 def bfloat16() -> Loss:
     return of_type(jnp.bfloat16, tolerance=5e-2)
 
@@ -50,7 +50,7 @@ def float64_with_weak_scalars() -> Loss:
     return Loss(loss, args, has_aux=True)
 
 
-@program(quick=True)
+@program()
 def complex_parameters() -> Loss:
     def loss(ws: Any, x: Any) -> Any:
         for w in ws:

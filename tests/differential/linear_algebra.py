@@ -18,7 +18,7 @@ def positive(w: Any) -> Any:
     return w @ w.T + EYE
 
 
-@program(quick=True)
+@program()
 def cholesky() -> Loss:
     return layered(lambda x, w: jnp.tanh(x @ jnp.linalg.cholesky(positive(w))))
 
@@ -113,7 +113,7 @@ def inverse_and_pseudo_inverse() -> Loss:
     return layered(layer, tolerance=1e-3)
 
 
-@program(quick=True)
+@program()
 def fourier_transform() -> Loss:
     def layer(x: Any, w: Any) -> Any:
         spectrum = jnp.fft.rfft(x @ w, axis=0)
@@ -130,7 +130,7 @@ def fourier_transform_in_two_dimensions() -> Loss:
     return layered(layer, tolerance=1e-4)
 
 
-@program(quick=True)
+@program()
 def convolutions() -> Loss:
     def loss(kernels: Any, images: Any) -> Any:
         x = images
@@ -197,7 +197,7 @@ def sort_of_several_operands() -> Loss:
     return layered(layer)
 
 
-@program(quick=True)
+@program()
 def top_k_of_experts() -> Loss:
     def loss(params: Any, x: Any) -> Any:
         for w, router in params:
@@ -210,7 +210,7 @@ def top_k_of_experts() -> Loss:
     return Loss(loss, (params, rows()))
 
 
-@program(quick=True)
+@program()
 def gather_and_scatter() -> Loss:
     def loss(params: Any, index: Any) -> Any:
         x = params["table"][index]
@@ -271,7 +271,7 @@ def cumulative_operations() -> Loss:
     return layered(layer)
 
 
-@program(quick=True)
+@program()
 def attention_by_einsum() -> Loss:
     def loss(params: Any, x: Any) -> Any:
         for w in params:

@@ -94,7 +94,7 @@ class Stack(nn.Module):
         return x
 
 
-@program(quick=True)
+@program()
 def blocks_in_training() -> Loss:
     return loss_of(Stack(), rows())
 
@@ -138,7 +138,7 @@ def layers_of_many_kinds() -> Loss:
     return loss_of(Images(), normal(2, 8, 8, 4))
 
 
-@program(quick=True)
+@program()
 def attention_and_embeddings_tied() -> Loss:
     class Model(nn.Module):
         @nn.compact

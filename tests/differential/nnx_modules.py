@@ -125,7 +125,7 @@ def square(model: Any, x: Any) -> Any:
     return (model(x) ** 2).mean()
 
 
-@program(quick=True)
+@program()
 def keys_in_the_module() -> Uses:
     return trained(lambda wrap: (wrap(square), (Model(nnx.Rngs(0)), rows()), {}))
 
@@ -159,7 +159,7 @@ def keys_as_a_keyword_of_a_class() -> Uses:
     return trained(make, certified=False)
 
 
-@program(quick=True)
+@program()
 def class_in_a_model() -> Uses:
     def make(wrap: Wrap) -> Any:
         return square, (Model(nnx.Rngs(0), wrap(Block)), rows()), {}

@@ -180,7 +180,7 @@ def transformed(forward: Callable[..., Any], x: Any, **options: Any) -> Loss:
     return Loss(loss, args, has_aux=True, tolerance=1e-4)
 
 
-@program(quick=True)
+@program()
 def haiku_with_state_and_dropout() -> Loss:
     hk = haiku()
 

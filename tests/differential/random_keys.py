@@ -29,7 +29,7 @@ def folded_loss(ws: Any, x: Any, key: Any) -> Any:
     return (x * x).mean()
 
 
-@program(quick=True)
+@program()
 def typed_keys_split() -> Loss:
     return Loss(split_loss, (list(weights(3)), rows(), jax.random.key(0)), has_aux=True)
 

@@ -19,28 +19,9 @@ from differential.program import Program
 from differential.rows import rows_of
 
 TABLES = (control_flow, custom_rules, dtypes, linear_algebra, mutable_state, random_keys)
-# Quick ones that take longest, or that have others like them: the slow run has them.
-LONG = {
-    "control_flow-scan_plain",
-    "control_flow-scan_unrolled_by_two",
-    "custom_rules-vjp_with_clipped_gradient",
-    "dtypes-bfloat16",
-    "dtypes-complex_parameters",
-    "linear_algebra-attention_by_einsum",
-    "linear_algebra-cholesky",
-    "linear_algebra-convolutions",
-    "linear_algebra-fourier_transform",
-    "linear_algebra-gather_and_scatter",
-    "linear_algebra-top_k_of_experts",
-    "random_keys-typed_keys_split",
-}
-QUICK = [
-    pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] if row.id in LONG else [])
-    for row in rows_of(*TABLES, quick=True)
-]
 
 
-@pytest.mark.parametrize("program", QUICK)
+@pytest.mark.parametrize("program", rows_of(*TABLES, quick=True))
 def test_planned_once_it_is_the_original(program: Program) -> None:
     assert check_quickly(program) > 0
 

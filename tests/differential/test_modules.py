@@ -18,21 +18,9 @@ from differential.program import Program
 from differential.rows import rows_of
 
 TABLES = (linen_modules, nnx_modules, other_libraries, published_models, training_steps)
-# Quick ones that take longest, or that have others like them: the slow run has them.
-LONG = {
-    "linen_modules-attention_and_embeddings_tied",
-    "linen_modules-blocks_in_training",
-    "nnx_modules-class_in_a_model",
-    "nnx_modules-keys_in_the_module",
-    "other_libraries-haiku_with_state_and_dropout",
-}
-QUICK = [
-    pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] if row.id in LONG else [])
-    for row in rows_of(*TABLES, quick=True)
-]
 
 
-@pytest.mark.parametrize("program", QUICK)
+@pytest.mark.parametrize("program", rows_of(*TABLES, quick=True))
 def test_planned_once_it_is_the_original(program: Program) -> None:
     assert check_quickly(program) > 0
 

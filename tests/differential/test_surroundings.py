@@ -12,17 +12,9 @@ from differential.program import Program
 from differential.rows import rows_of
 
 TABLES = (arguments, sharded, transforms, travel)
-# Quick ones that take longest, or that have others like them: the slow run has them.
-LONG = {
-    "arguments-shapes_that_change",
-}
-QUICK = [
-    pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] if row.id in LONG else [])
-    for row in rows_of(*TABLES, quick=True)
-]
 
 
-@pytest.mark.parametrize("program", QUICK)
+@pytest.mark.parametrize("program", rows_of(*TABLES, quick=True))
 def test_planned_once_it_is_the_original(program: Program) -> None:
     assert check_quickly(program) > 0
 
