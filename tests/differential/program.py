@@ -33,8 +33,8 @@ class Setting:
         target = with_quick_code(get_target("cpu"), "")
         config = PlannerConfig(
             search=SearchConfig(max_runs=1, max_packings=1, max_saved_sets=0, max_segments=1),
-            max_rounds=1,
-            floor_rounds=2,
+            max_rounds=0,
+            floor_rounds=1,
             cost=cost,
             cache_dir=cache_dir,
         )
