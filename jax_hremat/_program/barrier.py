@@ -8,7 +8,7 @@ such a call stands in a barrier's place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,16 +26,19 @@ def barrier(values: Sequence[jax.Array]) -> list[jax.Array]:
 
 @dataclass(frozen=True)  # Without slots: JAX keeps weak references to policies.
 class KeptApart:
-    """A policy of `jax.checkpoint`, whose recompute no platform merges with the first run.
+    """A policy of `jax.checkpoint` that saves by name, and whose recompute no platform merges with
+    the first run.
+
+    JAX's own policies by name fail on primitives that have a parameter called `prim` (Lineax).
 
     Attributes:
-        policy: Which values are saved.
+        names: Which values are saved.
     """
 
-    policy: Callable[..., Any]
+    names: frozenset[str]
 
-    def __call__(self, *args: Any, **params: Any) -> Any:
-        return self.policy(*args, **params)
+    def __call__(self, primitive: Any, /, *_: Any, **params: Any) -> bool:
+        return primitive.name == "name" and params["name"] in self.names
 
 
 barrier_p = Primitive("hremat_barrier")

@@ -6,7 +6,7 @@ such rounding (seen from 0.10.2 to 0.12). So they are kept as two real ones, of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -22,15 +22,16 @@ class _Parts(NamedTuple):
 
 
 def checkpoint(
-    fun: Callable[..., Any], *, prevent_cse: bool, policy: Callable[..., Any] | None = None
+    fun: Callable[..., Any], *, prevent_cse: bool, names: Iterable[str] = ()
 ) -> Callable[..., Any]:
-    """`jax.checkpoint` of a function of arrays and containers of them."""
+    """`jax.checkpoint` of a function of arrays and containers of them, which saves the values of
+    these names."""
 
     def of_parts(*args: Any) -> Any:
         return fun(*jax.tree.map(_whole, args, is_leaf=lambda x: isinstance(x, _Parts)))
 
-    apart = KeptApart(policy or jax.checkpoint_policies.nothing_saveable)
-    wrapped = jax.checkpoint(of_parts, policy=apart, prevent_cse=prevent_cse)
+    policy = KeptApart(frozenset(names))
+    wrapped = jax.checkpoint(of_parts, policy=policy, prevent_cse=prevent_cse)
 
     def run(*args: Any) -> Any:
         return wrapped(*jax.tree.map(_apart, args))

@@ -216,10 +216,9 @@ class _Emitter:
     ) -> Callable[[dict[Any, Any]], None]:
         inputs, outputs = self._boundary(region)
         names = [self._name(op, k) for op, k in region.saved]
-        policy = jax.checkpoint_policies.save_only_these_names(*names) if names else None
         wrapped = checkpoint(
             self.function(region, inputs, outputs, saved),
-            policy=policy,
+            names=names,
             prevent_cse=inside.prevents_cse,
         )
         tied = [v for v in inputs if v in self._active] if region.tied else []

@@ -210,6 +210,12 @@ def num_closed_over(eqn: Any) -> int:
     return eqn.params["num_consts"] if is_custom_vjp(eqn) else 0
 
 
+def asks_what_moves(eqn: Any) -> bool:
+    """Whether it is a custom rule that is told which of its inputs are differentiated, and may fail
+    on any answer but JAX's own."""
+    return bool(eqn.params.get("symbolic_zeros", False))
+
+
 def forward_rule(eqn: Any, moving: Sequence[bool]) -> ForwardRule | None:
     """The forward rule of a `custom_vjp` call; None for anything else.
 
@@ -243,7 +249,7 @@ def bind_attached(
     # What these functions close over tells them apart (`functions_key`), so no value is among it.
     num_outputs, num_made = len(outputs), len(made)
     evaluated_for, num_consts = rule.moving, rule.num_consts
-    asks_which = params["symbolic_zeros"]
+    asks_which = asks_what_moves(rule.eqn)
 
     def attached(*args: Any) -> list[Any]:
         return function.call_wrapped(*args[num_made:])

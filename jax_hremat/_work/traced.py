@@ -77,9 +77,10 @@ def _parts(calls: Sequence[Call], work: Work) -> Iterator[Call]:
 def _rule_calls(eqn: Any) -> tuple[list[Call], list[Call]]:
     """The kernels of a custom rule's forward and those of its backward, traced alone.
 
-    None of a rule that talks to other devices, which cannot be traced alone.
+    None of a rule that talks to other devices, which cannot be traced alone, nor of one that is
+    told which of its inputs are differentiated, and may fail if all are.
     """
-    if compat.named_axes(eqn):
+    if compat.named_axes(eqn) or compat.asks_what_moves(eqn):
         return [], []
     moving = [i for i, v in enumerate(eqn.invars) if jnp.issubdtype(v.aval.dtype, np.inexact)]
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
