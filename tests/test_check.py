@@ -58,8 +58,6 @@ def test_loops_are_scans_and_branches_those_of_conds(program: Program) -> None:
     scan, cond, other = (place(program, name) for name in ("scan", "cond", "mul"))
     body = Loop(Region(0, 1))
     assert "as a scan" in refused(program, Region(other, other + 1, loop=body))
-    long = Loop(Region(0, 1), segments=(4,))
-    assert "4 steps of 3" in refused(program, Region(scan, scan + 1, loop=long))
     three = (Region(0, 1),) * 3
     assert "a cond of 3 branches" in refused(program, Region(cond, cond + 1, branches=three))
     # A body is a program of its own, with a tree of its own.

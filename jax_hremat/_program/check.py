@@ -20,7 +20,7 @@ def check_region(jaxpr: Any, root: Region) -> None:
     - The root holds every operation.
     - No checkpointed region holds an operation that must run exactly once.
     - A saved value is an output of its operation.
-    - What is run in a loop's way is a scan, its segments no longer than the scan.
+    - What is run in a loop's way is a scan.
     - What is run in branches is a cond of as many branches.
 
     The bodies of scans and conds are programs of their own, and not looked at. Unchecked: that a
@@ -49,17 +49,14 @@ def check_region(jaxpr: Any, root: Region) -> None:
             index = once.index(True, region.start)
             raise _wrong(eqns, index, "recomputes it, and it must run exactly once")
         if region.loop is not None:
-            _check_scan(eqns, region.start, region.loop.segments)
+            _check_scan(eqns, region.start)
         if region.branches:
             _check_cond(eqns, region.start, len(region.branches))
 
 
-def _check_scan(eqns: Sequence[Any], index: int, segments: Sequence[int]) -> None:
-    eqn = eqns[index]
-    if eqn.primitive.name != "scan":
+def _check_scan(eqns: Sequence[Any], index: int) -> None:
+    if eqns[index].primitive.name != "scan":
         raise _wrong(eqns, index, "runs it as a scan")
-    if segments and segments[0] > eqn.params["length"]:
-        raise _wrong(eqns, index, f"runs {segments[0]} steps of {eqn.params['length']} at a time")
 
 
 def _check_cond(eqns: Sequence[Any], index: int, count: int) -> None:
