@@ -22,6 +22,8 @@ from benchmarks import command, zoo
 from benchmarks.measured import Setting, mib, ms, setting_of
 from benchmarks.training import MICROBATCHES, make_step, step_args
 from jax_hremat._cost.certify import compile_step
+from jax_hremat._planned import Loss
+from jax_hremat._program.call import Arguments
 from jax_hremat._program.region import Region
 from jax_hremat._program.step import training_step
 
@@ -114,14 +116,15 @@ def _largest(
     """The largest batch of a step written by hand, compiled."""
     problem = zoo.make(name, size, remat=remat)
     target = jax_hremat.get_target(target_name)
+    loss, _ = Loss.of(problem.loss_fn, (0,), False)
     best, low, high = None, -1, len(SIZES)
     while high - low > 1:
         middle = (low + high) // 2
         step = training_step(
             make_step,
             problem.loss_fn,
-            step_args(problem, SIZES[middle]),
-            argnums=(0,),
+            loss.trace_as_jit,
+            Arguments.of(step_args(problem, SIZES[middle]), {}),
             has_aux=False,
             donate_argnums=(0,),
         )

@@ -97,7 +97,7 @@ def measure(options: Mapping[str, Any], target: jax_hremat.Target) -> Found:
     attached = is_attached(target)
     problems = {policy or "none": fused_problem("fused", policy, **options) for policy in POLICIES}
     first = next(iter(problems.values()))
-    args = first.init(jax.random.key(0)) if attached else None
+    args = first.concrete() if attached else None
     return Found(
         target=target.name,
         description=first.description,

@@ -660,11 +660,6 @@ def _contents(cell: Any) -> tuple[Any, ...]:
         return ()
 
 
-def _inner_equations(eqn: Any) -> Iterator[Any]:
-    for jaxpr in inner_jaxprs(eqn):
-        yield from open_jaxpr(jaxpr).eqns
-
-
 def describe_jaxpr(jaxpr: Any) -> str:
     """A text for a nested jaxpr that does not depend on the names JAX gave its variables."""
     jaxpr = open_jaxpr(jaxpr)
