@@ -15,13 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jax_hremat._cost.mode_cost import ModeCost
-from jax_hremat._modes.option import Option
+from jax_hremat._modes.option import Option, Origin
 from jax_hremat._program.graph import build_graph
 from jax_hremat._program.region import Region
 from jax_hremat._program.trace import trace_loss
 from jax_hremat._schedule import schedule
-from jax_hremat._schedule.chain import Chain, Crossing, KeepingGroup, Selection
+from jax_hremat._schedule.chain import Chain, Crossing, Selection
 from jax_hremat._schedule.groups import MAX_GROUP
+from jax_hremat._schedule.keeping import keeping_groups
 from jax_hremat._schedule.prediction import Prediction, predict
 from jax_hremat._schedule.regions import selection_region
 from jax_hremat._schedule.schedule import fastest_within, least_peak
@@ -42,7 +43,12 @@ QUICK = settings(
 
 
 def option(
-    forward_ms: float, backward_ms: float, kept: int, forward_peak: int, backward_peak: int
+    forward_ms: float,
+    backward_ms: float,
+    kept: int,
+    forward_peak: int,
+    backward_peak: int,
+    origin: Origin = "bare",
 ) -> Option:
     """An option from times in ms and sizes in MiB."""
     cost = ModeCost(
@@ -54,7 +60,7 @@ def option(
         forward_peak_bytes=forward_peak * MIB,
         backward_peak_bytes=backward_peak * MIB,
     )
-    return Option(Region(0, 4), cost, "bare")
+    return Option(Region(0, 4), cost, origin)
 
 
 def make(
@@ -86,12 +92,13 @@ def make(
 def chains(draw: st.DrawFn) -> Chain:
     """Three to five blocks; a stream from each to the next and up to four skips."""
     num_blocks = draw(st.integers(3, 5))
-    num_options = 3 if num_blocks < 5 else 2
+    most = 2 if num_blocks < 5 else 1
     size, time_ms = st.integers(0, 12), st.integers(0, 9)
+    others = st.sampled_from(["wrapped", "names", "names"])
     options = [
         [
-            option(draw(time_ms), draw(time_ms), draw(size), draw(size), draw(size))
-            for _ in range(draw(st.integers(1, num_options)))
+            option(*(draw(time_ms) for _ in range(2)), *(draw(size) for _ in range(3)), origin)
+            for origin in ("bare", *(draw(others) for _ in range(draw(st.integers(0, most)))))
         ]
         for _ in range(num_blocks)
     ]
@@ -121,25 +128,7 @@ def chains(draw: st.DrawFn) -> Chain:
     chain = make(options, recompute_ms, crossings, draw(size), last_ms, shared)
     pinned = draw(st.sampled_from([frozenset(), frozenset(), frozenset({1})]))
     chain = replace(chain, pinned=pinned)
-    keeping = (draw(keeping_group(chain)) for _ in range(2))
-    allowed = (g for g in keeping if pinned.isdisjoint(range(g.first, g.last + 1)))
-    return replace(chain, keeping=tuple(allowed))
-
-
-@st.composite
-def keeping_group(draw: st.DrawFn, chain: Chain) -> KeepingGroup:
-    """One that keeps of some blocks what an option of theirs does, which is no value handed on."""
-    last = len(chain) - 2
-    first = draw(st.integers(0, last - 1))
-    blocks = range(first, draw(st.integers(first + 1, last)) + 1)
-    handed_on = {(c.producer, o) for c in chain.crossings for b, o in c.needed if b == c.producer}
-    keeps = {}
-    for block in blocks:
-        allowed = [o for o in range(len(chain.options[block])) if (block, o) not in handed_on]
-        if allowed and draw(st.booleans()):
-            keeps[block] = draw(st.sampled_from(allowed))
-    options = tuple(draw(st.integers(0, len(chain.options[b]) - 1)) for b in blocks)
-    return KeepingGroup(first, blocks[-1], options, tuple(keeps.items()))
+    return replace(chain, keeping=keeping_groups(chain))
 
 
 def group_sets(chain: Chain, first: int = 0) -> Iterator[tuple[tuple[int, int], ...]]:
@@ -156,27 +145,31 @@ def group_sets(chain: Chain, first: int = 0) -> Iterator[tuple[tuple[int, int], 
 def all_predictions(chain: Chain, *, groups: bool = True) -> list[Prediction]:
     sets = list(group_sets(chain)) if groups else [()]
     picks = list(itertools.product(*(range(len(o)) for o in chain.options)))
-    found = [predict(chain, Selection(p, g)) for p, g in itertools.product(picks, sets)]
-    for count in range(1, len(chain.keeping) + 1) if groups else ():
-        for some in itertools.combinations(chain.keeping, count):
-            found += [predict(chain, s) for s in with_keeping(picks, sets, some)]
-    return found
+    return [
+        predict(chain, Selection(pick, groups, keeps))
+        for pick, groups in itertools.product(picks, sets)
+        for keeps in all_keeps(chain, pick, groups)
+    ]
 
 
-def with_keeping(
-    picks: Sequence[tuple[int, ...]],
-    sets: Sequence[tuple[tuple[int, int], ...]],
-    keeping: Sequence[KeepingGroup],
-) -> Iterator[Selection]:
-    """All selections with these groups in them."""
-    spans = [(g.first, g.last) for g in keeping]
-    inside = {b: o for g in keeping for b, o in enumerate(g.options, g.first)}
-    keeps = tuple(keep for g in keeping for keep in g.keeps)
-    for groups in sets:
-        if len(set(spans)) == len(spans) and set(spans) <= set(groups):
-            for pick in picks:
-                if all(pick[b] == o for b, o in inside.items()):
-                    yield Selection(pick, groups, keeps)
+def all_keeps(
+    chain: Chain, pick: Sequence[int], groups: Sequence[tuple[int, int]]
+) -> Iterator[tuple[tuple[int, int], ...]]:
+    """All choices of what groups keep of their blocks: nothing, or, of those whose blocks are all
+    left as they are, what options by name do."""
+
+    def by_name(group: tuple[int, int]) -> list[tuple[tuple[int, int], ...]]:
+        blocks = range(group[0], group[1] + 1)
+        if any(chain.options[b][pick[b]].origin != "bare" for b in blocks):
+            return [()]
+        named = (
+            [(), *(((b, o),) for o, opt in enumerate(chain.options[b]) if opt.origin == "names")]
+            for b in blocks
+        )
+        return [tuple(itertools.chain(*some)) for some in itertools.product(*named)]
+
+    for chosen in itertools.product(*map(by_name, groups)):
+        yield tuple(itertools.chain(*chosen))
 
 
 def alike(num_blocks: int) -> Chain:
@@ -286,13 +279,14 @@ def test_every_limit_of_a_chain_where_groups_pay() -> None:
 
 def test_a_group_that_keeps_something_is_chosen_where_it_pays() -> None:
     # The third option keeps a product of the block, which is most of what there is to recompute.
-    blocks = [[option(2, 3, 9, 6, 14), option(2, 5, 0, 3, 14), option(2, 3.2, 2, 4, 14)]] * 5
+    ways = [(2, 3, 9, 6, 14, "bare"), (2, 5, 0, 3, 14, "wrapped"), (2, 3.2, 2, 4, 14, "names")]
+    blocks = [[option(*way) for way in ways]] * 5
     stream = [
         Crossing(4 * MIB, k, (k + 1,), True, frozenset((k + 1, o) for o in range(3)))
         for k in range(4)
     ]
-    layers = tuple(KeepingGroup(a, a + 1, (0, 0), ((a, 2), (a + 1, 2))) for a in (0, 2))
-    chain = replace(make(blocks, [2.0] * 5, stream), keeping=layers)
+    chain = make(blocks, [2.0] * 5, stream)
+    chain = replace(chain, keeping=keeping_groups(chain))
     everything = all_predictions(chain)
     chosen = 0
     for limit in sorted({p.peak_bytes for p in everything}):
@@ -312,8 +306,12 @@ def test_least_peak_is_what_enumeration_finds(chain: Chain, groups: bool) -> Non
     prediction = predict(chain, found.selection)
     assert prediction.peak_bytes == pytest.approx(least, abs=ROUNDING_BYTES)
     # Of the schedules with that peak and these groups it is the fastest.
-    picks = itertools.product(*(range(len(o)) for o in chain.options))
-    alike = [predict(chain, Selection(p, found.selection.groups)) for p in picks]
+    groups_found = found.selection.groups
+    alike = [
+        predict(chain, Selection(pick, groups_found, keeps))
+        for pick in itertools.product(*(range(len(o)) for o in chain.options))
+        for keeps in all_keeps(chain, pick, groups_found)
+    ]
     fastest_s = min(p.time_s for p in alike if p.peak_bytes <= least)
     assert prediction.time_s == pytest.approx(fastest_s, abs=1e-9)
 

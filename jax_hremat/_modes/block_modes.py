@@ -86,6 +86,13 @@ class BlockOptions:
     by_hand: tuple[tuple[str, Option], ...]
     num_measured: int
 
+    @property
+    def in_groups(self) -> tuple[Option, ...]:
+        """All that a group may be made of: the options, the block as it is, and every set of its
+        values that is known by name, whatever else beats it where the block is alone."""
+        named = (option for _, option in self.by_hand if option.origin == "names")
+        return tuple(dict.fromkeys((*self.options, self.bare, *named)))
+
     def written(self, policy: str) -> Option:
         """The block as a user would write it under a policy; bare if it cannot be."""
         return dict(self.by_hand).get(policy, self.bare)

@@ -26,9 +26,7 @@ from jax_hremat._partition.valleys import partition_by_width
 from jax_hremat._planner.standard import (
     COUNTS,
     grouped_selections,
-    layer_groups,
     layer_selection,
-    layers_keeping,
 )
 from jax_hremat._program.bodies import Cond, Scan, bodies_of
 from jax_hremat._program.graph import Graph, build_graph
@@ -38,7 +36,8 @@ from jax_hremat._program.openings import Openings
 from jax_hremat._program.region import Region
 from jax_hremat._program.step import Step
 from jax_hremat._program.trace import Program
-from jax_hremat._schedule.chain import Chain, KeepingGroup, Selection, make_chain
+from jax_hremat._schedule.chain import Chain, Selection, make_chain
+from jax_hremat._schedule.keeping import keeping_groups
 from jax_hremat._schedule.prediction import Prediction, predict
 from jax_hremat._schedule.regions import Ties, selection_region
 from jax_hremat._schedule.results import Result, gradients_of
@@ -156,28 +155,18 @@ class Costs:
 
         Args:
             always_bytes: What is there in every plan.
-            choose: Picks some of the options of a kind; without it, layers may also be wrapped
-                under the policies that a user would write.
+            choose: Picks some of the options of a kind; without it, groups may also keep values
+                of their blocks.
         """
         of_blocks = self.of_blocks
         if choose is not None:
             return self._chain_of(always_bytes, [choose(options) for options in of_blocks])
-        policies = self.policies
-        chosen = [options.options for options in of_blocks]
-        for first, last in layer_groups(self.partition.kinds):
-            for block in range(first, last + 1):
-                options = of_blocks[block]
-                chosen[block] += (options.bare, *(options.written(name) for name in policies))
-        chain = self._chain_of(always_bytes, chosen)
-        keeping = [group for name in policies for group in self._layers_keeping(name, chain)]
-        return replace(chain, keeping=tuple(dict.fromkeys(keeping)))
+        chain = self._chain_of(always_bytes, [options.in_groups for options in of_blocks])
+        return replace(chain, keeping=keeping_groups(chain))
 
     def _chain_of(self, always_bytes: int, chosen: Sequence[Sequence[Option]]) -> Chain:
         only = [tuple(dict.fromkeys(options)) for options in chosen]
         return make_chain(self.graph, self.partition, self.options, always_bytes, only=only)
-
-    def _layers_keeping(self, policy: str, chain: Chain) -> list[KeepingGroup]:
-        return layers_keeping(chain, self.partition.kinds, *self._by_hand(policy))
 
     def layers_under(self, policy: str, chain: Chain, every: int = 1) -> Selection:
         """Every layer, or one in so many, under a policy by name; all else as it is."""

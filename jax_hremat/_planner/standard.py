@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 
 from jax_hremat._modes.option import Option
-from jax_hremat._schedule.chain import Chain, Group, KeepingGroup, Selection
+from jax_hremat._schedule.chain import Chain, Group, Selection
 from jax_hremat._schedule.layers import layer_runs
 from jax_hremat._schedule.prediction import predict
 
@@ -20,22 +20,6 @@ def grouped_selections(chain: Chain) -> Iterator[Selection]:
         if count < len(chain):
             phases = (_every(chain, count, first) for first in range(count))
             yield min(phases, key=lambda selection: predict(chain, selection).peak_bytes)
-
-
-def layers_keeping(
-    chain: Chain, kinds: Sequence[Hashable], bare: Sequence[Option], written: Sequence[Option]
-) -> list[KeepingGroup]:
-    """`jax.checkpoint` under a policy that keeps something, around each layer of several blocks.
-
-    Args:
-        chain: Blocks and their options.
-        kinds: The kind of each block; equal kinds are equal blocks.
-        bare: Of each block, the option that leaves it as it is.
-        written: Of each block, the option that wraps it alone under the policy.
-    """
-    layers = _wrappable(chain, layer_groups(kinds))
-    groups = [_layer_keeping(chain, layer, bare, written) for layer in layers]
-    return [group for group in groups if group.keeps]
 
 
 def layer_selection(
@@ -63,28 +47,9 @@ def layer_selection(
             options[first] = chain.options[first].index(written[first])
         else:
             groups.append((first, last))
-            keeps += _layer_keeping(chain, (first, last), bare, written).keeps
+            blocks = (b for b in range(first, last + 1) if written[b].mode.saved)
+            keeps += [(b, chain.options[b].index(written[b])) for b in blocks]
     return Selection(tuple(options), tuple(groups), tuple(keeps))
-
-
-def _layer_keeping(
-    chain: Chain, layer: Group, bare: Sequence[Option], written: Sequence[Option]
-) -> KeepingGroup:
-    first, last = layer
-    blocks = range(first, last + 1)
-    return KeepingGroup(
-        first,
-        last,
-        options=tuple(chain.options[b].index(bare[b]) for b in blocks),
-        keeps=tuple(
-            (b, chain.options[b].index(written[b])) for b in blocks if written[b].mode.saved
-        ),
-    )
-
-
-def layer_groups(kinds: Sequence[Hashable]) -> list[Group]:
-    """The layers of several blocks."""
-    return [group for run in layer_runs(kinds) for group in run if group[1] > group[0]]
 
 
 def _every(chain: Chain, count: int, first: int) -> Selection:
