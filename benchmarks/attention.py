@@ -24,19 +24,19 @@ from benchmarks.measured import Setting, mib, ms, plan_row, say, setting_of, tra
 from benchmarks.mesh import LAYOUTS, placed
 from benchmarks.zoo import Problem
 from benchmarks.zoo.fused import HAND, FusedConfig, fused_problem
-from jax_hremat._compiler.compile import compile_flat, never_run
-from jax_hremat._compiler.rates import rates
 from jax_hremat._cost.kernels import kernel_book
-from jax_hremat._hlo.parse import parse_hlo
-from jax_hremat._hlo.roofline import KernelCost, estimate_step
+from jax_hremat._emit.emit import emit_flat
+from jax_hremat._emit.step import Step, own_step
+from jax_hremat._plan.openings import Openings
+from jax_hremat._plan.region import Region
 from jax_hremat._planner.bench import prepare
 from jax_hremat._planner.candidates import Candidates
-from jax_hremat._program.emit import emit_flat
-from jax_hremat._program.openings import Openings
-from jax_hremat._program.region import Region
-from jax_hremat._program.step import Step, own_step
-from jax_hremat._work.formulas import num_scores
-from jax_hremat._work.kernels import array_of
+from jax_hremat._primitives.formulas import num_scores
+from jax_hremat._primitives.kernels import array_of
+from jax_hremat._xla.compile import compile_flat, never_run
+from jax_hremat._xla.hlo.parse import parse_hlo
+from jax_hremat._xla.hlo.roofline import KernelCost, estimate_step
+from jax_hremat._xla.rates import rates
 
 # `full` and MaxText's.
 PRESETS = tuple(HAND)[:6]

@@ -21,11 +21,11 @@ import jax_hremat
 from benchmarks import command, zoo
 from benchmarks.measured import Setting, mib, ms, setting_of
 from benchmarks.training import MICROBATCHES, make_step, step_args
-from jax_hremat._cost.certify import compile_step
-from jax_hremat._planned import Loss
-from jax_hremat._program.call import Arguments
-from jax_hremat._program.region import Region
-from jax_hremat._program.step import training_step
+from jax_hremat._calls.planned import Loss
+from jax_hremat._emit.step import training_step
+from jax_hremat._plan.region import Region
+from jax_hremat._trace.call import Arguments
+from jax_hremat._xla.certify import compile_step
 
 BUDGETS = ("40GB", "80GB")
 # Examples in a whole batch.

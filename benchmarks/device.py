@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_hremat import Target
-from jax_hremat._compiler.compile import memory_stats
+from jax_hremat._xla.compile import memory_stats
 
 NUM_RUNS = 9
 # Runs in a row of one measurement take at least this long, so that the host's start does not count.

@@ -23,14 +23,14 @@ import numpy as np
 
 import jax_hremat
 from benchmarks import zoo
-from jax_hremat._compiler.compile import compiler_versions, memory_stats
-from jax_hremat._compiler.rates import rates
-from jax_hremat._hlo.parse import parse_hlo
-from jax_hremat._hlo.roofline import estimate_step
-from jax_hremat._program.graph import build_graph
-from jax_hremat._program.region import Region
-from jax_hremat._program.replay import replay
-from jax_hremat._program.trace import Program, trace_loss
+from jax_hremat._plan.region import Region
+from jax_hremat._trace.graph import build_graph
+from jax_hremat._trace.trace import Program, trace_loss
+from jax_hremat._verify.replay import replay
+from jax_hremat._xla.compile import compiler_versions, memory_stats
+from jax_hremat._xla.hlo.parse import parse_hlo
+from jax_hremat._xla.hlo.roofline import estimate_step
+from jax_hremat._xla.rates import rates
 
 # One of each family.
 MODELS = (

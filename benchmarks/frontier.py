@@ -36,7 +36,7 @@ from benchmarks.measured import (
     preset_rows,
     row_of,
 )
-from jax_hremat._modes.roles import PRESETS
+from jax_hremat._options.roles import PRESETS
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.goals import Terms, frontier_plans
 from jax_hremat._shared.errors import InfeasibleBudgetError

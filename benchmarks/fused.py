@@ -26,11 +26,11 @@ from benchmarks.device import Timed, is_attached, machine, measured_peak_bytes, 
 from benchmarks.measured import mib, ms
 from benchmarks.zoo import Problem
 from benchmarks.zoo.fused import HAND, FusedConfig, attend, fused_problem
-from jax_hremat._compiler.compile import compile_flat, compiler_versions, memory_stats
-from jax_hremat._compiler.rates import rates
-from jax_hremat._hlo.parse import parse_hlo
-from jax_hremat._hlo.roofline import estimate_step
-from jax_hremat._work.formulas import num_scores
+from jax_hremat._primitives.formulas import num_scores
+from jax_hremat._xla.compile import compile_flat, compiler_versions, memory_stats
+from jax_hremat._xla.hlo.parse import parse_hlo
+from jax_hremat._xla.hlo.roofline import estimate_step
+from jax_hremat._xla.rates import rates
 
 # None is no checkpoint at all.
 POLICIES: Sequence[str | None] = (None, *HAND)

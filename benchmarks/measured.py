@@ -11,18 +11,18 @@ from typing import Any
 import jax_hremat
 from benchmarks import zoo
 from benchmarks.device import machine
-from jax_hremat._compiler.compile import compiler_versions
-from jax_hremat._cost.certify import compile_step
-from jax_hremat._modes.roles import PRESETS
+from jax_hremat._emit.step import own_step
+from jax_hremat._options.roles import PRESETS
+from jax_hremat._plan.plan import RematPlan
+from jax_hremat._plan.region import Region
 from jax_hremat._planner.bench import Costs, Workbench, prepare
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.goals import Terms, plan_for
-from jax_hremat._plans.plan import RematPlan
-from jax_hremat._program.region import Region
-from jax_hremat._program.step import own_step
-from jax_hremat._program.trace import Program, trace_loss
-from jax_hremat._schedule.regions import Ties, selection_region
 from jax_hremat._shared.units import Budget
+from jax_hremat._solve.regions import Ties, selection_region
+from jax_hremat._trace.trace import Program, trace_loss
+from jax_hremat._xla.certify import compile_step
+from jax_hremat._xla.compile import compiler_versions
 
 # What may be done to a problem before it is traced.
 Place = Callable[[zoo.Problem], zoo.Problem]

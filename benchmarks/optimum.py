@@ -21,11 +21,11 @@ from typing import Any
 import jax_hremat
 from benchmarks import command, zoo
 from benchmarks.measured import Facts, Row, candidates_of, mib, ms, plan_row, prepared
-from jax_hremat._compiler.rates import rates
 from jax_hremat._cost.analytic import operation_times_s
-from jax_hremat._modes.saved import saved_value_sets, value_refs
+from jax_hremat._plan.region import Region
 from jax_hremat._planner.bench import Workbench
-from jax_hremat._program.region import Region
+from jax_hremat._solve.saved import saved_value_sets, value_refs
+from jax_hremat._xla.rates import rates
 
 # Bounds on the bytes kept, as parts of what is kept where nothing is recomputed.
 NUM_BOUNDS = 5

@@ -15,7 +15,7 @@ from typing import Any
 import jax_hremat
 from benchmarks import command, zoo
 from benchmarks.measured import Facts, Row, candidates_of, mib, ms, plan_row, prepared
-from jax_hremat._program.graph import Graph
+from jax_hremat._trace.graph import Graph
 
 FRACTIONS = (0.8, 0.6)
 # Some partitioners make many kinds of blocks, so few modes of each are compiled.

@@ -19,10 +19,10 @@ import jax
 import jax_hremat
 from benchmarks import command, zoo
 from benchmarks.measured import Pieces, pieces_of, say, traced
+from jax_hremat._emit.step import own_step
 from jax_hremat._planner.bench import priced, uniform
-from jax_hremat._program.step import own_step
-from jax_hremat._schedule.prediction import predict
-from jax_hremat._schedule.schedule import fastest_within
+from jax_hremat._solve.prediction import predict
+from jax_hremat._solve.schedule import fastest_within
 
 CONFIG = jax_hremat.PlannerConfig()
 # Budgets, as parts of the predicted peak without rematerialization.

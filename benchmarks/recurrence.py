@@ -19,9 +19,9 @@ from typing import Any
 import jax_hremat
 from benchmarks import command, zoo
 from benchmarks.measured import Facts, Row, candidates_of, mib, ms, plan_row, prepared
+from jax_hremat._plan.region import Loop, Region
 from jax_hremat._planner.bench import Workbench
-from jax_hremat._program.bodies import Scan
-from jax_hremat._program.region import Loop, Region
+from jax_hremat._trace.bodies import Scan
 
 STEPS = (512, 2048, 8192)
 

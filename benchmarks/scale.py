@@ -30,10 +30,10 @@ from benchmarks.measured import (
     plan_row,
     prepared,
 )
+from jax_hremat._plan.region import Loop, Region
 from jax_hremat._planner.bench import Workbench
-from jax_hremat._program.bodies import Scan
-from jax_hremat._program.region import Loop, Region
-from jax_hremat._schedule.layers import layer_runs
+from jax_hremat._solve.layers import layer_runs
+from jax_hremat._trace.bodies import Scan
 
 # A whole step of a deep model takes a minute to compile, so each budget gets one correction.
 CONFIG = jax_hremat.PlannerConfig(max_rounds=1)

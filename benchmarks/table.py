@@ -30,7 +30,7 @@ from benchmarks.measured import (
     prepared,
 )
 from jax_hremat._planner.bench import Workbench, uniform
-from jax_hremat._schedule.prediction import predict
+from jax_hremat._solve.prediction import predict
 
 HAND_POLICIES = ("block", "dots_saveable", "dots_with_no_batch_dims_saveable")
 FRACTIONS = (0.9, 0.7, 0.5, 0.3)

@@ -28,13 +28,13 @@ import jax_hremat
 from benchmarks import command, zoo
 from benchmarks.device import Timed, is_attached, measured_peak_bytes, timed_in_turn
 from benchmarks.measured import Facts, candidates_of, mib, prepared
-from jax_hremat._compiler.compile import memory_stats
-from jax_hremat._compiler.rates import rates
-from jax_hremat._hlo.parse import parse_hlo
-from jax_hremat._hlo.roofline import estimate_step
+from jax_hremat._emit.emit import emit
 from jax_hremat._planner.candidates import Candidate, Candidates
 from jax_hremat._planner.rounds import Rounds
-from jax_hremat._program.emit import emit
+from jax_hremat._xla.compile import memory_stats
+from jax_hremat._xla.hlo.parse import parse_hlo
+from jax_hremat._xla.hlo.roofline import estimate_step
+from jax_hremat._xla.rates import rates
 
 # The plan need not be good here, only different from the others.
 CONFIG = jax_hremat.PlannerConfig(

@@ -12,20 +12,20 @@ from typing import Any
 from flax import nnx as flax_nnx
 
 from jax_hremat import linen, nnx
-from jax_hremat._compiler.target import Target, get_target
-from jax_hremat._planned import GivenPlan, Loss, MadePlans, planned_function
+from jax_hremat._calls.planned import GivenPlan, Loss, MadePlans, planned_function
+from jax_hremat._emit.step import Step, own_step
+from jax_hremat._plan.frontier import Frontier
+from jax_hremat._plan.openings import Openings
+from jax_hremat._plan.plan import RematPlan
 from jax_hremat._planner.bench import PlannerConfig
 from jax_hremat._planner.goals import Terms, frontier_plans
 from jax_hremat._planner.request import PlanRequest, positions_of, warn_beyond_device
 from jax_hremat._planner.transfer import certified_again
-from jax_hremat._plans.frontier import Frontier
-from jax_hremat._plans.plan import RematPlan
-from jax_hremat._program.openings import Openings
-from jax_hremat._program.step import Step, own_step
-from jax_hremat._program.trace import refuse_closed_over
 from jax_hremat._shared.methods import CALL
 from jax_hremat._shared.progress import Progress
 from jax_hremat._shared.units import parse_budget, parse_goal
+from jax_hremat._trace.trace import refuse_closed_over
+from jax_hremat._xla.target import Target, get_target
 
 
 def plan_remat(

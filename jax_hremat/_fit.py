@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 import jax
 
 from jax_hremat._api import apply_plan
-from jax_hremat._compiler.target import Target, get_target, memory_bytes_of
-from jax_hremat._planned import Loss, check_plan_is_for
+from jax_hremat._calls.planned import Loss, check_plan_is_for
+from jax_hremat._emit.step import JittedStep, LossFunction, MakeStep, training_step
+from jax_hremat._flax.objects import Leaf, holds_objects, is_object
+from jax_hremat._plan.plan import RematPlan
 from jax_hremat._planner.bench import PlannerConfig
 from jax_hremat._planner.request import PlanRequest, positions_of
 from jax_hremat._planner.transfer import certified_again
-from jax_hremat._plans.plan import RematPlan
-from jax_hremat._program.call import Arguments, is_array, is_number, is_scalar, name_of
-from jax_hremat._program.objects import Leaf, holds_objects, is_object
-from jax_hremat._program.step import JittedStep, LossFunction, MakeStep, training_step
 from jax_hremat._shared.errors import BudgetFormatError
 from jax_hremat._shared.progress import Progress
 from jax_hremat._shared.units import Budget, parse_goal
+from jax_hremat._trace.call import Arguments, is_array, is_number, is_scalar, name_of
+from jax_hremat._xla.target import Target, get_target, memory_bytes_of
 
 # Of a device's memory, what is left for library workspaces and the allocator.
 _DEVICE_HEADROOM = 0.05

@@ -13,15 +13,15 @@ from flax import linen as nn
 from flax.core import lift
 from flax.linen import transforms
 
-from jax_hremat._compiler.target import Target
-from jax_hremat._planned import MadePlans, planned_class, reduce_class, run_planned
+from jax_hremat._calls.planned import MadePlans, planned_class, reduce_class, run_planned
 from jax_hremat._planner.bench import PlannerConfig
 from jax_hremat._planner.request import PlanRequest
-from jax_hremat._program.call import Arguments, trace_arguments
 from jax_hremat._shared.errors import UnsupportedProgramError
 from jax_hremat._shared.methods import CALL, methods_of
 from jax_hremat._shared.progress import Progress
 from jax_hremat._shared.units import parse_goal
+from jax_hremat._trace.call import Arguments, trace_arguments
+from jax_hremat._xla.target import Target
 
 M = TypeVar("M", bound=nn.Module)
 

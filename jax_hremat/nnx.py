@@ -11,22 +11,22 @@ from typing import Any
 
 from flax import nnx
 
-from jax_hremat._compiler.target import Target
-from jax_hremat._planned import (
+from jax_hremat._calls.planned import (
     MadePlans,
     planned_class,
     planned_function,
     reduce_class,
     run_planned,
 )
+from jax_hremat._flax.objects import Leaf, variables_of
 from jax_hremat._planner.bench import PlannerConfig
 from jax_hremat._planner.request import PlanRequest, positions_of
-from jax_hremat._program.call import Arguments, TracedCall, trace_arguments
-from jax_hremat._program.objects import Leaf, variables_of
 from jax_hremat._shared.errors import UnsupportedProgramError
 from jax_hremat._shared.methods import CALL, methods_of
 from jax_hremat._shared.progress import Progress
 from jax_hremat._shared.units import Budget, Slowdown, parse_goal
+from jax_hremat._trace.call import Arguments, TracedCall, trace_arguments
+from jax_hremat._xla.target import Target
 
 
 def remat(

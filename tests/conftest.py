@@ -13,9 +13,9 @@ import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-from jax_hremat._compiler.compile import compile_flat  # noqa: E402
-from jax_hremat._compiler.target import Target, get_target  # noqa: E402
 from jax_hremat._shared.errors import TargetUnavailableError  # noqa: E402
+from jax_hremat._xla.compile import compile_flat  # noqa: E402
+from jax_hremat._xla.target import Target, get_target  # noqa: E402
 
 # For the tests of steps on a mesh; all others use the first.
 jax.config.update("jax_num_cpu_devices", 8)

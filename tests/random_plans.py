@@ -12,11 +12,11 @@ from drawing import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from jax_hremat._program.bodies import branch_bodies, scan_body
-from jax_hremat._program.region import Loop, Region
-from jax_hremat._program.rules import active_variables, are_in
-from jax_hremat._program.trace import Program
-from jax_hremat._shared import compat
+from jax_hremat._jax import compat
+from jax_hremat._plan.region import Loop, Region
+from jax_hremat._trace.bodies import branch_bodies, scan_body
+from jax_hremat._trace.rules import active_variables, are_in
+from jax_hremat._trace.trace import Program
 
 WIDTH = 4
 

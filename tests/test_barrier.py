@@ -14,8 +14,8 @@ from jax import export
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_hremat._program.barrier import barrier
-from jax_hremat._program.checkpoint import checkpoint
+from jax_hremat._emit.barrier import barrier
+from jax_hremat._emit.checkpoint import checkpoint
 from tests.programs import jit_peak_bytes
 
 WEIGHTS = [jax.random.normal(jax.random.key(i), (16, 16)) / 4 for i in range(9)]

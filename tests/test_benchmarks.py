@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import command, device, equality, fused
-from jax_hremat._compiler.compile import memory_stats
+from jax_hremat._xla.compile import memory_stats
 
 # Name of the benchmark, of its page and of its folder of data; the target is at the end of both.
 PAGES = {

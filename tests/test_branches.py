@@ -19,16 +19,16 @@ from random_plans import QUICK, struct
 
 import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig
-from jax_hremat._cost.mode_cost import ModeCost
-from jax_hremat._modes.branch_modes import _together
+from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._emit.emit import emit, emit_flat
+from jax_hremat._jax import compat
+from jax_hremat._options.branch_options import _together
 from jax_hremat._partition.blocks import partition_graph
 from jax_hremat._partition.valleys import partition_by_width
-from jax_hremat._program.bodies import Cond, Scan, bodies_of, branch_bodies
-from jax_hremat._program.emit import emit, emit_flat
-from jax_hremat._program.graph import build_graph
-from jax_hremat._program.region import Loop, Region
-from jax_hremat._program.trace import Program, trace_loss
-from jax_hremat._shared import compat
+from jax_hremat._plan.region import Loop, Region
+from jax_hremat._trace.bodies import Cond, Scan, bodies_of, branch_bodies
+from jax_hremat._trace.graph import build_graph
+from jax_hremat._trace.trace import Program, trace_loss
 
 WIDTH = 16
 FEW = PlannerConfig(

@@ -19,11 +19,11 @@ import pytest
 
 import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig
-from jax_hremat._compiler.cache import ENVIRONMENT_VARIABLE, CompileCache
-from jax_hremat._compiler.compile import compile_flat
-from jax_hremat._compiler.target import get_target
 from jax_hremat._planner.known import _decode, best_of
 from jax_hremat._shared.units import Budget, Slowdown
+from jax_hremat._xla.cache import ENVIRONMENT_VARIABLE, CompileCache
+from jax_hremat._xla.compile import compile_flat
+from jax_hremat._xla.target import get_target
 
 CPU = get_target("cpu")
 QUICK = SearchConfig(max_runs=1, max_packings=1, max_saved_sets=1, max_workers=2)
@@ -42,7 +42,7 @@ def forbid_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     def compiled(*_: Any) -> Any:
         raise AssertionError("XLA was asked")
 
-    monkeypatch.setattr("jax_hremat._compiler.compile._build", compiled)
+    monkeypatch.setattr("jax_hremat._xla.compile._build", compiled)
 
 
 def test_a_program_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,11 +65,11 @@ def test_another_program_target_version_or_flag_is_another_entry(
     compile_flat(product, AVALS, other_target, cache=cache)
     compile_flat(jax.named_scope("elsewhere")(product), AVALS, CPU, cache=cache)
     assert len(files(tmp_path)) == 4
-    monkeypatch.setattr("jax_hremat._compiler.compile.compiler_versions", lambda: {"jax": "99.0"})
+    monkeypatch.setattr("jax_hremat._xla.compile.compiler_versions", lambda: {"jax": "99.0"})
     compile_flat(product, AVALS, CPU, cache=cache)
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
     compile_flat(product, AVALS, CPU, cache=cache)
-    monkeypatch.setattr("jax_hremat._compiler.cache.__version__", "99.0")
+    monkeypatch.setattr("jax_hremat._xla.cache.__version__", "99.0")
     compile_flat(product, AVALS, CPU, cache=cache)
     assert len(files(tmp_path)) == 7
 
@@ -263,7 +263,7 @@ def test_a_better_plan_known_takes_the_place_of_one_found(tmp_path: Path) -> Non
 
 WRITER = """
 import jax, jax.numpy as jnp, sys
-from jax_hremat._compiler.cache import CompileCache
+from jax_hremat._xla.cache import CompileCache
 for i in range(200):
     CompileCache.at(None).write(f"{i % 5:02}", "x" * 100000)
 """

@@ -8,10 +8,10 @@ import pytest
 from jax import lax
 
 from jax_hremat import PlanFormatError
-from jax_hremat._program.emit import emit_flat
-from jax_hremat._program.region import Loop, Region
-from jax_hremat._program.trace import Program, trace_loss
-from jax_hremat._shared import compat
+from jax_hremat._emit.emit import emit_flat
+from jax_hremat._jax import compat
+from jax_hremat._plan.region import Loop, Region
+from jax_hremat._trace.trace import Program, trace_loss
 
 
 def loss(w: jax.Array) -> jax.Array:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from jax_hremat._compiler.rates import Rates
-from jax_hremat._hlo.collectives import exchange_of, groups_of
-from jax_hremat._hlo.parse import Instruction, Shape, parse_hlo
-from jax_hremat._hlo.roofline import estimate_step
+from jax_hremat._xla.hlo.collectives import exchange_of, groups_of
+from jax_hremat._xla.hlo.parse import Instruction, Shape, parse_hlo
+from jax_hremat._xla.hlo.roofline import estimate_step
+from jax_hremat._xla.rates import Rates
 
 RATES = Rates(
     flops_per_s={},

@@ -7,18 +7,18 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jax_hremat._compiler import compile as compiling
-from jax_hremat._compiler.compile import (
+from jax_hremat._emit.checkpoint import checkpoint as checkpoint_apart
+from jax_hremat._jax.compat import in_settings_of_this_thread
+from jax_hremat._shared.errors import CompilationError, TargetUnavailableError, UnknownTargetError
+from jax_hremat._xla import compile as compiling
+from jax_hremat._xla.compile import (
     Compiled,
     MemoryStats,
     compile_flat,
     compiler_versions,
     never_run,
 )
-from jax_hremat._compiler.target import Target, get_target, list_targets
-from jax_hremat._program.checkpoint import checkpoint as checkpoint_apart
-from jax_hremat._shared.compat import in_settings_of_this_thread
-from jax_hremat._shared.errors import CompilationError, TargetUnavailableError, UnknownTargetError
+from jax_hremat._xla.target import Target, get_target, list_targets
 
 # Without a GPU the CUDA plugin starts only if none is asked for; with one, this keeps
 # autotuning, and so the device, out of what is compared.

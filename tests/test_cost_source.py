@@ -15,15 +15,15 @@ from random_plans import WIDTH, losses, struct
 
 import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig
-from jax_hremat._compiler.rates import Rates, rates
-from jax_hremat._compiler.target import get_target
 from jax_hremat._cost.analytic import analytic_cost
 from jax_hremat._cost.block_step import block_step
-from jax_hremat._cost.mode_cost import ModeCost
+from jax_hremat._cost.option_cost import ModeCost
 from jax_hremat._partition.blocks import make_block
-from jax_hremat._program.graph import build_graph
-from jax_hremat._program.region import Region
-from jax_hremat._program.trace import Program, trace_loss
+from jax_hremat._plan.region import Region
+from jax_hremat._trace.graph import build_graph
+from jax_hremat._trace.trace import Program, trace_loss
+from jax_hremat._xla.rates import Rates, rates
+from jax_hremat._xla.target import get_target
 
 SEARCH = SearchConfig(max_runs=2, max_packings=1, max_saved_sets=1, max_workers=2)
 CPU = rates(get_target("cpu"))

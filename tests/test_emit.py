@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from random_plans import WIDTH, losses, region_trees
 
 import jax_hremat
-from jax_hremat._compiler.compile import compile_flat
-from jax_hremat._compiler.target import Target
-from jax_hremat._program.emit import emit, emit_flat
-from jax_hremat._program.region import Region
-from jax_hremat._program.trace import Program, trace_call, trace_loss
-from jax_hremat._shared import compat
+from jax_hremat._emit.emit import emit, emit_flat
+from jax_hremat._jax import compat
+from jax_hremat._plan.region import Region
+from jax_hremat._trace.trace import Program, trace_call, trace_loss
+from jax_hremat._xla.compile import compile_flat
+from jax_hremat._xla.target import Target
 
 # Without the first XLA:CPU merges a recompute with the first forward, and tests less.
 QUICK_COMPILE = {"xla_backend_optimization_level": 0}

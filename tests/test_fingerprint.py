@@ -18,9 +18,9 @@ from jax.experimental import pallas as pl
 
 import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig, StalePlanError
-from jax_hremat._program.fingerprint import Fingerprint, fingerprint
-from jax_hremat._program.graph import Graph, build_graph
-from jax_hremat._program.trace import trace_loss
+from jax_hremat._trace.fingerprint import Fingerprint, fingerprint
+from jax_hremat._trace.graph import Graph, build_graph
+from jax_hremat._trace.trace import trace_loss
 
 W, X = jnp.ones((16, 16)), jnp.ones((64, 16))
 
@@ -130,7 +130,7 @@ def test_a_rule_that_is_never_used_is_not_run() -> None:
 
 
 def test_one_rule_used_often_is_differentiated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from jax_hremat._program import graph
+    from jax_hremat._trace import graph
 
     seen = []
     differentiated = graph._differentiated

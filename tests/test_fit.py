@@ -21,9 +21,9 @@ from jax_hremat import (
     UnsupportedProgramError,
     _batch,
 )
-from jax_hremat._planned import Loss
-from jax_hremat._program.call import Arguments
-from jax_hremat._program.step import training_step
+from jax_hremat._calls.planned import Loss
+from jax_hremat._emit.step import training_step
+from jax_hremat._trace.call import Arguments
 
 CONFIG = PlannerConfig(
     search=SearchConfig(max_runs=1, max_packings=1, max_saved_sets=0), max_rounds=2

@@ -6,7 +6,7 @@ import pytest
 import jax_hremat
 from benchmarks import zoo
 from benchmarks.device import measured_peak_bytes
-from jax_hremat._compiler.compile import memory_stats
+from jax_hremat._xla.compile import memory_stats
 
 pytestmark = pytest.mark.gpu
 

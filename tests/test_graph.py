@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jax_hremat._program.graph import Graph, Operation, build_graph
-from jax_hremat._program.trace import trace_loss
-from jax_hremat._shared.sizes import size_bytes_of
+from jax_hremat._jax.sizes import size_bytes_of
+from jax_hremat._trace.graph import Graph, Operation, build_graph
+from jax_hremat._trace.trace import trace_loss
 
 SQUARE = jax.ShapeDtypeStruct((4, 4), jnp.float32)
 KEY = jax.eval_shape(lambda: jax.random.key(0))

@@ -5,10 +5,10 @@ import time
 import jax.numpy as jnp
 import pytest
 
-from jax_hremat._compiler.compile import compile_flat
-from jax_hremat._compiler.target import get_target
-from jax_hremat._hlo.parse import HloParseError, Shape, in_place_operands, parse_hlo
 from jax_hremat._shared.errors import TargetUnavailableError
+from jax_hremat._xla.compile import compile_flat
+from jax_hremat._xla.hlo.parse import HloParseError, Shape, in_place_operands, parse_hlo
+from jax_hremat._xla.target import get_target
 
 # ruff: noqa: E501 (the lines of HLO text are as long as XLA prints them)
 MODULE = """\

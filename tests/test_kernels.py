@@ -19,20 +19,20 @@ from jax.experimental.pallas.ops.gpu import attention as pallas_attention
 
 import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig
-from jax_hremat._compiler.compile import compile_flat
-from jax_hremat._compiler.rates import Rates, rates
-from jax_hremat._compiler.target import get_target
 from jax_hremat._cost.kernels import kernel_book
-from jax_hremat._hlo.parse import parse_hlo
-from jax_hremat._hlo.roofline import Roofline, estimate_step
-from jax_hremat._program.step import own_step
-from jax_hremat._program.trace import trace_loss
-from jax_hremat._shared import compat
+from jax_hremat._emit.step import own_step
+from jax_hremat._jax import compat
+from jax_hremat._primitives.formulas import num_scores
+from jax_hremat._primitives.kernels import KernelBook
+from jax_hremat._primitives.primitives import equation_work
+from jax_hremat._primitives.work import Call, Work
 from jax_hremat._shared.errors import TargetUnavailableError
-from jax_hremat._work.formulas import num_scores
-from jax_hremat._work.kernels import KernelBook
-from jax_hremat._work.primitives import equation_work
-from jax_hremat._work.work import Call, Work
+from jax_hremat._trace.trace import trace_loss
+from jax_hremat._xla.compile import compile_flat
+from jax_hremat._xla.hlo.parse import parse_hlo
+from jax_hremat._xla.hlo.roofline import Roofline, estimate_step
+from jax_hremat._xla.rates import Rates, rates
+from jax_hremat._xla.target import get_target
 
 H200 = rates(get_target("h200"))
 # Before JAX is asked for the version, which it remembers not to have found.

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from test_schedule import EXACT, MIB, QUICK, ROUNDING_BYTES, all_predictions, chains, make, option
 
 import jax_hremat
-from jax_hremat._compiler.target import get_target
+from jax_hremat._emit.step import own_step
 from jax_hremat._planner.bench import Workbench, prepare, uniform
 from jax_hremat._planner.candidates import NO_SOLVE, Candidates
-from jax_hremat._program.step import own_step
-from jax_hremat._program.trace import trace_loss
-from jax_hremat._schedule.chain import Chain, Crossing, Selection
-from jax_hremat._schedule.lending import fastest_lending
-from jax_hremat._schedule.prediction import Prediction, predict
-from jax_hremat._schedule.regions import Ties
-from jax_hremat._schedule.results import Result, lent_bytes
-from jax_hremat._schedule.schedule import Lent, fastest_within
+from jax_hremat._solve.chain import Chain, Crossing, Selection
+from jax_hremat._solve.lending import fastest_lending
+from jax_hremat._solve.prediction import Prediction, predict
+from jax_hremat._solve.regions import Ties
+from jax_hremat._solve.results import Result, lent_bytes
+from jax_hremat._solve.schedule import Lent, fastest_within
+from jax_hremat._trace.trace import trace_loss
+from jax_hremat._xla.target import get_target
 
 
 @pytest.mark.parametrize(

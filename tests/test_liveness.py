@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jax_hremat._compiler.compile import compile_flat
-from jax_hremat._compiler.target import get_target
-from jax_hremat._hlo.buffer import own_temps
-from jax_hremat._hlo.liveness import buffer_timeline, live_at_peak
-from jax_hremat._hlo.parse import parse_hlo
 from jax_hremat._shared.errors import TargetUnavailableError
+from jax_hremat._xla.compile import compile_flat
+from jax_hremat._xla.hlo.buffer import own_temps
+from jax_hremat._xla.hlo.liveness import buffer_timeline, live_at_peak
+from jax_hremat._xla.hlo.parse import parse_hlo
+from jax_hremat._xla.target import get_target
 
 KIB = 1024  # f32[256]
 

@@ -18,11 +18,11 @@ from random_plans import QUICK, loop_losses, region_trees, struct
 from random_plans import WIDTH as WIDE
 
 import jax_hremat
-from jax_hremat._program.bodies import scan_body
-from jax_hremat._program.emit import emit, emit_flat
-from jax_hremat._program.region import Loop, Region
-from jax_hremat._program.trace import Program, trace_loss
-from jax_hremat._shared import compat
+from jax_hremat._emit.emit import emit, emit_flat
+from jax_hremat._jax import compat
+from jax_hremat._plan.region import Loop, Region
+from jax_hremat._trace.bodies import scan_body
+from jax_hremat._trace.trace import Program, trace_loss
 
 WIDTH = 3
 

@@ -11,23 +11,23 @@ import pytest
 
 import jax_hremat
 from jax_hremat import InfeasibleBudgetError, PlannerConfig, RematPlan, SearchConfig, SolverConfig
-from jax_hremat._compiler.rates import rates
-from jax_hremat._compiler.target import get_target
-from jax_hremat._modes.inner import BodySearch, near_divisor
-from jax_hremat._modes.loop_modes import _segments
+from jax_hremat._emit.step import own_step
+from jax_hremat._options.inner import BodySearch, near_divisor
+from jax_hremat._options.loop_options import _segments
 from jax_hremat._partition.blocks import partition_graph
 from jax_hremat._partition.valleys import partition_by_width
 from jax_hremat._planner.bench import Workbench, prepare
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.goals import Terms, plan_for
-from jax_hremat._program.bodies import Scan, bodies_of
-from jax_hremat._program.graph import build_graph
-from jax_hremat._program.step import own_step
-from jax_hremat._program.trace import Program, trace_loss
-from jax_hremat._schedule.chain import Selection
-from jax_hremat._schedule.prediction import predict
-from jax_hremat._schedule.regions import Ties, selection_region
 from jax_hremat._shared.units import parse_budget
+from jax_hremat._solve.chain import Selection
+from jax_hremat._solve.prediction import predict
+from jax_hremat._solve.regions import Ties, selection_region
+from jax_hremat._trace.bodies import Scan, bodies_of
+from jax_hremat._trace.graph import build_graph
+from jax_hremat._trace.trace import Program, trace_loss
+from jax_hremat._xla.rates import rates
+from jax_hremat._xla.target import get_target
 
 QUICK = PlannerConfig(
     search=SearchConfig(

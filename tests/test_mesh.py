@@ -24,16 +24,16 @@ from jax_hremat import (
     UnsupportedConfigError,
     UnsupportedProgramError,
 )
-from jax_hremat._compiler.compile import compile_flat
-from jax_hremat._compiler.target import get_target
-from jax_hremat._cost.layout import inferred_layout
+from jax_hremat._emit.step import own_step
 from jax_hremat._partition.blocks import partition_graph
 from jax_hremat._partition.repeats import partition_by_repeats
-from jax_hremat._program.graph import Graph, build_graph
-from jax_hremat._program.layout import Layout, on_one_device
-from jax_hremat._program.mesh import DeviceMesh, sharding_on_mesh, spec_of
-from jax_hremat._program.step import own_step
-from jax_hremat._program.trace import Program, trace_loss
+from jax_hremat._trace.graph import Graph, build_graph
+from jax_hremat._trace.mesh import DeviceMesh, sharding_on_mesh, spec_of
+from jax_hremat._trace.sharding import Layout, on_one_device
+from jax_hremat._trace.trace import Program, trace_loss
+from jax_hremat._xla.compile import compile_flat
+from jax_hremat._xla.inferred_sharding import inferred_layout
+from jax_hremat._xla.target import get_target
 
 AUTO = (AxisType.Auto,) * 2
 AXES = ("data", "model")

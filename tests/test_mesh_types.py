@@ -19,18 +19,18 @@ from programs import jit_peak_bytes
 
 import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig, UnsupportedProgramError
-from jax_hremat._compiler.target import get_target
-from jax_hremat._cost.certify import compile_step
-from jax_hremat._cost.layout import inferred_layout
-from jax_hremat._planned import Loss
-from jax_hremat._program.call import Arguments
-from jax_hremat._program.emit import emit
-from jax_hremat._program.mesh import DeviceMesh
-from jax_hremat._program.region import Loop, Region
-from jax_hremat._program.replay import replay
-from jax_hremat._program.step import Step, own_step, training_step
-from jax_hremat._program.trace import Program, trace_loss
-from jax_hremat._shared import compat
+from jax_hremat._calls.planned import Loss
+from jax_hremat._emit.emit import emit
+from jax_hremat._emit.step import Step, own_step, training_step
+from jax_hremat._jax import compat
+from jax_hremat._plan.region import Loop, Region
+from jax_hremat._trace.call import Arguments
+from jax_hremat._trace.mesh import DeviceMesh
+from jax_hremat._trace.trace import Program, trace_loss
+from jax_hremat._verify.replay import replay
+from jax_hremat._xla.certify import compile_step
+from jax_hremat._xla.inferred_sharding import inferred_layout
+from jax_hremat._xla.target import get_target
 
 AXES = ("data", "model")
 AUTO = jax.make_mesh((4, 2), AXES, axis_types=(AxisType.Auto,) * 2)
@@ -355,9 +355,9 @@ _DIGESTS = """
 import jax, jax.numpy as jnp
 jax.config.update("jax_num_cpu_devices", 8)
 from jax.sharding import AxisType, PartitionSpec as P
-from jax_hremat._program.fingerprint import fingerprint
-from jax_hremat._program.graph import build_graph
-from jax_hremat._program.trace import trace_loss
+from jax_hremat._trace.fingerprint import fingerprint
+from jax_hremat._trace.graph import build_graph
+from jax_hremat._trace.trace import trace_loss
 
 axes = ("data", "model", "pipe")
 mesh = jax.make_mesh((2, 2, 2), axes, axis_types=(AxisType.Auto,) * 3)

@@ -17,6 +17,7 @@ import pytest
 
 import jax_hremat
 from benchmarks import equality, zoo
+from jax_hremat._emit.emit import emit
 from jax_hremat._partition.blocks import (
     Block,
     Partition,
@@ -25,10 +26,9 @@ from jax_hremat._partition.blocks import (
     partition_graph,
 )
 from jax_hremat._partition.valleys import partition_by_width
-from jax_hremat._program.emit import emit
-from jax_hremat._program.graph import Graph, Operation, build_graph
-from jax_hremat._program.region import Region
-from jax_hremat._program.trace import Program, trace_loss
+from jax_hremat._plan.region import Region
+from jax_hremat._trace.graph import Graph, Operation, build_graph
+from jax_hremat._trace.trace import Program, trace_loss
 
 # The first keeps XLA:CPU from merging a recompute with the first forward; the second is for
 # the time the tests take.

@@ -8,17 +8,17 @@ import jax.numpy as jnp
 import pytest
 
 from jax_hremat import CompilationError, SearchConfig, partition_by_width
-from jax_hremat._compiler.rates import rates
-from jax_hremat._compiler.target import get_target
-from jax_hremat._cost.mode_cost import ModeCost
+from jax_hremat._cost.option_cost import ModeCost
 from jax_hremat._cost.source import block_prices
-from jax_hremat._modes.search import search_options
+from jax_hremat._options.search import search_options
 from jax_hremat._partition.blocks import Block, partition_graph
-from jax_hremat._program.bodies import bodies_of
-from jax_hremat._program.graph import build_graph
-from jax_hremat._program.region import Region
-from jax_hremat._program.trace import trace_loss
+from jax_hremat._plan.region import Region
 from jax_hremat._solve.backend import SolverConfig
+from jax_hremat._trace.bodies import bodies_of
+from jax_hremat._trace.graph import build_graph
+from jax_hremat._trace.trace import trace_loss
+from jax_hremat._xla.rates import rates
+from jax_hremat._xla.target import get_target
 
 
 def total(limits: dict[int, SearchConfig]) -> int:

@@ -14,23 +14,23 @@ from jax.experimental import io_callback, pallas
 
 import jax_hremat
 from jax_hremat import InfeasibleBudgetError, PlannerConfig
-from jax_hremat._compiler.rates import rates
-from jax_hremat._compiler.target import get_target
 from jax_hremat._cost.analytic import operation_times_s
-from jax_hremat._modes.block_modes import BlockSearch, SearchConfig
-from jax_hremat._modes.branch_modes import BranchSearch
-from jax_hremat._modes.inner import BodySearch
-from jax_hremat._modes.loop_modes import LoopSearch
-from jax_hremat._modes.wrapping import wrap_all
+from jax_hremat._emit.emit import emit
+from jax_hremat._options.block_options import BlockSearch, SearchConfig
+from jax_hremat._options.branch_options import BranchSearch
+from jax_hremat._options.inner import BodySearch
+from jax_hremat._options.loop_options import LoopSearch
+from jax_hremat._options.wrapping import wrap_all
 from jax_hremat._partition.blocks import partition_graph
 from jax_hremat._partition.valleys import partition_by_width
-from jax_hremat._plans.report import once_words
-from jax_hremat._program.bodies import Body, Cond, Scan, bodies_of
-from jax_hremat._program.emit import emit
-from jax_hremat._program.graph import build_graph
-from jax_hremat._program.region import Region
-from jax_hremat._program.trace import trace_loss
+from jax_hremat._plan.region import Region
+from jax_hremat._planner.reports import once_words
 from jax_hremat._solve.backend import SolverConfig
+from jax_hremat._trace.bodies import Body, Cond, Scan, bodies_of
+from jax_hremat._trace.graph import build_graph
+from jax_hremat._trace.trace import trace_loss
+from jax_hremat._xla.rates import rates
+from jax_hremat._xla.target import get_target
 
 QUICK = PlannerConfig(cost="analytic", max_rounds=0, floor_rounds=0)
 W = jax.random.normal(jax.random.key(0), (16, 16)) / 4

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_hremat._cost.mode_cost import ModeCost
-from jax_hremat._modes.option import Option, pareto
-from jax_hremat._program.region import Region
+from jax_hremat._cost.option import Option, pareto
+from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._plan.region import Region
 
 # Few values, so that options are often comparable and often equal in part.
 SMALL = st.integers(0, 2)

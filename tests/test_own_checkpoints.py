@@ -14,10 +14,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 import jax_hremat
 from jax_hremat import PlannerConfig, RematPlan, SearchConfig
-from jax_hremat._program.openings import Openings
-from jax_hremat._program.own_checkpoints import own_checkpoints
-from jax_hremat._program.trace import trace_call, trace_loss
-from jax_hremat._shared import compat
+from jax_hremat._jax import compat
+from jax_hremat._plan.openings import Openings
+from jax_hremat._trace.own_checkpoints import own_checkpoints
+from jax_hremat._trace.trace import trace_call, trace_loss
 
 WIDTH, ROWS = 16, 64
 CLOSED = PlannerConfig(

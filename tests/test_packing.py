@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_hremat._modes.packing import pareto_packings
-from jax_hremat._modes.runs import Run
+from jax_hremat._options.packing import pareto_packings
+from jax_hremat._options.runs import Run
 
 MIB = 2**20
 QUICK = settings(max_examples=25, deadline=None, derandomize=True)

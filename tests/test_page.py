@@ -14,7 +14,7 @@ import pytest
 
 import jax_hremat
 from jax_hremat import Frontier, PlannerConfig, SearchConfig
-from jax_hremat._plans.page import page
+from jax_hremat._report.page import page
 from jax_hremat._shared.format import format_bytes
 
 OPTIONS: dict[str, Any] = dict(

@@ -25,8 +25,8 @@ from jax_hremat._partition.flat import partition_flat
 from jax_hremat._partition.repeats import partition_by_repeats
 from jax_hremat._partition.score import partition_by_score
 from jax_hremat._partition.valleys import partition_by_width
-from jax_hremat._program.graph import Graph, build_graph
-from jax_hremat._program.trace import trace_loss
+from jax_hremat._trace.graph import Graph, build_graph
+from jax_hremat._trace.trace import trace_loss
 
 WIDE, HIDDEN, BATCH, LENGTH = 32, 128, 4, 64
 

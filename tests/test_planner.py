@@ -27,18 +27,18 @@ from jax_hremat import (
     UnsupportedConfigError,
     UnsupportedProgramError,
 )
-from jax_hremat._compiler.target import get_target
-from jax_hremat._cost.certify import compile_step
+from jax_hremat._emit.checkpoint import checkpoint
+from jax_hremat._emit.step import own_step
+from jax_hremat._plan.region import Region
 from jax_hremat._planner.bench import Workbench, prepare
 from jax_hremat._planner.candidates import NO_SOLVE, Candidates
 from jax_hremat._planner.goals import Terms, plan_for
 from jax_hremat._planner.rounds import Rounds
-from jax_hremat._program.checkpoint import checkpoint
-from jax_hremat._program.region import Region
-from jax_hremat._program.step import own_step
-from jax_hremat._program.trace import trace_loss
-from jax_hremat._schedule.regions import Ties, selection_region
 from jax_hremat._shared.units import parse_budget
+from jax_hremat._solve.regions import Ties, selection_region
+from jax_hremat._trace.trace import trace_loss
+from jax_hremat._xla.certify import compile_step
+from jax_hremat._xla.target import get_target
 
 WIDE, BATCH, LENGTH = 16, 4, 64
 QUICK = PlannerConfig(

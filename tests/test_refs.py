@@ -14,11 +14,11 @@ from jax.experimental import checkify
 
 import jax_hremat
 from jax_hremat import PlannerConfig, UnsupportedProgramError
-from jax_hremat._modes.wrapping import wrap_all
-from jax_hremat._program.emit import emit
-from jax_hremat._program.graph import build_graph
-from jax_hremat._program.region import Region
-from jax_hremat._program.trace import trace_loss
+from jax_hremat._emit.emit import emit
+from jax_hremat._options.wrapping import wrap_all
+from jax_hremat._plan.region import Region
+from jax_hremat._trace.graph import build_graph
+from jax_hremat._trace.trace import trace_loss
 
 QUICK = PlannerConfig(cost="analytic", max_rounds=0, floor_rounds=0)
 W = jax.random.normal(jax.random.key(0), (3, 8, 8)) / 3

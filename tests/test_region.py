@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_hremat._program.region import Region
+from jax_hremat._plan.region import Region
 
 INNER = Region(3, 5, wrapped=True, saved=((4, 0),))
 OUTER = Region(2, 8, wrapped=True, saved=((2, 1), (4, 0)), children=(INNER, Region(6, 7)))

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_plans import losses, region_trees
 
-from jax_hremat._program.emit import emit_flat
-from jax_hremat._program.region import Loop, Region
-from jax_hremat._program.replay import replay
-from jax_hremat._program.trace import Program, trace_call, trace_loss
-from jax_hremat._shared import compat
-from jax_hremat._work.primitives import equation_flops
+from jax_hremat._emit.emit import emit_flat
+from jax_hremat._jax import compat
+from jax_hremat._plan.region import Loop, Region
+from jax_hremat._primitives.primitives import equation_flops
+from jax_hremat._trace.trace import Program, trace_call, trace_loss
+from jax_hremat._verify.replay import replay
 
 F32 = np.float32
 

@@ -12,23 +12,23 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 
-from jax_hremat._compiler.target import get_target
-from jax_hremat._cost.certify import compile_step
-from jax_hremat._modes.block_modes import BlockSearch, SearchConfig
-from jax_hremat._modes.roles import PRESETS, Role, product_roles
+from jax_hremat._emit.barrier import KeptApart
+from jax_hremat._emit.step import Step, own_step
+from jax_hremat._options.block_options import BlockSearch, SearchConfig
+from jax_hremat._options.roles import PRESETS, Role, product_roles
 from jax_hremat._partition.blocks import make_block
+from jax_hremat._plan.region import Region
 from jax_hremat._planner.bench import PlannerConfig, prepare
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.goals import Terms, plan_for
-from jax_hremat._program.barrier import KeptApart
-from jax_hremat._program.graph import build_graph
-from jax_hremat._program.region import Region
-from jax_hremat._program.replay import replay
-from jax_hremat._program.step import Step, own_step
-from jax_hremat._program.trace import trace_loss
-from jax_hremat._schedule.regions import Ties, selection_region
 from jax_hremat._shared.units import Budget
 from jax_hremat._solve.backend import SolverConfig
+from jax_hremat._solve.regions import Ties, selection_region
+from jax_hremat._trace.graph import build_graph
+from jax_hremat._trace.trace import trace_loss
+from jax_hremat._verify.replay import replay
+from jax_hremat._xla.certify import compile_step
+from jax_hremat._xla.target import get_target
 
 BATCH, LENGTH, WIDTH, HEADS = 4, 32, 16, 2
 X = jax.ShapeDtypeStruct((BATCH, LENGTH, WIDTH), jnp.float32)

@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jax_hremat._compiler.compile import compile_flat
-from jax_hremat._compiler.rates import Rates
-from jax_hremat._compiler.target import get_target
-from jax_hremat._hlo.parse import parse_hlo
-from jax_hremat._hlo.roofline import estimate_step
-from jax_hremat._hlo.trips import trip_count
 from jax_hremat._shared.errors import TargetUnavailableError
+from jax_hremat._xla.compile import compile_flat
+from jax_hremat._xla.hlo.parse import parse_hlo
+from jax_hremat._xla.hlo.roofline import estimate_step
+from jax_hremat._xla.hlo.trips import trip_count
+from jax_hremat._xla.rates import Rates
+from jax_hremat._xla.target import get_target
 
 # Powers of ten, so that a term that is mixed up with another one shows.
 RATES = Rates({"bf16": 1e6, "f32": 1e5}, vector_flops_per_s=1e4, bytes_per_s=1e9, launch_s=1e-3)

@@ -13,16 +13,16 @@ import optax
 import pytest
 from jax.custom_derivatives import SymbolicZero
 
-from jax_hremat._modes.saved import saved_value_sets, value_refs
-from jax_hremat._program.bodies import branch_bodies, scan_body
-from jax_hremat._program.emit import emit, emit_flat
-from jax_hremat._program.flat import flatten
-from jax_hremat._program.graph import build_graph
-from jax_hremat._program.region import Loop, Region
-from jax_hremat._program.replay import replay
-from jax_hremat._program.trace import Program, trace_loss
-from jax_hremat._shared import compat
+from jax_hremat._emit.emit import emit, emit_flat
+from jax_hremat._jax import compat
+from jax_hremat._plan.region import Loop, Region
 from jax_hremat._solve.backend import SolverConfig
+from jax_hremat._solve.saved import saved_value_sets, value_refs
+from jax_hremat._trace.bodies import branch_bodies, scan_body
+from jax_hremat._trace.flat import flatten
+from jax_hremat._trace.graph import build_graph
+from jax_hremat._trace.trace import Program, trace_loss
+from jax_hremat._verify.replay import replay
 
 SIZE = 4
 X = jnp.linspace(0.1, 0.9, SIZE * SIZE).reshape(SIZE, SIZE)

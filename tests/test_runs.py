@@ -12,11 +12,11 @@ from hypothesis import given
 from jax.experimental import io_callback
 from random_plans import QUICK, WIDTH, losses, struct
 
-from jax_hremat._modes.runs import Run, candidate_runs, evaluate_run
+from jax_hremat._options.runs import Run, candidate_runs, evaluate_run
 from jax_hremat._partition.blocks import Block, make_block, partition_graph
 from jax_hremat._partition.valleys import partition_by_width
-from jax_hremat._program.graph import Graph, build_graph
-from jax_hremat._program.trace import trace_loss
+from jax_hremat._trace.graph import Graph, build_graph
+from jax_hremat._trace.trace import trace_loss
 
 BYTE_S = 1e-12
 

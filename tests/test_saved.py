@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_hremat._modes.saved import materialised_values, saved_value_sets, value_refs
-from jax_hremat._program.graph import Graph, Operation, Value, build_graph
-from jax_hremat._program.trace import trace_loss
+from jax_hremat._primitives.work import Work
 from jax_hremat._solve.backend import SolverConfig
-from jax_hremat._work.work import Work
+from jax_hremat._solve.saved import materialised_values, saved_value_sets, value_refs
+from jax_hremat._trace.graph import Graph, Operation, Value, build_graph
+from jax_hremat._trace.trace import trace_loss
 
 MIB = 2**20
 EXACT = SolverConfig(relative_gap=0.0)

@@ -14,20 +14,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jax_hremat._cost.mode_cost import ModeCost
-from jax_hremat._modes.option import Option, Origin
-from jax_hremat._program.graph import build_graph
-from jax_hremat._program.region import Region
-from jax_hremat._program.trace import trace_loss
-from jax_hremat._schedule import schedule
-from jax_hremat._schedule.chain import Chain, Crossing, Selection
-from jax_hremat._schedule.groups import MAX_GROUP
-from jax_hremat._schedule.keeping import keeping_groups
-from jax_hremat._schedule.prediction import Prediction, predict
-from jax_hremat._schedule.regions import selection_region
-from jax_hremat._schedule.schedule import fastest_within, least_peak
+from jax_hremat._cost.option import Option, Origin
+from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._plan.region import Region
 from jax_hremat._shared.errors import SolverError
+from jax_hremat._solve import schedule
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
+from jax_hremat._solve.chain import Chain, Crossing, Selection
+from jax_hremat._solve.groups import MAX_GROUP
+from jax_hremat._solve.keeping import keeping_groups
+from jax_hremat._solve.prediction import Prediction, predict
+from jax_hremat._solve.regions import selection_region
+from jax_hremat._solve.schedule import fastest_within, least_peak
+from jax_hremat._trace.graph import build_graph
+from jax_hremat._trace.trace import trace_loss
 
 MIB = 2**20
 EXACT = SolverConfig(relative_gap=0.0)

@@ -10,7 +10,7 @@ from jax.experimental import sparse
 
 import jax_hremat
 from jax_hremat import PlannerConfig
-from jax_hremat._program.trace import trace_loss
+from jax_hremat._trace.trace import trace_loss
 
 QUICK = PlannerConfig(cost="analytic", max_rounds=0, floor_rounds=0)
 DENSE = jnp.where(jax.random.uniform(jax.random.key(0), (8, 8)) < 0.3, 1.0, 0.0)

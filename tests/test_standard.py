@@ -2,11 +2,11 @@
 
 import pytest
 
-from jax_hremat._cost.mode_cost import ModeCost
-from jax_hremat._modes.option import Option
+from jax_hremat._cost.option import Option
+from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._plan.region import Region
 from jax_hremat._planner.standard import grouped_selections, layer_selection
-from jax_hremat._program.region import Region
-from jax_hremat._schedule.chain import Chain, Selection
+from jax_hremat._solve.chain import Chain, Selection
 
 COST = ModeCost(1e-3, 1e-3, 10, (), (), 10, 10)
 BARE = Option(Region(0, 1), COST, "bare")

@@ -14,16 +14,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import jax_hremat
-from jax_hremat._cost.mode_cost import ModeCost
-from jax_hremat._modes.option import Option
-from jax_hremat._program.graph import Graph
-from jax_hremat._program.region import Region
-from jax_hremat._schedule import stretches
-from jax_hremat._schedule.chain import Chain, Crossing, Group, Selection
-from jax_hremat._schedule.prediction import predict, recompute_s
-from jax_hremat._schedule.schedule import fastest_within, least_peak
-from jax_hremat._schedule.stretches import stretched
+from jax_hremat._cost.option import Option
+from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._plan.region import Region
+from jax_hremat._solve import stretches
 from jax_hremat._solve.backend import SolverConfig
+from jax_hremat._solve.chain import Chain, Crossing, Group, Selection
+from jax_hremat._solve.prediction import predict, recompute_s
+from jax_hremat._solve.schedule import fastest_within, least_peak
+from jax_hremat._solve.stretches import stretched
+from jax_hremat._trace.graph import Graph
 
 MIB = 2**20
 EXACT = SolverConfig(relative_gap=0.0)

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 import jax_hremat
-from jax_hremat._compiler import calibrate
-from jax_hremat._compiler.rates import rates
-from jax_hremat._compiler.target import (
+from jax_hremat._shared.errors import UnknownTargetError
+from jax_hremat._xla import calibrate
+from jax_hremat._xla.rates import rates
+from jax_hremat._xla.target import (
     Target,
     compiler_options,
     get_target,
     list_targets,
 )
-from jax_hremat._shared.errors import UnknownTargetError
 
 H200_TOML = (resources.files("jax_hremat") / "targets" / "h200.toml").read_text()
 

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax_hremat._emit.emit import emit_flat
 from jax_hremat._partition.blocks import has_deferrable_input, make_block
-from jax_hremat._program.emit import emit_flat
-from jax_hremat._program.graph import build_graph
-from jax_hremat._program.region import Region
-from jax_hremat._program.trace import trace_loss
+from jax_hremat._plan.region import Region
+from jax_hremat._trace.graph import build_graph
+from jax_hremat._trace.trace import trace_loss
 
 WIDTH = 8
 

@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_hremat._plans.block import BlockReport
-from jax_hremat._plans.tree import tree_lines
-from jax_hremat._program.region import Region
+from jax_hremat._plan.block import BlockReport
+from jax_hremat._plan.region import Region
+from jax_hremat._plan.tree import tree_lines
 
 SIZE = 10
 

@@ -16,10 +16,10 @@ import pytest
 
 import jax_hremat
 from jax_hremat import PlannerConfig, RematPlan, SearchConfig
-from jax_hremat._plans.page import page
-from jax_hremat._program.openings import Openings
-from jax_hremat._program.trace import Program, trace_loss
-from jax_hremat._shared import compat
+from jax_hremat._jax import compat
+from jax_hremat._plan.openings import Openings
+from jax_hremat._report.page import page
+from jax_hremat._trace.trace import Program, trace_loss
 
 STEPS, WIDTH, ROWS = 4, 16, 64
 CONFIG = PlannerConfig(

@@ -11,15 +11,15 @@ from importlib.metadata import version
 import jax
 import jax.numpy as jnp
 
-from jax_hremat._compiler.cache import ENVIRONMENT_VARIABLE
-from jax_hremat._compiler.compile import compile_flat, compiler_versions
-from jax_hremat._compiler.cudnn import INSTALL as INSTALL_CUDNN
-from jax_hremat._compiler.cudnn import load_cudnn
-from jax_hremat._compiler.target import Target, get_target
-from jax_hremat._shared.compat import cudnn_version, remat3_enabled
+from jax_hremat._jax.compat import cudnn_version, remat3_enabled
+from jax_hremat._jax.cudnn import INSTALL as INSTALL_CUDNN
+from jax_hremat._jax.cudnn import load_cudnn
 from jax_hremat._shared.errors import HRematError
 from jax_hremat._solve.backend import SolverConfig, solve
 from jax_hremat._solve.modelling import cp
+from jax_hremat._xla.cache import ENVIRONMENT_VARIABLE
+from jax_hremat._xla.compile import compile_flat, compiler_versions
+from jax_hremat._xla.target import Target, get_target
 
 
 @dataclass(frozen=True, slots=True)

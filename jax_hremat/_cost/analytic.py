@@ -13,18 +13,18 @@ from typing import Any
 
 import jax
 
-from jax_hremat._compiler.rates import Rates
 from jax_hremat._cost.block_step import MARK, BlockStep
-from jax_hremat._cost.mode_cost import ModeCost
-from jax_hremat._program.flat import Equation, flatten, live_bytes
-from jax_hremat._program.graph import (
+from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._jax import compat
+from jax_hremat._jax.sizes import size_bytes_of
+from jax_hremat._primitives.primitives import equation_work, runs_bodies
+from jax_hremat._trace.flat import Equation, flatten, live_bytes
+from jax_hremat._trace.graph import (
     FUSIBLE,
     Graph,
     Operation,
 )
-from jax_hremat._shared import compat
-from jax_hremat._shared.sizes import size_bytes_of
-from jax_hremat._work.primitives import equation_work, runs_bodies
+from jax_hremat._xla.rates import Rates
 
 # An operation fused into a neighbour's kernel reads and writes little of its own.
 _FUSED_TRAFFIC = 0.25

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
+from jax_hremat._emit.barrier import barrier
+from jax_hremat._emit.emit import emit_range
 from jax_hremat._partition.blocks import Block
-from jax_hremat._program.barrier import barrier
-from jax_hremat._program.emit import emit_range
-from jax_hremat._program.graph import Graph
-from jax_hremat._program.mesh import DeviceMesh, laid, put
-from jax_hremat._program.region import Region
-from jax_hremat._program.trace import Program, abstract, cotangent
+from jax_hremat._plan.region import Region
+from jax_hremat._trace.graph import Graph
+from jax_hremat._trace.mesh import DeviceMesh, laid, put
+from jax_hremat._trace.trace import Program, abstract, cotangent
 
 # The scope of the Fourier transform that parts the forward from the backward.
 MARK = "hremat_mark"

@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from jax_hremat._compiler.cache import CompileCache
-from jax_hremat._compiler.compile import compile_flat
-from jax_hremat._compiler.rates import rates
-from jax_hremat._compiler.target import Target
 from jax_hremat._cost.block_step import MARK, BlockStep
-from jax_hremat._cost.mode_cost import ModeCost
-from jax_hremat._hlo.buffer import Buffer
-from jax_hremat._hlo.liveness import buffer_timeline, reads_and_results
-from jax_hremat._hlo.parse import HloModule, parse_hlo
-from jax_hremat._hlo.roofline import estimate_step
-from jax_hremat._work.kernels import KernelBook
+from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._primitives.kernels import KernelBook
+from jax_hremat._xla.cache import CompileCache
+from jax_hremat._xla.compile import compile_flat
+from jax_hremat._xla.hlo.buffer import Buffer
+from jax_hremat._xla.hlo.liveness import buffer_timeline, reads_and_results
+from jax_hremat._xla.hlo.parse import HloModule, parse_hlo
+from jax_hremat._xla.hlo.roofline import estimate_step
+from jax_hremat._xla.rates import rates
+from jax_hremat._xla.target import Target
 
 
 def compiled_cost(

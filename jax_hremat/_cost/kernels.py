@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import jax
 
-from jax_hremat._program.emit import emit_flat
-from jax_hremat._program.region import Region
-from jax_hremat._program.step import Step
-from jax_hremat._program.trace import abstract
-from jax_hremat._work.kernels import KernelBook, KernelPrice
-from jax_hremat._work.traced import may_call_kernels, traced_calls
+from jax_hremat._emit.emit import emit_flat
+from jax_hremat._emit.step import Step
+from jax_hremat._plan.region import Region
+from jax_hremat._primitives.kernels import KernelBook, KernelPrice
+from jax_hremat._primitives.traced import may_call_kernels, traced_calls
+from jax_hremat._trace.trace import abstract
 
 
 def kernel_book(step: Step, kernel_costs: Mapping[str, KernelPrice]) -> KernelBook:

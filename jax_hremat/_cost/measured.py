@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_hremat._compiler.target import Target
 from jax_hremat._cost.block_step import BlockStep
-from jax_hremat._cost.mode_cost import ModeCost
+from jax_hremat._cost.option_cost import ModeCost
 from jax_hremat._shared.errors import TargetUnavailableError
+from jax_hremat._xla.target import Target
 
 _logger = logging.getLogger("jax_hremat")
 

@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from jax_hremat._compiler.cache import CompileCache
-from jax_hremat._compiler.compile import with_quick_code
-from jax_hremat._compiler.rates import rates
-from jax_hremat._compiler.target import Target
 from jax_hremat._cost.analytic import analytic_cost
 from jax_hremat._cost.block_step import block_step
 from jax_hremat._cost.compiled import compiled_cost
 from jax_hremat._cost.measured import attached_device, measured_cost
-from jax_hremat._cost.mode_cost import ModeCost
+from jax_hremat._cost.option_cost import ModeCost
 from jax_hremat._partition.blocks import Block
-from jax_hremat._program.graph import Graph
-from jax_hremat._program.region import Region
-from jax_hremat._program.trace import Program
-from jax_hremat._work.kernels import KernelBook
+from jax_hremat._plan.region import Region
+from jax_hremat._primitives.kernels import KernelBook
+from jax_hremat._trace.graph import Graph
+from jax_hremat._trace.trace import Program
+from jax_hremat._xla.cache import CompileCache
+from jax_hremat._xla.compile import with_quick_code
+from jax_hremat._xla.rates import rates
+from jax_hremat._xla.target import Target
 
 CostSource = Literal["compiled", "analytic", "measured"]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jax_hremat._partition.width import widths
-from jax_hremat._program.graph import Graph, is_cond, is_loop
+from jax_hremat._trace.graph import Graph, is_cond, is_loop
 
 # Where a program is cut: positions of operations that begin a block, in any order. The beginning
 # and the end of the program need not be among them.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jax_hremat._partition.width import narrow_cuts
-from jax_hremat._program.graph import Graph
+from jax_hremat._trace.graph import Graph
 
 
 def partition_flat(graph: Graph) -> list[int]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jax_hremat._partition.width import heavy_operations, widths
-from jax_hremat._program.graph import Graph
+from jax_hremat._trace.graph import Graph
 
 # Distances between equal heavy operations that are tried as the length of a repeat.
 _MAX_PERIODS = 64

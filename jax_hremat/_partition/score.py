@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from jax_hremat._partition.blocks import boundary
 from jax_hremat._partition.width import narrow_cuts
-from jax_hremat._program.graph import Graph
+from jax_hremat._trace.graph import Graph
 
 # As in H-Rockmate: nodes of a part at most, parts at the top that are few enough, and α.
 _MAX_NODES = 20

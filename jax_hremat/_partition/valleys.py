@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from jax_hremat._partition.blocks import Block, make_block
 from jax_hremat._partition.width import narrow_cuts, narrow_ends, widths
-from jax_hremat._program.graph import Graph
+from jax_hremat._trace.graph import Graph
 
 # A boundary is a valley of the width if the width on either side rises to this many times it.
 _PROMINENCE = 1.2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from jax_hremat._program.graph import Graph
+from jax_hremat._trace.graph import Graph
 
 # A value that outlives this many heavy operations is a skip connection: whatever the cuts, it
 # is held, so it says nothing about where to cut.

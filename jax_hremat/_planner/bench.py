@@ -11,41 +11,41 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
-from jax_hremat._compiler.cache import CompileCache
-from jax_hremat._compiler.rates import rates
-from jax_hremat._compiler.target import Target
-from jax_hremat._cost.certify import CompiledStep, StepCompiler
 from jax_hremat._cost.kernels import kernel_book
-from jax_hremat._cost.layout import inferred_layout
+from jax_hremat._cost.option import Option
 from jax_hremat._cost.source import CostSource, block_prices
-from jax_hremat._modes.block_modes import BlockOptions, SearchConfig
-from jax_hremat._modes.option import Option
-from jax_hremat._modes.search import search_options
+from jax_hremat._emit.step import Step
+from jax_hremat._jax import compat
+from jax_hremat._options.block_options import BlockOptions, SearchConfig
+from jax_hremat._options.search import search_options
 from jax_hremat._partition.blocks import Partition, Partitioner, partition_graph
 from jax_hremat._partition.valleys import partition_by_width
+from jax_hremat._plan.openings import Openings
+from jax_hremat._plan.region import Region
 from jax_hremat._planner.standard import (
     COUNTS,
     grouped_selections,
     layer_selection,
 )
-from jax_hremat._program.bodies import Cond, Scan, bodies_of
-from jax_hremat._program.graph import Graph, build_graph
-from jax_hremat._program.layout import on_one_device
-from jax_hremat._program.mesh import is_known
-from jax_hremat._program.openings import Openings
-from jax_hremat._program.region import Region
-from jax_hremat._program.step import Step
-from jax_hremat._program.trace import Program
-from jax_hremat._schedule.chain import Chain, Selection, make_chain
-from jax_hremat._schedule.keeping import keeping_groups
-from jax_hremat._schedule.prediction import Prediction, predict
-from jax_hremat._schedule.regions import Ties, selection_region
-from jax_hremat._schedule.results import Result, gradients_of
-from jax_hremat._shared import compat
+from jax_hremat._primitives.kernels import KernelBook, KernelPrice
 from jax_hremat._shared.errors import UnsupportedConfigError
 from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.backend import SolverConfig
-from jax_hremat._work.kernels import KernelBook, KernelPrice
+from jax_hremat._solve.chain import Chain, Selection, make_chain
+from jax_hremat._solve.keeping import keeping_groups
+from jax_hremat._solve.prediction import Prediction, predict
+from jax_hremat._solve.regions import Ties, selection_region
+from jax_hremat._solve.results import Result, gradients_of
+from jax_hremat._trace.bodies import Cond, Scan, bodies_of
+from jax_hremat._trace.graph import Graph, build_graph
+from jax_hremat._trace.mesh import is_known
+from jax_hremat._trace.sharding import on_one_device
+from jax_hremat._trace.trace import Program
+from jax_hremat._xla.cache import CompileCache
+from jax_hremat._xla.certify import CompiledStep, StepCompiler
+from jax_hremat._xla.inferred_sharding import inferred_layout
+from jax_hremat._xla.rates import rates
+from jax_hremat._xla.target import Target
 
 _logger = logging.getLogger("jax_hremat")
 

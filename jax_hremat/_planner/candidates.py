@@ -6,24 +6,24 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from jax_hremat._cost.certify import CompiledStep
+from jax_hremat._plan.region import Region
 from jax_hremat._planner.bench import Workbench, timed, uniform
-from jax_hremat._program.fingerprint import Fingerprint, fingerprint
-from jax_hremat._program.region import Region
-from jax_hremat._schedule.chain import Chain, Selection
-from jax_hremat._schedule.lending import ROUGH_GAP, fastest_lending
-from jax_hremat._schedule.prediction import Prediction
-from jax_hremat._schedule.regions import Ties, selection_region
-from jax_hremat._schedule.schedule import (
+from jax_hremat._shared.progress import Progress
+from jax_hremat._solve.backend import Outcome, SolverConfig, Status
+from jax_hremat._solve.chain import Chain, Selection
+from jax_hremat._solve.lending import ROUGH_GAP, fastest_lending
+from jax_hremat._solve.prediction import Prediction
+from jax_hremat._solve.regions import Ties, selection_region
+from jax_hremat._solve.schedule import (
     NOTHING_LENT,
     Lent,
     Schedule,
     fastest_within,
     least_peak,
 )
-from jax_hremat._schedule.stretches import Space, Stretched, bottom, stretched
-from jax_hremat._shared.progress import Progress
-from jax_hremat._solve.backend import Outcome, SolverConfig, Status
+from jax_hremat._solve.stretches import Space, Stretched, bottom, stretched
+from jax_hremat._trace.fingerprint import Fingerprint, fingerprint
+from jax_hremat._xla.certify import CompiledStep
 
 # A nest of more levels is compiled only if it promises a peak of at most this part of the others'.
 _WORTH = 0.99

@@ -7,24 +7,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from jax_hremat._compiler.compile import compiler_versions
-from jax_hremat._compiler.target import Target
-from jax_hremat._cost.certify import CompiledStep
+from jax_hremat._plan.plan import Certificate, RematPlan
 from jax_hremat._planner.candidates import Candidate, Candidates
-from jax_hremat._planner.rounds import Rounds
-from jax_hremat._planner.tradeoff import least_peak_within, spread
-from jax_hremat._plans.plan import Certificate, RematPlan
-from jax_hremat._plans.report import (
+from jax_hremat._planner.reports import (
     Decision,
     block_reports,
     bottleneck_words,
     closed_words,
     once_words,
 )
-from jax_hremat._program.replay import replay
+from jax_hremat._planner.rounds import Rounds
+from jax_hremat._planner.tradeoff import least_peak_within, spread
 from jax_hremat._shared.errors import CertificationError, InfeasibleBudgetError
 from jax_hremat._shared.format import format_bytes
 from jax_hremat._shared.units import Budget, Slowdown
+from jax_hremat._verify.replay import replay
+from jax_hremat._xla.certify import CompiledStep
+from jax_hremat._xla.compile import compiler_versions
+from jax_hremat._xla.target import Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jax_hremat._compiler.cache import CompileCache, key_of
-from jax_hremat._compiler.compile import compiler_versions
-from jax_hremat._compiler.target import Target
+from jax_hremat._emit.step import Step
 from jax_hremat._partition.blocks import partition_graph
+from jax_hremat._plan.plan import FORMAT_VERSION, RematPlan
 from jax_hremat._planner.bench import PlannerConfig
 from jax_hremat._planner.goals import Terms
-from jax_hremat._plans.plan import FORMAT_VERSION, RematPlan
-from jax_hremat._program.fingerprint import fingerprint
-from jax_hremat._program.graph import build_graph
-from jax_hremat._program.step import Step
 from jax_hremat._shared.units import Budget, Slowdown
+from jax_hremat._trace.fingerprint import fingerprint
+from jax_hremat._trace.graph import build_graph
+from jax_hremat._xla.cache import CompileCache, key_of
+from jax_hremat._xla.compile import compiler_versions
+from jax_hremat._xla.target import Target
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 # The newest are kept.

@@ -9,19 +9,19 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jax_hremat._compiler.cache import CompileCache
-from jax_hremat._compiler.target import Target, get_target
-from jax_hremat._cost.certify import compile_step
+from jax_hremat._emit.step import Step
+from jax_hremat._plan.plan import Certificate, RematPlan
 from jax_hremat._planner.bench import PlannerConfig, prepare
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.goals import Terms, plan_for
 from jax_hremat._planner.known import KnownPlans, best_of
-from jax_hremat._plans.plan import Certificate, RematPlan
-from jax_hremat._program.step import Step
 from jax_hremat._shared.errors import HRematWarning
 from jax_hremat._shared.format import format_bytes
 from jax_hremat._shared.progress import Progress
 from jax_hremat._shared.units import Budget, Slowdown
+from jax_hremat._xla.cache import CompileCache
+from jax_hremat._xla.certify import compile_step
+from jax_hremat._xla.target import Target, get_target
 
 _logger = logging.getLogger("jax_hremat")
 

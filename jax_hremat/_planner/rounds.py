@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from jax_hremat._planner.candidates import NO_SOLVE, Candidate, Candidates
-from jax_hremat._schedule.regions import Ties
-from jax_hremat._schedule.stretches import Space, bottom
 from jax_hremat._solve.backend import SolverConfig, Status, undecided
+from jax_hremat._solve.regions import Ties
+from jax_hremat._solve.stretches import Space, bottom
 
 # Stop improving a certified plan when this little of the budget is left unused.
 _SLACK = 0.01

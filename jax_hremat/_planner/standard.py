@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 
-from jax_hremat._modes.option import Option
-from jax_hremat._schedule.chain import Chain, Group, Selection
-from jax_hremat._schedule.layers import layer_runs
-from jax_hremat._schedule.prediction import predict
+from jax_hremat._cost.option import Option
+from jax_hremat._solve.chain import Chain, Group, Selection
+from jax_hremat._solve.layers import layer_runs
+from jax_hremat._solve.prediction import predict
 
 # Numbers of consecutive blocks wrapped together, and of layers of which one is wrapped.
 COUNTS = (2, 3, 4)

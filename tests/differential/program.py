@@ -13,8 +13,8 @@ import optax
 
 import jax_hremat
 from jax_hremat import FittedStep, PlannerConfig, RematPlan, SearchConfig
-from jax_hremat._compiler.compile import with_quick_code
-from jax_hremat._compiler.target import Target, get_target
+from jax_hremat._xla.compile import with_quick_code
+from jax_hremat._xla.target import Target, get_target
 
 Options = Mapping[str, Any]
 

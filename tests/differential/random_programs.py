@@ -21,8 +21,8 @@ from random_plans import WIDTH, loop_losses, losses, region_trees
 
 from differential.check import assert_same, check_case
 from differential.program import Loss, Setting, normal
-from jax_hremat._program.emit import emit
-from jax_hremat._program.trace import trace_loss
+from jax_hremat._emit.emit import emit
+from jax_hremat._trace.trace import trace_loss
 
 ROWS = 16
 # Programs are drawn in so many at a time, each time from another seed.

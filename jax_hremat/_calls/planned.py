@@ -1,0 +1,378 @@
+"""Functions that are planned: traced at every call, looked up by what they trace to, emitted."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jax_hremat._calls.applied import warned_of
+from jax_hremat._emit.step import own_step
+from jax_hremat._flax.objects import Leaf, holds_objects, variables_of
+from jax_hremat._plan.openings import Openings
+from jax_hremat._plan.plan import RematPlan
+from jax_hremat._planner.request import PlanRequest
+from jax_hremat._shared.errors import StalePlanError
+from jax_hremat._shared.units import Budget, Slowdown
+from jax_hremat._trace.call import (
+    Arguments,
+    Choice,
+    TracedCall,
+    input_name,
+    is_number,
+    name_of,
+    trace_arguments,
+)
+from jax_hremat._trace.fingerprint import fingerprint
+from jax_hremat._trace.graph import build_graph
+from jax_hremat._trace.trace import Program, is_inexact, positions_among
+
+_REMAKE = "_hremat_remake"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A loss function, and what of its arguments is differentiated.
+
+    Attributes:
+        fun: Returns a scalar, or `(scalar, aux)` if `has_aux`.
+        argnums: Positional arguments that are differentiated.
+        has_aux: As in `jax.grad`.
+        wrt: Of NNX objects, the filter of the state that is differentiated.
+        is_bound: Whether the first argument is what a method is bound to: `argnums` does not count
+            it, and only what NNX state it has is differentiated.
+    """
+
+    fun: Callable[..., Any]
+    argnums: tuple[int, ...]
+    has_aux: bool
+    wrt: Any = nnx.Param
+    is_bound: bool = False
+
+    @staticmethod
+    def of(
+        fun: Callable[..., Any], argnums: tuple[int, ...], has_aux: bool, wrt: Any = nnx.Param
+    ) -> tuple[Loss, tuple[Any, ...]]:
+        """The loss, and the arguments that go before those of a call: of a bound method, `self`."""
+        if inspect.ismethod(fun):
+            return Loss(fun.__func__, argnums, has_aux, wrt, is_bound=True), (fun.__self__,)
+        if isinstance(fun, BoundFunction):
+            return Loss(fun.unbound, argnums, has_aux, wrt, is_bound=True), (fun.__self__,)
+        return Loss(fun, argnums, has_aux, wrt), ()
+
+    def differentiated(self, args: Sequence[Any]) -> Choice:
+        """Which leaves of positional arguments are differentiated."""
+        own = args[self.is_bound :]
+        receiver = args[: self.is_bound]
+        argnums = self.argnums
+        if holds_objects(receiver):
+            argnums = tuple(p for p in argnums if -len(own) <= p < len(own))
+        positions = [p + self.is_bound for p in positions_among(own, argnums)]
+        variables = variables_of([args[p] for p in positions] + list(receiver), self.wrt)
+
+        def is_differentiated(leaf: Leaf) -> bool:
+            if leaf.variable is not None:
+                return id(leaf.variable) in variables
+            plain = leaf.path[0].idx == 0 and not leaf.within
+            return plain and leaf.path[1].idx in positions
+
+        return is_differentiated
+
+    def trace(self, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedCall:
+        """A call as it is traced inside `jax.grad`: Python numbers are static, unless there is
+        nothing else to differentiate."""
+        chosen = self.differentiated(args)
+
+        def is_differentiated_number(leaf: Leaf) -> bool:
+            return is_number(leaf.value) and chosen(leaf)
+
+        arguments = Arguments.of(args, kwargs, is_differentiated=chosen)
+        if not any(x.differentiated and _is_floating(x.value) for x in arguments.inputs):
+            arguments = Arguments.of(
+                args,
+                kwargs,
+                is_differentiated=chosen,
+                traces_scalar=is_differentiated_number,
+            )
+        return self._trace(arguments)
+
+    def trace_as_jit(self, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedCall:
+        """A call as `jax.jit` traces it: Python numbers are inputs, unless the function needs
+        their values, as it does of static arguments."""
+        chosen = self.differentiated(args)
+
+        def trace(traces_scalar: Choice) -> TracedCall:
+            arguments = Arguments.of(
+                args, kwargs, is_differentiated=chosen, traces_scalar=traces_scalar
+            )
+            return self._trace(arguments)
+
+        try:
+            return trace(lambda leaf: is_number(leaf.value))
+        except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError):
+            if not any(map(is_number, jax.tree.leaves((args, kwargs)))):
+                raise
+        return trace(lambda leaf: False)
+
+    def trace_like(
+        self, args: Sequence[Any], kwargs: dict[str, Any], plan: RematPlan
+    ) -> TracedCall:
+        """A call with those inputs traced, and differentiated, that are in a plan's program."""
+        inputs = plan.fingerprint.differentiated_inputs
+        otherwise = self.differentiated(args)
+        arguments = Arguments.of(
+            args,
+            kwargs,
+            is_differentiated=lambda x: inputs.get(input_name(x), otherwise(x)),
+            traces_scalar=lambda x: input_name(x) in inputs,
+        )
+        return self._trace(arguments)
+
+    def _trace(self, arguments: Arguments) -> TracedCall:
+        return trace_arguments(self.fun, arguments, is_loss=True, has_aux=self.has_aux)
+
+
+class PlanSource(Protocol):
+    """Where a planned function has its plans from."""
+
+    @property
+    def plans(self) -> tuple[RematPlan, ...]:
+        """Those in use, in order of first call."""
+        ...
+
+    @property
+    def opened(self) -> Openings:
+        """What of functions they take as written in another way."""
+        ...
+
+    def trace(self, loss: Loss, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedCall:
+        """Trace a call of a loss."""
+        ...
+
+    def plan_for(self, call: TracedCall, trace_s: float) -> RematPlan:
+        """The plan for what a call was traced to, in so many seconds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MadePlans:
+    """Each program is planned once. Only plans, which hold no JAX object, are kept.
+
+    Attributes:
+        request: How they are made.
+        goal: For what.
+        argnums, has_aux: What they say of their functions.
+    """
+
+    request: PlanRequest
+    goal: Budget | Slowdown
+    argnums: tuple[int, ...] = ()
+    has_aux: bool = False
+    _made: dict[tuple[Any, ...], RematPlan] = field(default_factory=dict)
+
+    @property
+    def plans(self) -> tuple[RematPlan, ...]:
+        return tuple(self._made.values())
+
+    @property
+    def opened(self) -> Openings:
+        return self.request.config.openings
+
+    def trace(self, loss: Loss, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedCall:
+        return loss.trace(args, kwargs)
+
+    def plan_for(self, call: TracedCall, trace_s: float) -> RematPlan:
+        key = _plan_key(call.program)
+        if key not in self._made:
+            self._made[key] = self.request.plan(
+                own_step(call.program), trace_s, self.goal, self.argnums, self.has_aux
+            )
+        return self._made[key]
+
+
+@dataclass(frozen=True, slots=True)
+class GivenPlan:
+    """One plan, for one program."""
+
+    plan: RematPlan
+
+    @property
+    def plans(self) -> tuple[RematPlan, ...]:
+        return (self.plan,)
+
+    @property
+    def opened(self) -> Openings:
+        return self.plan.opened
+
+    def trace(self, loss: Loss, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedCall:
+        return loss.trace_like(args, kwargs, self.plan)
+
+    def plan_for(self, call: TracedCall, trace_s: float) -> RematPlan:
+        check_plan_is_for(call.program, self.plan, name_of(call.fun))
+        return self.plan
+
+
+class PlannedFunction:
+    """A loss with the regions of its plans in it; called, differentiated and jitted as before.
+
+    As an attribute of a class it is a method. `plans` are those in use, in order of first call.
+    """
+
+    def __init__(self, loss: Loss, source: PlanSource) -> None:
+        functools.update_wrapper(self, loss.fun)
+        self._loss = loss
+        self._source = source
+
+    @property
+    def plans(self) -> tuple[RematPlan, ...]:
+        """The plans in use, one for each program that calls were traced to."""
+        return self._source.plans
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return run_planned(lambda: self._source.trace(self._loss, args, kwargs), self._source)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else BoundFunction(self, instance)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A function that is decorated where it is defined goes by its name, as functions do.
+        return importable_name(self) or super().__reduce_ex__(protocol)
+
+
+class BoundFunction:
+    """A planned function bound to an object, as its method."""
+
+    def __init__(self, planned: PlannedFunction, receiver: Any) -> None:
+        functools.update_wrapper(self, planned)
+        self.__self__ = receiver
+        self._planned = planned
+
+    @property
+    def plans(self) -> tuple[RematPlan, ...]:
+        """The plans in use, of all objects it is bound to."""
+        return self._planned.plans
+
+    @property
+    def unbound(self) -> PlannedFunction:
+        """The function of the object and the arguments."""
+        return PlannedFunction(replace(self._planned._loss, is_bound=True), self._planned._source)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.unbound(self.__self__, *args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        return BoundFunction, (self._planned, self.__self__)
+
+
+def planned_function(
+    fun: Callable[..., Any],
+    source: PlanSource,
+    argnums: tuple[int, ...],
+    has_aux: bool,
+    wrt: Any = nnx.Param,
+) -> Any:
+    """A function, or a bound method, with plans from a source."""
+    loss, bound_to = Loss.of(fun, argnums, has_aux, wrt)
+    planned = PlannedFunction(replace(loss, is_bound=False), source)
+    return BoundFunction(planned, *bound_to) if bound_to else planned
+
+
+def run_planned(trace: Callable[[], TracedCall], source: PlanSource) -> Any:
+    """Trace a call, plan what it is traced to, and run it so."""
+    start_s = time.perf_counter()
+    call = trace().with_opened(source.opened)
+    plan = source.plan_for(call, time.perf_counter() - start_s)
+    return call.run(plan.root, warned_of(plan))
+
+
+def check_plan_is_for(program: Program, plan: RematPlan, name: str) -> None:
+    """Refuse a plan made for another program.
+
+    Raises:
+        StalePlanError: Naming the first difference.
+    """
+    difference = plan.fingerprint.first_difference(fingerprint(program, build_graph(program)))
+    if difference is not None:
+        raise StalePlanError(
+            f"the plan {plan.fingerprint.digest[:8]} is not for `{name}` as it was traced now: "
+            f"{difference}. Shapes, dtypes, static arguments, the model's code or a version of JAX "
+            f"or Flax have changed since the plan was made; make it again with "
+            f"`jax_hremat.plan_remat`"
+        )
+
+
+def planned_class(
+    module_class: type,
+    metaclass: type,
+    methods: dict[str, Any],
+    plans: Callable[[], tuple[RematPlan, ...]],
+    remake: Callable[[], type],
+) -> Any:
+    """A subclass that looks like its base, with planned methods.
+
+    Args:
+        module_class: The base.
+        metaclass: Of planned classes, one that pickles by `reduce_class`; a base that has another
+            one keeps that.
+        methods: By name.
+        plans: The plans in use.
+        remake: Makes a class like it.
+    """
+
+    def hremat_plans(cls: type) -> tuple[RematPlan, ...]:
+        """The plans in use, one for each program that calls were traced to."""
+        return plans()
+
+    namespace = {
+        **methods,
+        "__doc__": module_class.__doc__,
+        "__module__": module_class.__module__,
+        "__qualname__": module_class.__qualname__,
+        "hremat_plans": classmethod(hremat_plans),
+        _REMAKE: staticmethod(remake),
+    }
+    make: Any = metaclass if issubclass(metaclass, type(module_class)) else type(module_class)
+    return make(module_class.__name__, (module_class,), namespace)
+
+
+def reduce_class(cls: type) -> Any:
+    """How a class is pickled: by its name, or, if that stands for the class it was made of, by how
+    it was made."""
+    if _REMAKE not in vars(cls) or importable_name(cls):
+        return cls.__qualname__
+    return vars(cls)[_REMAKE].__func__, ()
+
+
+def importable_name(value: Any) -> str | None:
+    """The name in its module that stands for a function or class; None if none does."""
+    found: Any = sys.modules.get(value.__module__)
+    for part in value.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return value.__qualname__ if found is value else None
+
+
+def _plan_key(program: Program) -> tuple[Any, ...]:
+    """Programs with the same key share a plan: the same operations, results and shardings.
+
+    Flax folds a module's path into its random keys, so instances of one class differ in those
+    literals, which no cost depends on.
+    """
+    graph = build_graph(program)
+    operations = tuple(
+        replace(op, literals="") if op.primitive == "random_fold_in" else op
+        for op in graph.operations
+    )
+    shared = fingerprint(program, replace(graph, operations=operations))
+    return shared.digest, graph.outputs, tuple(map(str, program.shardings))
+
+
+def _is_floating(value: Any) -> bool:
+    return is_inexact(value.dtype if hasattr(value, "dtype") else jnp.result_type(value))

@@ -1,1 +1,0 @@
-"""Compiling for a target, and what the compiler says."""

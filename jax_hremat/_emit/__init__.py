@@ -1,0 +1,1 @@
+"""`Program`, `Region` -> a function."""

@@ -1,0 +1,76 @@
+"""An optimization barrier that XLA keeps on every platform.
+
+XLA:CPU before jaxlib 0.11.1 drops optimization barriers before it merges equal operations, and
+with them every recompute. It does not look into a call that is marked as not to be inlined, and
+such a call of a function that returns its arguments holds no code and copies nothing. So there
+such a call stands in a barrier's place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jax_hremat._jax import compat
+
+
+def barrier(values: Sequence[jax.Array]) -> list[jax.Array]:
+    """The values, none of which is there before all of them are."""
+    return list(barrier_p.bind(*values)) if values else []
+
+
+@dataclass(frozen=True)  # Without slots: JAX keeps weak references to policies.
+class KeptApart:
+    """A policy of `jax.checkpoint` that saves by name, and whose recompute no platform merges with
+    the first run.
+
+    JAX's own policies by name fail on primitives that have a parameter called `prim` (Lineax).
+
+    Attributes:
+        names: Which values are saved.
+    """
+
+    names: frozenset[str]
+
+    def __call__(self, primitive: Any, /, *_: Any, **params: Any) -> bool:
+        return primitive.name == "name" and params["name"] in self.names
+
+
+barrier_p = Primitive("hremat_barrier")
+barrier_p.multiple_results = True
+barrier_p.def_impl(lambda *values: list(values))
+barrier_p.def_abstract_eval(lambda *avals: list(avals))
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    return barrier(primals), barrier([ad.instantiate_zeros(t) for t in tangents])
+
+
+def _transpose(cotangents: Sequence[Any], *_: Any) -> Any:
+    return barrier([ad.instantiate_zeros(c) for c in cotangents])
+
+
+def _batch(values: Sequence[Any], axes: Sequence[Any]) -> tuple[Any, Any]:
+    return barrier(values), axes
+
+
+def _lower(ctx: Any, *values: Any) -> Any:
+    if compat.drops_barriers(ctx):
+        return compat.lower_to_kept_call(ctx, values)
+    return mlir.lower_fun(_xlas_own, multiple_results=True)(ctx, *values)
+
+
+def _xlas_own(*values: jax.Array) -> Sequence[jax.Array]:
+    return jax.lax.optimization_barrier(values)
+
+
+ad.primitive_jvps[barrier_p] = _jvp
+ad.primitive_transposes[barrier_p] = _transpose
+batching.primitive_batchers[barrier_p] = _batch
+mlir.register_lowering(barrier_p, _lower)
+compat.lower_checkpoints_apart(KeptApart)

@@ -1,0 +1,78 @@
+"""Whether a region tree is one of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax_hremat._jax import compat
+from jax_hremat._plan.region import Region
+from jax_hremat._shared.errors import PlanFormatError
+
+# Operations shown before and after the place that is wrong.
+_AROUND = 2
+
+
+def check_region(jaxpr: Any, root: Region) -> None:
+    """Check a region tree against the program that it is for; a `Region` has checked by itself that
+    it is a tree.
+
+    - The root holds every operation.
+    - No checkpointed region holds an operation that must run exactly once.
+    - A saved value is an output of its operation.
+    - What is run in a loop's way is a scan.
+    - What is run in branches is a cond of as many branches.
+
+    The bodies of scans and conds are programs of their own, and not looked at. Unchecked: that a
+    custom rule's forward runs nothing that must run once, where the function that it is of does
+    not.
+
+    Args:
+        jaxpr: An open jaxpr.
+        root: The tree.
+
+    Raises:
+        PlanFormatError: One of these does not hold; it shows the operations around the place.
+    """
+    eqns = jaxpr.eqns
+    if (root.start, root.stop) != (0, len(eqns)):
+        raise PlanFormatError(
+            f"the regions of the plan are of operations {root.start} to {root.stop}, and the "
+            f"program has {len(eqns)}. Make the plan again"
+        )
+    once = [compat.run_once_equation(eqn) is not None for eqn in eqns]
+    for _, region in root.walk():
+        for index, position in region.saved:
+            if not 0 <= position < len(eqns[index].outvars):
+                raise _wrong(eqns, index, f"saves output {position} of it")
+        if region.wrapped and any(once[region.start : region.stop]):
+            index = once.index(True, region.start)
+            raise _wrong(eqns, index, "recomputes it, and it must run exactly once")
+        if region.loop is not None:
+            _check_scan(eqns, region.start)
+        if region.branches:
+            _check_cond(eqns, region.start, len(region.branches))
+
+
+def _check_scan(eqns: Sequence[Any], index: int) -> None:
+    if eqns[index].primitive.name != "scan":
+        raise _wrong(eqns, index, "runs it as a scan")
+
+
+def _check_cond(eqns: Sequence[Any], index: int, count: int) -> None:
+    eqn = eqns[index]
+    if eqn.primitive.name != "cond" or len(eqn.params["branches"]) != count:
+        raise _wrong(eqns, index, f"runs it as a cond of {count} branches")
+
+
+def _wrong(eqns: Sequence[Any], index: int, what: str) -> PlanFormatError:
+    nearby = range(max(0, index - _AROUND), min(len(eqns), index + _AROUND + 1))
+    lines = "".join(
+        f"\n{'→' if i == index else ' '} {i} {eqns[i].primitive.name}  "
+        f"{compat.source_line(eqns[i])}"
+        for i in nearby
+    )
+    return PlanFormatError(
+        f"the plan does not fit the program: at operation {index} it {what}. Make the plan again"
+        f"{lines}"
+    )

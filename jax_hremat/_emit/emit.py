@@ -1,0 +1,303 @@
+"""`Program`, `Region` -> the same function with nested `jax.checkpoint` regions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jax_hremat._emit.barrier import barrier
+from jax_hremat._emit.check import check_region
+from jax_hremat._emit.checkpoint import checkpoint, checkpoint_name
+from jax_hremat._emit.loop import run_scan
+from jax_hremat._emit.naming import reads_its_results, run_named
+from jax_hremat._emit.pooling import bind_apart
+from jax_hremat._jax import compat
+from jax_hremat._plan.region import Loop, Region
+from jax_hremat._trace.bodies import branch_bodies, scan_body
+from jax_hremat._trace.rules import active_variables, are_in
+from jax_hremat._trace.trace import Program
+
+FlatFunction = Callable[..., list[Any]]
+
+
+def emit_flat(
+    program: Program, root: Region, *, name: str = "", in_loop: bool = False
+) -> FlatFunction:
+    """The program as a function of its flat inputs, with the regions of `root` in it.
+
+    Args:
+        program: The program.
+        root: Its regions.
+        name: If the program is the body of a scan or a branch of a cond, a name for it,
+            different for each.
+        in_loop: Whether it runs as a scan's body, one step at a time: then what is recomputed
+            stands in another loop than its first run, out of XLA's reach.
+
+    Raises:
+        PlanFormatError: The regions are not of this program (`check_region`).
+    """
+    jaxpr = compat.open_jaxpr(program.jaxpr)
+    check_region(jaxpr, root)
+    consts = compat.jaxpr_consts(program.jaxpr)
+    if root.wrapped:
+        # A region is wrapped by the one around it.
+        root = Region(root.start, root.stop, children=(root,))
+    inputs = (*jaxpr.constvars, *jaxpr.invars)
+    with program.context.entered():
+        body = _Emitter(program, name, in_loop).function(root, inputs, tuple(jaxpr.outvars))
+
+    def flat_function(*inputs: Any) -> list[Any]:
+        return body(*consts, *inputs)
+
+    return flat_function
+
+
+def emit_range(
+    program: Program, region: Region, inputs: Sequence[Any], outputs: Sequence[Any]
+) -> FlatFunction:
+    """Operations of one region as a function from `inputs` to `outputs`, both jaxpr atoms.
+
+    The region itself is run bare, whatever its own mode; the regions inside it are not.
+    """
+    emitter = _Emitter(program)
+    return emitter.function(region, tuple(inputs), tuple(outputs))
+
+
+def emit(program: Program, root: Region) -> Callable[..., Any]:
+    """The traced function, same arguments and results, with the regions of `root` in it.
+
+    It computes the same values and gradients; under `jax.grad` it keeps and recomputes what
+    the regions say. It takes the argument structure and shapes it was traced with only.
+    """
+    flat_function = emit_flat(program, root)
+
+    def emitted(*args: Any, **kwargs: Any) -> Any:
+        leaves, in_tree = jax.tree.flatten((args, kwargs))
+        assert in_tree == program.in_tree, "the caller keys emitted functions by structure"
+        return jax.tree.unflatten(program.out_tree, flat_function(*leaves))
+
+    return emitted
+
+
+class _Emitter:
+    """Turns regions into functions; each region's is built once and holds no state."""
+
+    def __init__(self, program: Program, name: str = "", in_loop: bool = False) -> None:
+        self._program_name = name
+        self._in_loop = in_loop
+        self._jaxpr = compat.open_jaxpr(program.jaxpr)
+        last_use: dict[Any, int] = {}
+        for index, eqn in enumerate(self._jaxpr.eqns):
+            for var in eqn.invars:
+                if not isinstance(var, compat.Literal):
+                    last_use[var] = index
+        for var in self._jaxpr.outvars:
+            if not isinstance(var, compat.Literal):
+                last_use[var] = len(self._jaxpr.eqns)
+        self._last_use = last_use
+        self._arguments = frozenset(self._jaxpr.invars[i] for i in program.differentiated)
+        self._active = active_variables(self._jaxpr, program.differentiated) - self._arguments
+        self._moving = active_variables(self._jaxpr, program.moving)
+
+    def function(
+        self,
+        region: Region,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        saved: frozenset[tuple[int, int]] = frozenset(),
+    ) -> FlatFunction:
+        saved = saved | frozenset(region.saved)
+        steps = self._steps(region, saved, _Inside(loop=self._in_loop, wrapped=region.wrapped))
+
+        def run(*values: Any) -> list[Any]:
+            env = dict(zip(inputs, values, strict=True))
+            for step in steps:
+                step(env)
+            return [v.val if isinstance(v, compat.Literal) else env[v] for v in outputs]
+
+        return run
+
+    def _steps(
+        self, region: Region, saved: frozenset[tuple[int, int]], inside: _Inside
+    ) -> list[Callable[[dict[Any, Any]], None]]:
+        steps = []
+        position = region.start
+        for child in region.children:
+            steps += [self._equation(i, saved, inside) for i in range(position, child.start)]
+            if child.wrapped:
+                steps.append(self._checkpoint(child, saved, inside))
+            elif child.loop is not None:
+                steps.append(self._scan(child.start, child.loop, saved, inside))
+            elif child.branches:
+                steps.append(self._cond(child.start, child.branches, saved))
+            elif child.tied:
+                steps.append(self._tied(child, saved))
+            else:
+                steps += self._steps(child, saved, inside)
+            position = child.stop
+        steps += [self._equation(i, saved, inside) for i in range(position, region.stop)]
+        return steps
+
+    def _equation(
+        self, index: int, saved: frozenset[tuple[int, int]], inside: _Inside
+    ) -> Callable[[dict[Any, Any]], None]:
+        eqn = self._jaxpr.eqns[index]
+        bind = bind_apart if inside.wrapped else compat.bind_equation
+        names = self._names(index, saved)
+        if not names or not reads_its_results(eqn, bind, are_in(self._moving, eqn.invars), names):
+            return self._assign(index, saved, lambda inputs: bind(eqn, inputs))
+
+        def step(env: dict[Any, Any]) -> None:
+            given = [v.val if isinstance(v, compat.Literal) else env[v] for v in eqn.invars]
+            env.update(zip(eqn.outvars, run_named(eqn, bind, given, names), strict=True))
+
+        return step
+
+    def _scan(
+        self, index: int, loop: Loop, saved: frozenset[tuple[int, int]], inside: _Inside
+    ) -> Callable[[dict[Any, Any]], None]:
+        eqn = self._jaxpr.eqns[index]
+        name = f"{self._program_name}{index}/"
+        # Several steps in one body of a loop, or in none, are in reach of each other.
+        in_loop = eqn.params["unroll"] == 1
+        program = scan_body(eqn, are_in(self._moving, eqn.invars))
+        body = emit_flat(program, loop.body, name=name, in_loop=in_loop)
+        prevent_cse = inside.prevents_cse
+        return self._assign(
+            index,
+            saved,
+            lambda inputs: run_scan(eqn, body, loop.segments, inputs, prevent_cse=prevent_cse),
+        )
+
+    def _cond(
+        self, index: int, branches: Sequence[Region], saved: frozenset[tuple[int, int]]
+    ) -> Callable[[dict[Any, Any]], None]:
+        eqn = self._jaxpr.eqns[index]
+        bodies = branch_bodies(eqn, are_in(self._moving, eqn.invars))
+        functions = [
+            emit_flat(body, branch, name=f"{self._program_name}{index}.{k}/", in_loop=self._in_loop)
+            for k, (body, branch) in enumerate(zip(bodies, branches, strict=True))
+        ]
+
+        def run(inputs: list[Any]) -> list[Any]:
+            with compat.context_of(eqn):
+                return compat.switch(eqn, inputs[0], functions, inputs[1:])
+
+        return self._assign(index, saved, run)
+
+    def _assign(
+        self,
+        index: int,
+        saved: frozenset[tuple[int, int]],
+        evaluate: Callable[[list[Any]], list[Any]],
+    ) -> Callable[[dict[Any, Any]], None]:
+        eqn = self._jaxpr.eqns[index]
+        names = self._names(index, saved)
+
+        def step(env: dict[Any, Any]) -> None:
+            inputs = [v.val if isinstance(v, compat.Literal) else env[v] for v in eqn.invars]
+            for k, (var, value) in enumerate(zip(eqn.outvars, evaluate(inputs), strict=True)):
+                env[var] = checkpoint_name(value, names[k]) if k in names else value
+
+        return step
+
+    def _names(self, index: int, saved: frozenset[tuple[int, int]]) -> dict[int, str]:
+        positions = range(len(self._jaxpr.eqns[index].outvars))
+        return {k: self._name(index, k) for k in positions if (index, k) in saved}
+
+    def _name(self, index: int, position: int) -> str:
+        return value_name(index, position, self._program_name)
+
+    def _checkpoint(
+        self, region: Region, saved: frozenset[tuple[int, int]], inside: _Inside
+    ) -> Callable[[dict[Any, Any]], None]:
+        inputs, outputs = self._boundary(region)
+        names = [self._name(op, k) for op, k in region.saved]
+        wrapped = checkpoint(
+            self.function(region, inputs, outputs, saved),
+            names=names,
+            prevent_cse=inside.prevents_cse,
+        )
+        tied = [v for v in inputs if v in self._active] if region.tied else []
+        return _step(wrapped, inputs, outputs, tied)
+
+    def _tied(
+        self, region: Region, saved: frozenset[tuple[int, int]]
+    ) -> Callable[[dict[Any, Any]], None]:
+        inputs, outputs = self._boundary(region)
+        inner = self.function(region, inputs, outputs, saved)
+        tied = [v for v in inputs if v in self._active or v in self._arguments]
+        return _step(inner, inputs, outputs, tied)
+
+    def _boundary(self, region: Region) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        inputs: dict[Any, None] = {}
+        made: dict[Any, None] = {}
+        for eqn in self._jaxpr.eqns[region.start : region.stop]:
+            for var in eqn.invars:
+                if not isinstance(var, compat.Literal) and var not in made:
+                    inputs[var] = None
+            made.update(dict.fromkeys(eqn.outvars))
+        outputs = tuple(v for v in made if self._last_use.get(v, -1) >= region.stop)
+        return tuple(inputs), outputs
+
+
+@dataclass(frozen=True, slots=True)
+class _Inside:
+    """What an operation stands in: a scan's body that is one step, a wrapped region of the same
+    body."""
+
+    loop: bool
+    wrapped: bool
+
+    @property
+    def prevents_cse(self) -> bool:
+        """Whether a recompute could be merged with the first run. The outermost recompute of a
+        scan's body is in another loop than the first run, out of XLA's reach."""
+        return self.wrapped or not self.loop
+
+
+def _step(
+    function: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any], tied: Sequence[Any]
+) -> Callable[[dict[Any, Any]], None]:
+    """Calls a region's function on values of the environment, some of them tied."""
+
+    def step(env: dict[Any, Any]) -> None:
+        given = {v: env[v] for v in inputs}
+        for alike in _of_one_type(tied, env):
+            given.update(zip(alike, _tie(*(env[v] for v in alike)), strict=True))
+        env.update(zip(outputs, function(*given.values()), strict=True))
+
+    return step
+
+
+def _of_one_type(tied: Sequence[Any], env: dict[Any, Any]) -> list[list[Any]]:
+    """Several values each that vary along the same axes of a `shard_map` around, as a barrier
+    makes all that goes through it."""
+    groups: dict[Any, list[Any]] = {}
+    for var in tied:
+        groups.setdefault(compat.varying_axes(jax.typeof(env[var])), []).append(var)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+@jax.custom_jvp
+def _tie(*values: Any) -> tuple[Any, ...]:
+    """Identity; the cotangents of all values become available together.
+
+    Without it XLA's scheduler may leave the part of a region's backward that leads to one
+    input for later (an encoder's memory, read by every decoder layer, has its cotangent summed
+    at the end), and what the region recomputed stays alive until then.
+    """
+    return values
+
+
+@_tie.defjvp
+def _tie_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    return _tie(*primals), tuple(barrier(tangents))
+
+
+def value_name(operation: int, position: int, program: str = "") -> str:
+    """The `checkpoint_name` of an operation's output; unique in all programs emitted as one."""
+    return f"hremat/{program}{operation}.{position}"

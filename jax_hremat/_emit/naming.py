@@ -1,0 +1,130 @@
+"""The results of one operation under names that policies know, its derivative's reads included.
+
+The derivative rules of exp, tanh, rsqrt, max, softmax and others read the result itself. A name
+given to it afterwards is another value to JAX: what is kept under it spares those who read it
+later, and not the operation. So such an operation is emitted with a rule of its own: the
+operation's, in which everything that reads the result reads the named one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.custom_derivatives import SymbolicZero
+
+from jax_hremat._emit.checkpoint import checkpoint_name
+from jax_hremat._jax import compat
+from jax_hremat._trace.rules import STOPS
+from jax_hremat._trace.trace import abstract, is_inexact
+
+# Evaluates an equation.
+Bind = Callable[[Any, Sequence[Any]], list[Any]]
+# An operation, from its inputs that are no literals to its results.
+Evaluate = Callable[[Sequence[Any]], list[Any]]
+
+
+def reads_its_results(
+    eqn: Any, bind: Bind, moving: Sequence[bool], positions: Collection[int]
+) -> bool:
+    """Whether the derivative of an operation reads some of its results.
+
+    Args:
+        eqn: Its equation.
+        bind: Evaluates it.
+        moving: Which of its inputs are differentiated.
+        positions: Of the results asked about.
+    """
+    if not any(moving) or eqn.primitive.name in STOPS or compat.is_custom_vjp(eqn):
+        return False
+    evaluate, variables = _operation(eqn, bind)
+    shapes = [abstract(eqn.invars[i].aval) for i in variables]
+    chosen = [k for k, i in enumerate(variables) if moving[i]]
+    closed = _derivative(evaluate, chosen, shapes, [shapes[k] for k in chosen])
+    jaxpr = compat.open_jaxpr(closed)
+    results = {v for i, v in _variables(jaxpr.outvars) if i in positions}
+    return any(v in results for e in jaxpr.eqns for _, v in _variables(e.invars))
+
+
+def run_named(eqn: Any, bind: Bind, inputs: Sequence[Any], names: Mapping[int, str]) -> list[Any]:
+    """The results of a differentiated operation under names, as its derivative reads them too.
+
+    Args:
+        eqn: Its equation.
+        bind: Evaluates it.
+        inputs: Its inputs.
+        names: Of some of its results, by position.
+    """
+    evaluate, variables = _operation(eqn, bind)
+    num_results = len(eqn.outvars)
+
+    @jax.custom_jvp
+    def operation(*values: Any) -> list[Any]:
+        return evaluate(values)
+
+    def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        moving = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero)]
+        moved = [tangents[i] for i in moving]
+        closed = _derivative(evaluate, moving, primals, moved)
+        jaxpr = compat.open_jaxpr(closed)
+        named = {v: names[i] for i, v in _variables(jaxpr.outvars) if i in names}
+        known = (*compat.jaxpr_consts(closed), *primals, *moved)
+        env = dict(zip((*jaxpr.constvars, *jaxpr.invars), known, strict=True))
+
+        def read(atoms: Sequence[Any]) -> list[Any]:
+            return [v.val if isinstance(v, compat.Literal) else env[v] for v in atoms]
+
+        for inner in jaxpr.eqns:
+            made = compat.bind_equation(inner, read(inner.invars))
+            for v, value in zip(inner.outvars, made, strict=True):
+                env[v] = checkpoint_name(value, named[v]) if v in named else value
+        results = read(jaxpr.outvars)
+        outputs, pushed = results[:num_results], iter(results[num_results:])
+        return outputs, [
+            next(pushed) if is_inexact(x.dtype) else SymbolicZero(jax.typeof(x).to_tangent_aval())
+            for x in outputs
+        ]
+
+    operation.defjvp(rule, symbolic_zeros=True)
+    with compat.context_of(eqn):
+        return operation(*(inputs[i] for i in variables))
+
+
+def _operation(eqn: Any, bind: Bind) -> tuple[Evaluate, list[int]]:
+    """The operation as a function of those inputs that are no literals, and where these stand."""
+    variables = [i for i, _ in _variables(eqn.invars)]
+
+    def evaluate(values: Sequence[Any]) -> list[Any]:
+        given = dict(zip(variables, values, strict=True))
+        return bind(eqn, [given[i] if i in given else v.val for i, v in enumerate(eqn.invars)])
+
+    return evaluate, variables
+
+
+def _derivative(
+    evaluate: Evaluate, moving: Sequence[int], inputs: Sequence[Any], tangents: Sequence[Any]
+) -> Any:
+    """From inputs and tangents to results and the tangents of those that have one, as a jaxpr."""
+
+    def pushed(*arrays: Any) -> list[Any]:
+        inputs, tangents = arrays[: -len(moving)], arrays[-len(moving) :]
+
+        def of_moving(*values: Any) -> list[Any]:
+            merged = list(inputs)
+            for i, value in zip(moving, values, strict=True):
+                merged[i] = value
+            return evaluate(merged)
+
+        results, changes = jax.jvp(of_moving, [inputs[i] for i in moving], list(tangents))
+        pairs = zip(results, changes, strict=True)
+        return [*results, *(change for x, change in pairs if is_inexact(x.dtype))]
+
+    arrays = (*inputs, *tangents)
+    closed = jax.make_jaxpr(pushed)(*arrays)
+    consts = compat.jaxpr_consts(closed)
+    return jax.make_jaxpr(lambda *a: compat.evaluate_inlined(closed, consts, a))(*arrays)
+
+
+def _variables(atoms: Sequence[Any]) -> list[tuple[int, Any]]:
+    return [(i, v) for i, v in enumerate(atoms) if not isinstance(v, compat.Literal)]

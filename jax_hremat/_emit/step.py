@@ -1,0 +1,285 @@
+"""What a budget bounds: a function around the planned program, compiled as a whole."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from jax_hremat._emit.emit import FlatFunction
+from jax_hremat._flax.objects import Structure
+from jax_hremat._jax import compat
+from jax_hremat._jax.cudnn import with_cudnn
+from jax_hremat._plan.region import Region
+from jax_hremat._shared.errors import UnsupportedProgramError
+from jax_hremat._trace.call import Arguments, Choice, Results, TracedCall, call_flat
+from jax_hremat._trace.fingerprint import fingerprint
+from jax_hremat._trace.graph import build_graph
+from jax_hremat._trace.mesh import DeviceMesh, laid, put, shardings_on_one_mesh
+from jax_hremat._trace.trace import (
+    Program,
+    abstract,
+    abstract_leaf,
+    devices_of,
+    refuse_closed_over,
+)
+
+LossFunction = Callable[..., Any]
+MakeStep = Callable[[LossFunction], Callable[..., Any]]
+TraceLoss = Callable[[tuple[Any, ...], dict[str, Any]], TracedCall]
+
+_MARK = "hremat_loss"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """A function to compile around any body that computes a program.
+
+    Attributes:
+        program: The program that is planned.
+        around: From a flat body of the program to the flat function that is compiled.
+        avals: Arguments of that function.
+        input_names: A readable path for each.
+        donated: Positions of those whose memory the results may take over.
+        calls: How often it runs the program.
+        traced: The jaxpr of a step that is more than the program and its backward.
+        mesh: The devices that it runs on, where there are several; what is compiled is then the
+            program of one of them. Arguments say in their `sharding` how they lie on them; those
+            that do not lie as the compiler likes.
+    """
+
+    program: Program
+    around: Callable[[FlatFunction], Callable[..., Any]]
+    avals: tuple[jax.ShapeDtypeStruct, ...]
+    input_names: tuple[str, ...]
+    donated: tuple[int, ...] = ()
+    calls: int = 1
+    traced: Any = None
+    mesh: DeviceMesh | None = None
+
+
+def own_step(program: Program) -> Step:
+    """The program with its backward and nothing else: `Program.step`.
+
+    On a mesh, each gradient lies as its argument does, which is where an optimizer wants it. Where
+    the mesh is not known, the step is that of one device.
+    """
+    on_mesh = program.mesh is not None and bool(program.shardings)
+    lies = program.shardings if on_mesh else [None] * len(program.in_avals)
+
+    def around(body: FlatFunction) -> Callable[..., Any]:
+        step = program.step(body)
+
+        def placed(*flat: Any) -> Any:
+            value, aux, gradients = step(*flat)
+            of_gradients = [lies[i] for i in program.differentiated]
+            return value, aux, [put(g, s) for g, s in zip(gradients, of_gradients, strict=True)]
+
+        return placed
+
+    return Step(
+        program=program,
+        around=around,
+        avals=(*map(laid, program.in_avals, lies), *program.cotangent_avals),
+        input_names=program.input_names,
+        mesh=program.mesh,
+    )
+
+
+def training_step(
+    make_step: MakeStep,
+    loss_fn: LossFunction,
+    trace_call: TraceLoss,
+    arguments: Arguments,
+    *,
+    has_aux: bool,
+    donate_argnums: tuple[int, ...],
+) -> Step:
+    """A user's whole training step, around the loss that it differentiates.
+
+    The step is traced once with a loss that notes what it is traced to.
+
+    Args:
+        make_step: From a loss function to the step.
+        loss_fn: The loss.
+        trace_call: From the arguments of a call of the loss to the call, traced.
+        arguments: Of the step.
+        has_aux: Whether the loss returns `(loss, aux)`.
+        donate_argnums: Arguments of the step that are donated.
+
+    Raises:
+        UnsupportedProgramError: The step does not call the loss, or with different structures,
+            shapes or static arguments; what `trace_loss` refuses.
+    """
+    names = tuple(x.name for x in arguments.inputs)
+    avals = tuple(abstract_leaf(x.value) for x in arguments.inputs)
+    shardings = shardings_on_one_mesh(names, avals)
+    calls: list[TracedCall] = []
+
+    @functools.wraps(loss_fn)
+    def noting_loss(*loss_args: Any, **loss_kwargs: Any) -> Any:
+        call = trace_call(loss_args, loss_kwargs)
+        refuse_closed_over(call.fun, call.closed_over)
+        calls.append(call)
+        return _marked(call.run(Region(0, call.program.num_operations)), has_aux)
+
+    returned = arguments.variables_of(donate_argnums)
+    flat = flat_step(make_step(noting_loss), arguments, returned)
+    with with_cudnn():
+        traced = jax.make_jaxpr(lambda *values: flat(*values)[0])(*map(abstract, avals))
+    if not calls:
+        raise UnsupportedProgramError(
+            "the step that `make_step` returned does not call the loss function it was given, so "
+            "there is nothing to plan. Differentiate the argument of `make_step`, not the loss "
+            "function itself: `lambda loss_fn: lambda state, batch: … jax.grad(loss_fn) …`"
+        )
+    first = calls[0]
+    prints = [fingerprint(c.program, build_graph(c.program)) for c in calls]
+    difference = next(filter(None, map(prints[0].first_difference, prints[1:])), None)
+    if difference is not None:
+        found = sorted({_shapes(c) for c in calls})
+        raise UnsupportedProgramError(
+            "the step calls the loss function with arguments of different structures or shapes: "
+            f"{'; '.join(found)} ({difference}). One plan is for one of them; make the calls alike"
+        )
+    context = compat.MeshContext.current()
+
+    def around(body: FlatFunction) -> Callable[..., Any]:
+        @functools.wraps(loss_fn)
+        def loss(*loss_args: Any, **loss_kwargs: Any) -> Any:
+            now = first.arguments.like(loss_args, loss_kwargs)
+            return first.results.put_together(now, body(*now.values))
+
+        step = flat_step(make_step(loss), arguments, returned)
+        # Reports know arguments that are called `flat`.
+        return context.inside(lambda *flat: step(*flat)[0])
+
+    return Step(
+        program=first.program,
+        around=around,
+        avals=avals,
+        input_names=names,
+        donated=arguments.inputs_of(donate_argnums),
+        calls=max(1, _count_marks(traced)),
+        traced=traced,
+        mesh=devices_of(shardings, context, traced),
+    )
+
+
+def flat_step(
+    step: Callable[..., Any], arguments: Arguments, returned: frozenset[int]
+) -> Callable[..., tuple[list[Any], Results]]:
+    """A step as a function of its flat inputs, to its outputs and what to make of them.
+
+    The state of an NNX object is an output if it was changed, or is `returned`: that of donated
+    arguments, whose arrays the caller loses.
+    """
+
+    def flat(*values: Any) -> tuple[list[Any], Results]:
+        return call_flat(step, arguments, values, as_jit=True, returned=returned)
+
+    return flat
+
+
+class JittedStep:
+    """`jax.jit` of a step that takes NNX objects, or pytrees with leaves that are no arrays.
+
+    What it changes in the objects is changed in the caller's. Everything else is as in `jax.jit`:
+    it is traced anew for other shapes, structures and static leaves, which must be hashable.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        *,
+        is_static: Choice,
+        donate_argnums: tuple[int, ...],
+        compiler_options: dict[str, Any],
+    ) -> None:
+        functools.update_wrapper(self, step)
+        self._is_static = is_static
+        self._donated = donate_argnums
+
+        def run(static: _Static, donated: list[Any], kept: list[Any]) -> _Outcome:
+            values = [*donated, *kept]
+            ordered = [values[i] for i in static.order]
+            flat = flat_step(step, static.arguments, static.returned)
+            return _Outcome(*flat(*ordered))
+
+        self._jitted = jax.jit(
+            run, static_argnums=0, donate_argnums=1, compiler_options=compiler_options
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = self._arguments(args, kwargs)
+        outcome = self._jitted(*self._split(arguments))
+        return outcome.results.put_together(arguments, outcome.outputs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """As that of a jitted function; the flat inputs are those that are donated first."""
+        return self._jitted.lower(*self._split(self._arguments(args, kwargs)))
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        return Arguments.of(args, kwargs, traces_scalar=lambda leaf: not self._is_static(leaf))
+
+    def _split(self, arguments: Arguments) -> tuple[_Static, list[Any], list[Any]]:
+        donated = arguments.inputs_of(self._donated)
+        kept = [i for i in range(len(arguments.inputs)) if i not in donated]
+        places = {i: place for place, i in enumerate((*donated, *kept))}
+        static = _Static(
+            structure=arguments.structure,
+            leaves=tuple(x.value for x in arguments.static_part.leaves),
+            order=tuple(places[i] for i in range(len(places))),
+            returned=arguments.variables_of(self._donated),
+            arguments=arguments.static_part,
+        )
+        values = [x.value for x in arguments.inputs]
+        return static, [values[i] for i in donated], [values[i] for i in kept]
+
+
+@dataclass(frozen=True, slots=True)
+class _Static:
+    structure: Structure
+    leaves: tuple[Any, ...]
+    order: tuple[int, ...]
+    returned: frozenset[int]
+    arguments: Arguments = field(compare=False)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["outputs"], meta_fields=["results"]
+)
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    outputs: list[Any]
+    results: Results
+
+
+def _shapes(call: TracedCall) -> str:
+    inputs = call.program.in_avals
+    return ", ".join(f"{aval.dtype}{list(aval.shape)}" for aval in inputs)
+
+
+def _marked(out: Any, has_aux: bool) -> Any:
+    """The loss with an integer zero of a name added: an equation that can be counted, since
+    nothing of it is differentiated."""
+    loss, *aux = out if has_aux else (out,)
+    zero = checkpoint_name(jnp.zeros((), jnp.int32), _MARK)
+    loss = loss + zero.astype(loss.dtype)
+    return (loss, *aux) if has_aux else loss
+
+
+def _count_marks(jaxpr: Any) -> int:
+    """Runs of the marked equation; those in a `while` count once."""
+    total = 0
+    for eqn in compat.open_jaxpr(jaxpr).eqns:
+        if eqn.primitive.name == "name" and eqn.params["name"] == _MARK:
+            total += 1
+        times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        total += times * sum(map(_count_marks, compat.inner_jaxprs(eqn)))
+    return total

@@ -1,0 +1,1 @@
+"""Flax NNX objects in arguments and results."""

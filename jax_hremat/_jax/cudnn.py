@@ -1,0 +1,63 @@
+"""cuDNN's library, which JAX asks for its version when a function that calls it is traced."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from jax_hremat._jax import compat
+from jax_hremat._shared.errors import TargetUnavailableError
+
+_LIBRARY = "libcudnn.so.9"
+INSTALL = (
+    'Install it with: pip install "jax_hremat[gpu-aot-cudnn]" (some 700 MB). No GPU and no driver '
+    "is needed."
+)
+
+
+@functools.cache
+def load_cudnn() -> bool:
+    """Opens the cuDNN library that is installed beside JAX as a Python package.
+
+    JAX does so itself where a GPU is attached. Elsewhere a function that calls cuDNN's kernels,
+    such as `jax.nn.dot_product_attention(..., implementation="cudnn")`, cannot be traced before.
+    Planning does this first; call it where such a function is traced before, as by
+    `jax.eval_shape` of a model's initialiser: that it found none JAX remembers.
+
+    Returns:
+        Whether such a package is installed. Without one, a library that the system's loader finds
+        is used by JAX as it is.
+
+    Raises:
+        OSError: The library does not load.
+    """
+    package = importlib.util.find_spec("nvidia")
+    for folder in (package.submodule_search_locations or ()) if package else ():
+        path = Path(folder) / "cudnn" / "lib" / _LIBRARY
+        if path.is_file():
+            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+            return True
+    return False
+
+
+@contextmanager
+def with_cudnn() -> Iterator[None]:
+    """Functions that call cuDNN can be traced inside, if it is installed.
+
+    Raises:
+        TargetUnavailableError: A function calls cuDNN, and it is not there.
+    """
+    load_cudnn()
+    try:
+        yield
+    except RuntimeError as error:
+        if not compat.says_that_cudnn_is_missing(error):
+            raise
+        raise TargetUnavailableError(
+            f"the function calls kernels of cuDNN, such as its fused attention, and cuDNN's "
+            f"library is not installed here, so it cannot be traced. {INSTALL}"
+        ) from error

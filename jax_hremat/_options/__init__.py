@@ -1,0 +1,1 @@
+"""The ways to run a block, or the body of a loop, that are worth pricing."""

@@ -1,0 +1,125 @@
+"""The modes of one cond that are worth compiling: those of its branches.
+
+JAX hands the residuals of every branch to the backward, those of a branch not taken as zeros, so
+what a cond keeps is the sum over its branches, and each can be made to keep less by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._options.block_options import BlockOptions, SearchConfig, block_options
+from jax_hremat._options.inner import BodySearch
+from jax_hremat._partition.blocks import Block
+from jax_hremat._plan.region import Region
+from jax_hremat._solve.backend import SolverConfig
+from jax_hremat._trace.bodies import Cond
+from jax_hremat._trace.graph import Graph
+from jax_hremat._xla.rates import Rates
+
+
+class BranchSearch:
+    """The candidate modes of a block that is one cond; holds no results."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        block: Block,
+        cond: Cond,
+        rates: Rates,
+        config: SearchConfig,
+        solver: SolverConfig,
+    ) -> None:
+        self._block = block
+        self._config = config
+        self.bare = Region(block.start, block.stop)
+        self.wrapped = replace(self.bare, wrapped=not graph.operations[block.start].pinned)
+        share = config.scaled(1 / len(cond.branches))
+        self._branches = [BodySearch(body, rates, share, solver) for body in cond.branches]
+
+    def plain_modes(self) -> list[Region]:
+        return [self.bare, self.wrapped, *self._by_hand().values()]
+
+    def first_wave(self) -> list[Region]:
+        """Each branch in another mode, the others bare."""
+        return [
+            self._alone(i, mode)
+            for i, branch in enumerate(self._branches)
+            for mode in (branch.wrapped, *branch.first_wave(), *branch.nested_modes())
+            if mode != branch.bare
+        ]
+
+    def second_wave(self, measured: Mapping[Region, ModeCost]) -> list[Region]:
+        """Sets of runs in one branch, then what was measured of each branch put together."""
+        of_branches = [self._measured_alone(i, measured) for i in range(len(self._branches))]
+        modes = []
+        for i, (branch, found) in enumerate(zip(self._branches, of_branches, strict=True)):
+            nested = branch.nested_modes()
+            plain = {mode: cost for mode, cost in found.items() if mode not in nested}
+            modes += [self._alone(i, m) for m in branch.second_wave(plain) if m != branch.bare]
+        together = _together(of_branches, max(1, self._config.max_packings))
+        return modes + [self._cond(branches) for branches in together]
+
+    def options(self, measured: Mapping[Region, ModeCost]) -> BlockOptions:
+        return block_options(self._block.start, self.bare, self.wrapped, self._by_hand(), measured)
+
+    def _by_hand(self) -> dict[str, Region]:
+        """Under one policy, which JAX carries into the branches."""
+        of_branches = [branch.hand_modes() for branch in self._branches]
+        shared = [name for name in of_branches[0] if all(name in m for m in of_branches)]
+        inside = {name: self._cond([m[name] for m in of_branches]) for name in shared}
+        return inside | ({"block": self.wrapped} if inside and self.wrapped.wrapped else {})
+
+    def _measured_alone(
+        self, i: int, measured: Mapping[Region, ModeCost]
+    ) -> dict[Region, ModeCost]:
+        """What was measured with only one branch in another mode, by its mode."""
+        found = {self._branches[i].bare: measured[self.bare]}
+        for mode, cost in measured.items():
+            for child in mode.children:
+                if child.branches and mode == self._alone(i, child.branches[i]):
+                    found[child.branches[i]] = cost
+        return found
+
+    def _alone(self, i: int, mode: Region) -> Region:
+        return self._cond([mode if j == i else b.bare for j, b in enumerate(self._branches)])
+
+    def _cond(self, branches: Sequence[Region]) -> Region:
+        start = self._block.start
+        child = Region(start, start + 1, branches=tuple(branches))
+        return replace(self.bare, children=(child,))
+
+
+def _together(
+    of_branches: Sequence[Mapping[Region, ModeCost]], count: int
+) -> list[tuple[Region, ...]]:
+    """One mode for each branch, at several prices of memory.
+
+    At a price of λ seconds a kept byte, the least Σ_i (time_i + λ · kept_i) is that of the best
+    mode of each branch by itself. Prices are those at which a mode is worth as much as the bare
+    one, and an infinite one; of the answers, up to `count`, evenly spread from the last.
+    """
+
+    def charged(cost: ModeCost, price: float) -> tuple[float, float]:
+        if price == math.inf:
+            return (cost.kept_bytes, cost.time_s)
+        return (cost.time_s + price * cost.kept_bytes, cost.kept_bytes)
+
+    prices = {math.inf}
+    for found in of_branches:
+        bare = next(iter(found.values()))
+        for cost in found.values():
+            freed = bare.kept_bytes - cost.kept_bytes
+            if freed > 0:
+                prices.add(max((cost.time_s - bare.time_s) / freed, 0.0))
+    answers = list(
+        dict.fromkeys(
+            tuple(min(found, key=lambda m: charged(found[m], price)) for found in of_branches)
+            for price in sorted(prices)
+        )
+    )
+    count = min(count, len(answers))
+    return [answers[-1 - i * len(answers) // count] for i in range(count)]

@@ -1,0 +1,104 @@
+"""The bodies of scans and conds: their own modes, and those of what stands inside them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+from jax_hremat._cost.analytic import operation_times_s
+from jax_hremat._options.block_options import BlockSearch, SearchConfig
+from jax_hremat._options.roles import product_roles
+from jax_hremat._options.runs import PRICES, Run
+from jax_hremat._options.wrapping import wrap_all
+from jax_hremat._partition.blocks import make_block
+from jax_hremat._plan.region import Loop, Region
+from jax_hremat._solve.backend import SolverConfig
+from jax_hremat._trace.bodies import Body, Cond, Scan
+from jax_hremat._xla.rates import Rates
+
+# A segment length this close to a divisor of the scan's length becomes it: no steps left over.
+_NEAR = 1.5
+# From so many steps on, what a scan inside keeps is less in segments.
+_LEAST_TRIPS = 4
+
+
+class BodySearch(BlockSearch):
+    """The candidate modes of a body as one block; holds no results."""
+
+    def __init__(
+        self, body: Body, rates: Rates, config: SearchConfig, solver: SolverConfig
+    ) -> None:
+        super().__init__(
+            body.graph,
+            make_block(body.graph, 0, len(body.graph.operations)),
+            product_roles(body.graph.operations),
+            operation_times_s(body.graph, rates),
+            1 / rates.bytes_per_s,
+            config,
+            solver,
+        )
+        self._body = body
+
+    @functools.cached_property
+    def _runs(self) -> tuple[Run, ...]:
+        # One more price: what leaves a body is copied into the stack of a scan's steps, or out of
+        # the branch, and back.
+        return self._best_runs(self._body.kept, (*PRICES, 256.0))
+
+    def nested_modes(self) -> list[Region]:
+        """The body, bare and wrapped, with the scans and conds inside it in modes that keep
+        little."""
+        inner = self._body.inner.values()
+        styles = [_wrapped_inside] if inner else []
+        if any(isinstance(i, Scan) and i.trips >= _LEAST_TRIPS for i in inner):
+            styles.append(_in_segments)
+        return [
+            mode
+            for inside in (_keeping_little(self._body, style) for style in styles)
+            for mode in (inside, wrap_all(self._body.graph, inside, self._wrap))
+        ]
+
+
+def near_divisor(length: int, trips: int) -> int:
+    """The divisor of `trips` nearest to a length in ratio, if it is near; else the length."""
+    divisors = [d for d in range(1, trips + 1) if trips % d == 0]
+    nearest = min(divisors, key=lambda d: (max(d / length, length / d), d))
+    return nearest if max(nearest / length, length / nearest) <= _NEAR else length
+
+
+_Style = Callable[[Scan], Loop]
+
+
+def _keeping_little(body: Body, style: _Style) -> Region:
+    """The body bare, with the scans inside in a style, and each branch of the conds wrapped."""
+    found = []
+    for at, inner in sorted(body.inner.items()):
+        if isinstance(inner, Cond):
+            branches = tuple(_wrapped(branch, style) for branch in inner.branches)
+            found.append(Region(at, at + 1, branches=branches))
+        else:
+            found.append(Region(at, at + 1, loop=style(inner)))
+    return Region(0, len(body.graph.operations), children=tuple(found))
+
+
+def _wrapped(body: Body, style: _Style) -> Region:
+    return wrap_all(body.graph, _keeping_little(body, style), _wrap)
+
+
+def _wrap(start: int, stop: int) -> Region:
+    return Region(start, stop, wrapped=True)
+
+
+def _wrapped_inside(scan: Scan) -> Loop:
+    return Loop(_wrapped(scan.body, _wrapped_inside))
+
+
+def _in_segments(scan: Scan) -> Loop:
+    length = near_divisor(round(scan.trips**0.5), scan.trips)
+    step = _wrapped(scan.body, _in_segments)
+    if scan.body.pinned:
+        return Loop(step)
+    # A step with nothing to wrap inside is spared by its segment already.
+    step = step if step.children else replace(step, wrapped=False)
+    return Loop(step, (length,) if 1 < length < scan.trips else ())

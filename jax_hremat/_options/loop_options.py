@@ -1,0 +1,96 @@
+"""The modes of one scan that are worth compiling: its body's, and its steps in segments.
+
+Every mode is a mode of the whole scan, compiled at its full length, so that what stacking the
+residuals of all steps costs is in the figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._options.block_options import BlockOptions, SearchConfig, block_options
+from jax_hremat._options.inner import BodySearch, near_divisor
+from jax_hremat._partition.blocks import Block
+from jax_hremat._plan.region import Loop, Region
+from jax_hremat._solve.backend import SolverConfig
+from jax_hremat._trace.bodies import Scan
+from jax_hremat._trace.graph import Graph
+from jax_hremat._xla.rates import Rates
+
+# From so many steps on, stretches of stretches are tried.
+_TWO_LEVELS = 27
+
+
+class LoopSearch:
+    """The candidate modes of a block that is one scan; holds no results."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        block: Block,
+        scan: Scan,
+        rates: Rates,
+        config: SearchConfig,
+        solver: SolverConfig,
+    ) -> None:
+        self._block = block
+        self._trips = scan.trips
+        self._config = config
+        self.bare = Region(block.start, block.stop)
+        self.wrapped = replace(self.bare, wrapped=not graph.operations[block.start].pinned)
+        self._body = BodySearch(scan.body, rates, config, solver)
+
+    def plain_modes(self) -> list[Region]:
+        modes = [self.bare, self.wrapped]
+        return modes + [self._scan(b) for b in self._body.plain_modes() if b != self._body.bare]
+
+    def first_wave(self) -> list[Region]:
+        return [self._scan(body) for body in (*self._body.first_wave(), *self._body.nested_modes())]
+
+    def second_wave(self, measured: Mapping[Region, ModeCost]) -> list[Region]:
+        # Bodies with scans inside in other modes are no ground for sets of runs.
+        nested = self._body.nested_modes()
+        of_body = {self._body.bare: measured[self.bare]}
+        of_body |= {
+            child.loop.body: cost
+            for mode, cost in measured.items()
+            for child in mode.children
+            if child.loop is not None and child.loop.body not in nested
+        }
+        packed = [b for b in self._body.second_wave(of_body) if b != self._body.bare]
+        modes = [self._scan(body) for body in packed]
+        if self.wrapped.wrapped:
+            least = min(of_body, key=lambda body: (of_body[body].kept_bytes, of_body[body].time_s))
+            bodies = dict.fromkeys([self._body.bare, self._body.wrapped, least, *nested])
+            modes += [
+                self._scan(body, segments)
+                for segments in _segments(self._trips, self._config.max_segments)
+                for body in bodies
+            ]
+        return modes
+
+    def options(self, measured: Mapping[Region, ModeCost]) -> BlockOptions:
+        by_hand = {name: self._scan(body) for name, body in self._body.hand_modes().items()}
+        return block_options(self._block.start, self.bare, self.wrapped, by_hand, measured)
+
+    def _scan(self, body: Region, segments: tuple[int, ...] = ()) -> Region:
+        start = self._block.start
+        return replace(self.bare, children=(Region(start, start + 1, loop=Loop(body, segments)),))
+
+
+def _segments(trips: int, count: int) -> list[tuple[int, ...]]:
+    """Segment lengths to try, in equal ratios from one step to all; then two levels of them.
+
+    With n steps, one level of √n keeps 2 √n carries at once and two levels of ∛n keep 3 ∛n
+    (Chen et al. 2016, section 4.3).
+    """
+    lengths = [near_divisor(round(trips ** (i / (count + 1))), trips) for i in range(1, count + 1)]
+    tried: list[tuple[int, ...]] = [(s,) for s in dict.fromkeys(lengths) if 1 < s < trips]
+    if tried and trips >= _TWO_LEVELS:
+        outer = near_divisor(round(trips ** (2 / 3)), trips)
+        inner = near_divisor(round(outer**0.5), outer)
+        if trips > outer > inner > 1:
+            tried.append((outer, inner))
+    return tried

@@ -1,0 +1,141 @@
+"""`Graph`, `Partition` -> options of every kind of block: candidates, compiled and pruned."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+
+from jax_hremat._cost.analytic import operation_times_s
+from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._cost.source import Price
+from jax_hremat._jax import compat
+from jax_hremat._options.block_options import BlockOptions, BlockSearch, SearchConfig
+from jax_hremat._options.branch_options import BranchSearch
+from jax_hremat._options.loop_options import LoopSearch
+from jax_hremat._options.roles import product_roles
+from jax_hremat._partition.blocks import Block, Partition
+from jax_hremat._plan.region import Region
+from jax_hremat._shared.errors import CompilationError
+from jax_hremat._shared.progress import Progress
+from jax_hremat._solve.backend import SolverConfig
+from jax_hremat._trace.bodies import Cond, Scan
+from jax_hremat._trace.graph import Graph
+from jax_hremat._xla.rates import Rates
+
+_logger = logging.getLogger("jax_hremat")
+
+
+def search_options(
+    graph: Graph,
+    partition: Partition,
+    bodies: Mapping[int, Scan | Cond],
+    price: Price,
+    rates: Rates,
+    config: SearchConfig,
+    solver: SolverConfig,
+    progress: Progress,
+) -> dict[int, BlockOptions]:
+    """Find the options of every kind of block.
+
+    In waves, compiled in parallel: first the whole block, bare, wrapped and under the standard
+    policies; then single runs, which are searched for meanwhile, and sets of values to keep; then,
+    from what was measured, the best sets of runs, alone and inside the wrapped block. A mode that
+    the compiler cannot compile is left out, with a warning.
+
+    Args:
+        graph: The program's graph.
+        partition: Its blocks.
+        bodies: Its scans and conds, by operation.
+        price: Prices a block in a mode.
+        rates: The target's.
+        config: How many modes.
+        solver: Limits of each integer program.
+        progress: Told how far it is.
+
+    Returns:
+        For each of `partition.unique`, its options.
+
+    Raises:
+        CompilationError: A block cannot be compiled as it is.
+    """
+    times_s = operation_times_s(graph, rates)
+    roles = product_roles(graph.operations)
+    byte_s = 1 / rates.bytes_per_s
+    limits = config.for_shares(_residual_shares(graph, partition))
+
+    def search(kind: int) -> BlockSearch | LoopSearch | BranchSearch:
+        block, scaled = partition.blocks[kind], limits[kind]
+        inside = bodies.get(block.start) if len(block) == 1 else None
+        if isinstance(inside, Scan):
+            return LoopSearch(graph, block, inside, rates, scaled, solver)
+        if isinstance(inside, Cond):
+            return BranchSearch(graph, block, inside, rates, scaled, solver)
+        return BlockSearch(graph, block, roles, times_s, byte_s, scaled, solver)
+
+    searches = {kind: search(kind) for kind in partition.unique}
+    with ThreadPoolExecutor(config.max_workers) as pool:
+        prices = _Prices(pool, partition, price, progress)
+        for kind, one in searches.items():
+            prices.start(kind, one.plain_modes())
+        for kind, one in searches.items():
+            prices.start(kind, one.first_wave())
+        for kind, one in searches.items():
+            prices.start(kind, one.second_wave(prices.of(kind)))
+        return {kind: one.options(prices.of(kind)) for kind, one in searches.items()}
+
+
+def _residual_shares(graph: Graph, partition: Partition) -> dict[int, float]:
+    """What part of all residuals the blocks of each kind hold, by JAX's linearization."""
+    held: dict[int, int] = dict.fromkeys(partition.unique, 0)
+    for block, kind in zip(partition.blocks, partition.kinds, strict=True):
+        operations = graph.operations[block.start : block.stop]
+        values = {v for op in operations for v in op.needs}
+        held[kind] += sum(
+            graph.values[v].size_bytes for v in values if graph.values[v].kind == "computed"
+        ) + sum(op.opaque_bytes for op in operations)
+    total = max(sum(held.values()), 1)
+    return {kind: size / total for kind, size in held.items()}
+
+
+class _Prices:
+    """What has been asked for of every kind, each mode once."""
+
+    def __init__(
+        self, pool: Executor, partition: Partition, price: Price, progress: Progress
+    ) -> None:
+        self._pool = pool
+        self._partition = partition
+        self._price = price
+        self._progress = progress
+        self._futures: dict[int, dict[Region, Future[ModeCost | None]]] = {}
+
+    def start(self, kind: int, modes: Iterable[Region]) -> None:
+        """Price modes of a kind, in the background."""
+        price = compat.in_settings_of_this_thread(self._price_or_none)
+        futures = self._futures.setdefault(kind, {})
+        for mode in modes:
+            if mode not in futures:
+                futures[mode] = self._pool.submit(price, self._partition.blocks[kind], mode)
+
+    def _price_or_none(self, block: Block, mode: Region) -> ModeCost | None:
+        """None for a mode that the compiler fails on, if it is not the block as it is."""
+        try:
+            return self._price(block, mode)
+        except CompilationError as error:
+            if mode == Region(block.start, block.stop):
+                raise
+            where = (block.start, block.stop - 1)
+            _logger.warning("a mode of operations %d to %d is left out: %s", *where, error)
+            return None
+
+    def of(self, kind: int) -> dict[Region, ModeCost]:
+        """The costs of all modes of a kind that were started, once they are there."""
+        costs = {}
+        for mode, future in self._futures[kind].items():
+            asked_for = [f for futures in self._futures.values() for f in futures.values()]
+            self._progress("pricing blocks", sum(f.done() for f in asked_for), len(asked_for))
+            cost = future.result()
+            if cost is not None:
+                costs[mode] = cost
+        return costs

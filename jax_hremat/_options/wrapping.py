@@ -1,0 +1,35 @@
+"""All of a region wrapped, but for what must run exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from jax_hremat._plan.region import Region
+from jax_hremat._trace.graph import Graph
+
+Wrap = Callable[[int, int], Region]
+
+
+def wrap_all(graph: Graph, region: Region, wrap: Wrap) -> Region:
+    """The bare region under one `jax.checkpoint`; where some of its operations must run exactly
+    once, what lies before, between and after them under one each.
+
+    Args:
+        graph: The program's graph.
+        region: The region, with regions inside in modes that stay.
+        wrap: Wraps operations `start … stop − 1`.
+    """
+    operations = graph.operations[region.start : region.stop]
+    once = [op.id for op in operations if op.pinned]
+    edges = [region.start, *(edge for op in once for edge in (op, op + 1)), region.stop]
+    pieces: list[Region] = []
+    for start, stop in zip(edges[::2], edges[1::2], strict=True):
+        inside = tuple(c for c in region.children if start <= c.start and c.stop <= stop)
+        between = graph.operations[start:stop]
+        if not once or any(op.needs or op.opaque_bytes for op in between):
+            pieces.append(replace(wrap(start, stop), children=inside))
+    if not once:
+        return pieces[0]
+    pieces += [child for child in region.children if child.start in once]
+    return replace(region, children=tuple(sorted(pieces, key=lambda piece: piece.start)))

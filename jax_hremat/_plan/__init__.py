@@ -1,0 +1,1 @@
+"""Plans as data: regions, certificates, reports. No JAX, no solver."""

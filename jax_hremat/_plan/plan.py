@@ -1,0 +1,297 @@
+"""`RematPlan`: decisions, the proof that they fit, and what they cost. No JAX object inside."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from jax_hremat._plan.block import BlockReport
+from jax_hremat._plan.openings import NOTHING_OPENED, Openings
+from jax_hremat._plan.region import Loop, Region
+from jax_hremat._shared.errors import PlanFormatError
+from jax_hremat._shared.files import write_whole
+from jax_hremat._shared.frozen import reduce_record
+from jax_hremat._solve.prediction import Moment
+from jax_hremat._trace.fingerprint import Fingerprint
+from jax_hremat._trace.mesh import DeviceMesh
+from jax_hremat._trace.own_checkpoints import OwnCheckpoint
+from jax_hremat._xla.certify import BufferReport
+
+_FORMAT = "jax_hremat.RematPlan"
+FORMAT_VERSION = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What the compiler reported for the planned step.
+
+    Attributes:
+        peak_bytes: Arguments + outputs + temporaries − aliases of the compiled step.
+        budget_bytes: What was asked for, in bytes.
+        headroom_bytes: Taken off the budget before planning, for library workspaces and the
+            allocator; `peak_bytes + headroom_bytes ≤ budget_bytes`.
+        argument_bytes: Of the peak, the arguments.
+        output_bytes: Of the peak, the results.
+        temp_bytes: Of the peak, everything in between.
+        target: What it was compiled for.
+        compiler_options: Options it was compiled with; compile the step with the same.
+        versions: Versions of JAX, jaxlib and the compiler plugin.
+        mesh: The devices that the arguments lie on, where there are several. All bytes are of one
+            of them.
+        platform: The platform of the target, "cpu" or "cuda"; None of a plan saved before this
+            was kept.
+        device_bytes: Memory of one device of the target; None where it is not known, as of a CPU.
+
+    Unchecked: workspaces that cuBLAS and cuDNN choose at run time, fragmentation of the
+    allocator's pool, and arrays alive outside the step.
+    """
+
+    peak_bytes: int
+    budget_bytes: int
+    headroom_bytes: int
+    argument_bytes: int
+    output_bytes: int
+    temp_bytes: int
+    target: str
+    compiler_options: Mapping[str, str]
+    versions: Mapping[str, str]
+    mesh: DeviceMesh | None = None
+    platform: str | None = None
+    device_bytes: int | None = None
+
+    @property
+    def exceeds_device(self) -> bool:
+        """Whether the budget is more than one device is known to have."""
+        return self.device_bytes is not None and self.budget_bytes > self.device_bytes
+
+    @property
+    def holds(self) -> bool:
+        """Whether the compiled peak and the headroom are within the budget."""
+        return self.peak_bytes + self.headroom_bytes <= self.budget_bytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduce_record(self)
+
+
+@dataclass(frozen=True, slots=True)
+class RematPlan:
+    """How one step is run, for one program, with its certificate.
+
+    Equality and `save` leave `timings_s` out: they tell of the planning, not of the plan.
+
+    Attributes:
+        root: The region tree over the program's operations.
+        fingerprint: The program it is for.
+        argnums: Positional arguments that are differentiated.
+        has_aux: Whether the function returns `(loss, aux)`.
+        certificate: What the compiler reported.
+        estimated_step_s: Roofline estimate of the compiled planned step.
+        baseline_step_s: The same without rematerialization.
+        baseline_peak_bytes: Compiled peak without rematerialization.
+        predicted_peak_bytes: The peak as predicted before any compile of the whole step.
+        predicted_step_s: The step time as predicted likewise.
+        cost_source: Where the costs of blocks come from, as in `PlannerConfig.cost`.
+        solver_status: How the root program ended.
+        solver_gap: Its relative distance to the proven bound.
+        blocks: What was decided for each block, in program order.
+        buffers: The largest buffers at the peak, largest first.
+        moments: Predicted memory over the step; empty where costs were not known (`certify`).
+        baseline_moments: The same without rematerialization.
+        unpriced: Operations of the compiled step that the estimates leave out, with their number:
+            custom calls of unknown cost, for instance, and the network's time of collectives.
+        own_checkpoints: The function's own `jax.checkpoint`s, `nn.remat`s and the like.
+        opened: What of the function the plan takes as written in another way. Where that is not
+            its checkpoints, each of them is one operation, in the step without rematerialization
+            too.
+        num_compiles: Programs compiled to make the plan: whole steps, that for the layout on a
+            mesh among them, and blocks in one mode.
+        timings_s: Seconds of planning: trace, partition, cost, solve, certify.
+    """
+
+    root: Region
+    fingerprint: Fingerprint
+    argnums: tuple[int, ...]
+    has_aux: bool
+    certificate: Certificate
+    estimated_step_s: float
+    baseline_step_s: float
+    baseline_peak_bytes: int
+    predicted_peak_bytes: int
+    predicted_step_s: float
+    cost_source: str
+    solver_status: str
+    solver_gap: float
+    blocks: tuple[BlockReport, ...]
+    buffers: tuple[BufferReport, ...]
+    moments: tuple[Moment, ...]
+    baseline_moments: tuple[Moment, ...]
+    unpriced: Mapping[str, int]
+    num_compiles: Mapping[str, int]
+    own_checkpoints: tuple[OwnCheckpoint, ...] = ()
+    opened: Openings = NOTHING_OPENED
+    timings_s: Mapping[str, float] = field(
+        default_factory=lambda: MappingProxyType({}), compare=False
+    )
+
+    @property
+    def slowdown(self) -> float:
+        """Estimated step time over that without rematerialization."""
+        return self.estimated_step_s / self.baseline_step_s
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON; the file appears whole or not at all."""
+        write_whole(Path(path), self.to_json().encode())
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> RematPlan:
+        """Read a plan that `save` wrote.
+
+        Raises:
+            PlanFormatError: The file is not a plan, or one of another version.
+            OSError: It cannot be read.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise PlanFormatError(f"{path} is not a saved plan: it is not text") from error
+        return RematPlan.from_json(text, where=str(path))
+
+    def to_json(self) -> str:
+        """The plan as JSON text, the same for equal plans."""
+        data: dict[str, Any] = {"format": _FORMAT, "version": FORMAT_VERSION}
+        for f in dataclasses.fields(self):
+            if f.compare:
+                data[f.name] = _encode(getattr(self, f.name))
+        return json.dumps(data, indent=1) + "\n"
+
+    @staticmethod
+    def from_json(text: str, where: str = "the text") -> RematPlan:
+        """The inverse of `to_json`.
+
+        Raises:
+            PlanFormatError: The text is not a plan, or one of another version.
+        """
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise PlanFormatError(
+                f"{where} is not a saved plan: it is not JSON ({error}). It may have been cut "
+                f"off; make the plan again"
+            ) from error
+        if not isinstance(data, dict) or data.get("format") != _FORMAT:
+            raise PlanFormatError(f"{where} is JSON, but not a plan that `RematPlan.save` wrote")
+        if data.get("version") != FORMAT_VERSION:
+            raise PlanFormatError(
+                f"{where} is a plan of format version {data.get('version')}; this version of "
+                f"jax_hremat reads version {FORMAT_VERSION}. Make the plan again"
+            )
+        try:
+            return _decode_plan(data)
+        except (KeyError, TypeError, ValueError) as error:
+            raise PlanFormatError(
+                f"{where} is a damaged plan: {type(error).__name__}: {error}. Make it again"
+            ) from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduce_record(self)
+
+    def __str__(self) -> str:
+        from jax_hremat._plan.text import plan_text
+
+        return plan_text(self)
+
+    def __repr__(self) -> str:
+        c = self.certificate
+        device = c.target if c.mesh is None else f"each {c.target} of {c.mesh}"
+        return (
+            f"RematPlan({self.root.num_wrapped} checkpoints, peak {c.peak_bytes} of "
+            f"{c.budget_bytes} bytes on {device}, {self.slowdown:.3f}x the step, "
+            f"program {self.fingerprint.digest[:8]})"
+        )
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, Fingerprint):
+        return value.to_json()
+    if isinstance(value, Region):
+        return _encode_region(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {k: value[k] for k in sorted(value)}
+    if isinstance(value, tuple):
+        return [_encode(v) for v in value]
+    return value
+
+
+def _encode_region(region: Region) -> dict[str, Any]:
+    data: dict[str, Any] = {"start": region.start, "stop": region.stop}
+    if region.wrapped:
+        data["wrapped"] = True
+    if region.saved:
+        data["saved"] = [list(ref) for ref in region.saved]
+    if region.tied:
+        data["tied"] = True
+    if region.loop is not None:
+        data["loop"] = {
+            "body": _encode_region(region.loop.body),
+            "segments": list(region.loop.segments),
+        }
+    if region.branches:
+        data["branches"] = [_encode_region(b) for b in region.branches]
+    if region.children:
+        data["children"] = [_encode_region(c) for c in region.children]
+    return data
+
+
+def _decode_region(data: Mapping[str, Any]) -> Region:
+    return Region(
+        start=data["start"],
+        stop=data["stop"],
+        wrapped=data.get("wrapped", False),
+        saved=tuple((op, k) for op, k in data.get("saved", ())),
+        tied=data.get("tied", False),
+        loop=_decode_loop(data["loop"]) if "loop" in data else None,
+        branches=tuple(_decode_region(b) for b in data.get("branches", ())),
+        children=tuple(_decode_region(c) for c in data.get("children", ())),
+    )
+
+
+def _decode_loop(data: Mapping[str, Any]) -> Loop:
+    return Loop(body=_decode_region(data["body"]), segments=tuple(map(int, data["segments"])))
+
+
+def _decode_plan(data: Mapping[str, Any]) -> RematPlan:
+    certificate = dict(data["certificate"])
+    for key in ("compiler_options", "versions"):
+        certificate[key] = MappingProxyType(dict(certificate[key]))
+    if certificate["mesh"] is not None:
+        mesh = {key: tuple(value) for key, value in certificate["mesh"].items()}
+        axes = tuple((name, int(size)) for name, size in mesh.pop("axes"))
+        certificate["mesh"] = DeviceMesh(axes, **mesh)
+    blocks = [{**b, "saved": tuple(b["saved"])} for b in data["blocks"]]
+    plain = (
+        "has_aux estimated_step_s baseline_step_s baseline_peak_bytes predicted_peak_bytes "
+        "predicted_step_s cost_source solver_status solver_gap"
+    ).split()
+    return RematPlan(
+        root=_decode_region(data["root"]),
+        fingerprint=Fingerprint.from_json(data["fingerprint"]),
+        argnums=tuple(data["argnums"]),
+        certificate=Certificate(**certificate),
+        blocks=tuple(BlockReport(**b) for b in blocks),
+        buffers=tuple(BufferReport(**b) for b in data["buffers"]),
+        moments=tuple(Moment(**m) for m in data["moments"]),
+        baseline_moments=tuple(Moment(**m) for m in data["baseline_moments"]),
+        unpriced=MappingProxyType(dict(data["unpriced"])),
+        num_compiles=MappingProxyType(dict(data["num_compiles"])),
+        own_checkpoints=tuple(OwnCheckpoint(**c) for c in data.get("own_checkpoints", ())),
+        opened=Openings(**data.get("opened", {})),
+        **{key: data[key] for key in plain},
+    )

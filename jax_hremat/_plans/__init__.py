@@ -1,1 +1,0 @@
-"""Plans and frontiers: what a user holds, reads and saves."""

@@ -1,0 +1,1 @@
+"""What is known of each primitive: its work, whether it fuses."""

@@ -1,0 +1,153 @@
+"""Flops of what libraries compute, from shapes: the textbook's leading terms.
+
+Linear algebra after Golub and Van Loan, "Matrix Computations"; one matrix each.
+"""
+
+from __future__ import annotations
+
+from math import log2
+from types import MappingProxyType
+
+from jax_hremat._primitives.work import MatrixUnit, Work
+
+# Flops one element costs on the vector units, by HLO opcode and by JAX primitive. Functions are
+# counted as the multiply-adds of their usual polynomial or of a special-function unit at a
+# quarter of the rate.
+ELEMENT_FLOPS = MappingProxyType(
+    dict.fromkeys(
+        "abs add add_any and ceil compare convert convert_element_type eq floor ge gt"
+        " imag is-finite is_finite le lt max maximum min minimum mul multiply ne neg negate not or"
+        " popcnt population_count clz count-leading-zeros real reduce-precision reduce_precision"
+        " round round-nearest-afz round-nearest-even select select_n shift-left shift_left"
+        " shift-right-arithmetic shift_right_arithmetic shift-right-logical shift_right_logical"
+        " sign square sub subtract xor complex".split(),
+        1,
+    )
+    | dict.fromkeys(["clamp", "integer_pow"], 2)
+    | dict.fromkeys(["div", "divide", "rem", "remainder", "rsqrt", "sqrt"], 4)
+    | dict.fromkeys(["exp", "exp2", "exponential", "log", "logistic"], 8)
+    | dict.fromkeys(
+        "cbrt cos cosine exponential-minus-one expm1 log1p log-plus-one sin sine".split(),
+        12,
+    )
+    | dict.fromkeys(
+        "acos acosh asin asinh atan atan2 atanh cosh erf erf_inv erfc pow power sinh tan"
+        " tanh".split(),
+        16,
+    )
+    | dict.fromkeys(["rng-bit-generator", "rng_bit_generator", "random_bits", "threefry2x32"], 32)
+)
+
+# Of a softmax written into an attention kernel, for one score: its exponential, and the scaling,
+# shift and sums around it. A random bit for dropout comes four to a call of the generator.
+_SCORE_FLOPS = ELEMENT_FLOPS["exp"] + 4
+_DROPOUT_FLOPS = ELEMENT_FLOPS["random_bits"] // 4 + 2
+
+
+def attention(
+    dtype: str,
+    *,
+    heads: int,
+    scores: float,
+    key_dim: int,
+    value_dim: int,
+    moved_bytes: float,
+    dropout: bool = False,
+    backward: bool = False,
+) -> Work:
+    """A fused attention: two products for each score, and five in its backward.
+
+    Args:
+        dtype: HLO type of the queries.
+        heads: Heads of all sequences of the batch together.
+        scores: Of one head, as `num_scores` counts them.
+        key_dim: Size of a query and of a key.
+        value_dim: Size of a value.
+        moved_bytes: Operands and results, each once.
+        dropout: Whether probabilities are dropped.
+        backward: Whether it is the backward, which makes the scores again.
+    """
+    of_keys, of_values = (3, 2) if backward else (1, 1)
+    flops = 2.0 * heads * scores * (of_keys * key_dim + of_values * value_dim)
+    vector_flops = heads * scores * (_SCORE_FLOPS + _DROPOUT_FLOPS * dropout)
+    return Work(
+        flops=((MatrixUnit(dtype, False), flops),),
+        vector_flops=float(vector_flops),
+        bytes=moved_bytes,
+        concurrent=True,
+    )
+
+
+def num_scores(queries: int, keys: int, *, causal: bool, window: int = 0) -> float:
+    """Scores of one head that are not masked away; the whole block-rows of kernels not counted.
+
+    Args:
+        queries: Length of the queries.
+        keys: Length of the keys.
+        causal: Whether position i reads the positions up to i alone.
+        window: So many positions up to its own at most; 0 for all.
+    """
+    if not causal:
+        return float(queries * keys)
+    most = min(keys, window) if window > 0 else keys
+    rising = min(queries, most)
+    # Half a score a row is the diagonal's, so that a whole square counts as exactly half.
+    return rising * rising / 2 + (queries - rising) * float(most)
+
+
+def cholesky(n: int) -> float:
+    """L of an n × n matrix."""
+    return n**3 / 3
+
+
+def lu(rows: int, columns: int) -> float:
+    """L and U of a matrix."""
+    small, large = sorted((rows, columns))
+    return small**2 * (large - small / 3)
+
+
+def qr(rows: int, columns: int) -> float:
+    """The reflectors and R of a matrix."""
+    small, large = sorted((rows, columns))
+    return 2 * small**2 * (large - small / 3)
+
+
+def reflectors_applied(rows: int, columns: int, count: int) -> float:
+    """So many reflectors made into, or applied to, a matrix."""
+    return 4 * rows * columns * count - 2 * (rows + columns) * count**2 + 4 * count**3 / 3
+
+
+def eigh(n: int) -> float:
+    """Eigenvalues and vectors of a symmetric matrix."""
+    return 9.0 * n**3
+
+
+def eig(n: int) -> float:
+    """Eigenvalues and vectors of any square matrix."""
+    return 25.0 * n**3
+
+
+def svd(rows: int, columns: int) -> float:
+    """Singular values and both sets of vectors."""
+    small, large = sorted((rows, columns))
+    return 4.0 * large**2 * small + 8.0 * large * small**2 + 9.0 * small**3
+
+
+def hessenberg(n: int) -> float:
+    """The Hessenberg form of a matrix, or the tridiagonal one of a symmetric one."""
+    return 10 * n**3 / 3
+
+
+def triangular_solve(n: int, right_sides: int) -> float:
+    """A triangular system with so many right sides."""
+    return float(n**2 * right_sides)
+
+
+def fft(elements: int, length: int, *, real: bool) -> float:
+    """Transforms of a length, so many elements in all of them together."""
+    return 5.0 * elements * log2(max(length, 2)) / (2 if real else 1)
+
+
+def sort(elements: int, along: int) -> float:
+    """Comparisons to order so many elements in rows of a length."""
+    return elements * log2(max(along, 2))

@@ -1,0 +1,151 @@
+"""What a Pallas kernel computes: its jaxpr, as often as each part runs at the points of its grid.
+
+Integer scalars that follow from a point's place in the grid are computed, so that loops to a
+bound of the point's own, as a causal attention has, count by their steps. Of a large grid, points
+spread evenly stand for all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from jax_hremat._jax import compat
+from jax_hremat._primitives import products
+from jax_hremat._primitives.formulas import ELEMENT_FLOPS
+from jax_hremat._primitives.trips import Known, scalar_result, while_trips
+from jax_hremat._primitives.work import MatrixUnit, Work
+
+_MAX_POINTS = 256
+
+# What moves or names values and computes none.
+_MOVES = frozenset(
+    """addupdate barrier_arrive barrier_wait bitcast_convert_type broadcast_in_dim
+    broadcast_to commit_group commit_smem concatenate copy copy_gmem_to_smem copy_smem_to_gmem
+    debug_barrier_p dynamic_slice dynamic_update_slice expand_dims get iota join layout_cast load
+    masked_load masked_swap max_contiguous multiple_of name num_programs optimization_barrier pad
+    program_id reshape rev set_max_registers_p slice split squeeze stop_gradient swap transpose
+    wait_smem_to_gmem wgmma_wait""".split()
+)
+_REDUCTIONS = frozenset(
+    """argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum cumsum cummax
+    cumprod""".split()
+)
+
+
+class _NotKnown(Exception):
+    """Something in the kernel that no rule covers."""
+
+
+def kernel_work(eqn: Any, moved_bytes: float) -> Work | None:
+    """What all points of a `pallas_call` take together; None if its jaxpr does not tell.
+
+    It does not where a loop's length is not known, or where it holds a primitive of unknown cost.
+
+    Args:
+        eqn: The `pallas_call`.
+        moved_bytes: Its operands and results, each once: what is read again is taken to be cached.
+    """
+    grid = eqn.params["grid_mapping"].grid
+    if not all(isinstance(extent, int) for extent in grid):
+        return None
+    num_points = math.prod(grid)
+    count = min(num_points, _MAX_POINTS)
+    chosen = (np.arange(count) * num_points) // max(count, 1)
+    point = np.unravel_index(chosen, grid) if grid else ()
+    counter = _Counter(point, grid)
+    jaxpr = compat.open_jaxpr(eqn.params["jaxpr"])
+    try:
+        counter.walk(jaxpr, [None] * len(jaxpr.invars), np.full(count, num_points / max(count, 1)))
+    except _NotKnown:
+        return None
+    return Work(
+        flops=tuple(counter.flops.items()),
+        vector_flops=counter.vector_flops,
+        bytes=moved_bytes,
+        concurrent=True,
+    )
+
+
+class _Counter:
+    """Adds up flops over one kernel."""
+
+    def __init__(self, point: Sequence[np.ndarray], grid: Sequence[int]) -> None:
+        self.flops: dict[MatrixUnit, float] = {}
+        self.vector_flops = 0.0
+        self._point = point
+        self._grid = grid
+
+    def walk(self, jaxpr: Any, inputs: Sequence[Known], times: np.ndarray) -> list[Known]:
+        """Count a jaxpr that runs so often at each point, and return what is known of its
+        outputs."""
+        known: dict[Any, Known] = dict(zip(jaxpr.invars, inputs, strict=True))
+
+        def read(atoms: Iterable[Any]) -> list[Known]:
+            return [v.val if isinstance(v, compat.Literal) else known.get(v) for v in atoms]
+
+        for eqn in jaxpr.eqns:
+            made = self._equation(eqn, read(eqn.invars), times)
+            known.update(zip(eqn.outvars, made, strict=True))
+        return read(jaxpr.outvars)
+
+    def _equation(self, eqn: Any, inputs: list[Known], times: np.ndarray) -> list[Known]:
+        name = eqn.primitive.name
+        nothing: list[Known] = [None] * len(eqn.outvars)
+        if name in ("program_id", "num_programs"):
+            axis = eqn.params["axis"]
+            return [self._point[axis] if name == "program_id" else self._grid[axis]]
+        if name == "scan":
+            self._inside(eqn.params["jaxpr"], times * eqn.params["length"])
+        elif name == "while":
+            trips = while_trips(eqn, inputs)
+            if trips is None:
+                raise _NotKnown(name)
+            self._inside(eqn.params["body_jaxpr"], times * trips)
+        elif name == "cond":
+            return self._branches(eqn, inputs, times)
+        elif bodies := list(compat.inner_jaxprs(eqn)):
+            for body in map(compat.open_jaxpr, bodies):
+                fits = len(bodies) == 1 and len(body.invars) == len(inputs)
+                made = self.walk(body, inputs if fits else [None] * len(body.invars), times)
+                if fits and len(made) == len(nothing):
+                    nothing = made
+        else:
+            self._count(eqn, float(times.sum()))
+            if len(eqn.outvars) == 1:
+                return [scalar_result(eqn, inputs)]
+        return nothing
+
+    def _inside(self, body: Any, times: np.ndarray) -> None:
+        """A loop's body, of whose inputs nothing is known."""
+        body = compat.open_jaxpr(body)
+        self.walk(body, [None] * len(body.invars), times)
+
+    def _branches(self, eqn: Any, inputs: list[Known], times: np.ndarray) -> list[Known]:
+        """Each as often as it is chosen; all of them, where that is not known."""
+        which, *operands = inputs
+        for number, branch in enumerate(eqn.params["branches"]):
+            chosen = 1.0 if which is None else np.asarray(which, np.int64) == number
+            self.walk(compat.open_jaxpr(branch), operands, times * chosen)
+        return [None] * len(eqn.outvars)
+
+    def _count(self, eqn: Any, times: float) -> None:
+        name = eqn.primitive.name
+        if name in _PRODUCTS:
+            work = _PRODUCTS[name](eqn)
+            for unit, flops in work.flops:
+                self.flops[unit] = self.flops.get(unit, 0.0) + times * flops
+        elif name in _REDUCTIONS:
+            self.vector_flops += times * math.prod(eqn.invars[0].aval.shape)
+        elif name in ELEMENT_FLOPS:
+            size = math.prod(eqn.outvars[0].aval.shape)
+            self.vector_flops += times * ELEMENT_FLOPS[name] * size
+        elif name not in _MOVES:
+            raise _NotKnown(name)
+
+
+_PRODUCTS: Mapping[str, Any] = MappingProxyType({"dot_general": products.dot_general})

@@ -1,1 +1,0 @@
-"""The program: traced, as a graph, with regions put into it, and what it then computes."""

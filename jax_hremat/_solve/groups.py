@@ -1,0 +1,443 @@
+"""Pieces of a schedule: single blocks, and all ways to run a group that could be of use.
+
+A group is consecutive blocks, one option each, wrapped together in one `jax.checkpoint`. Seen from
+outside it keeps nothing but what its recompute reads from before it, and the constants its blocks
+share with their recomputes; what happens inside only shows in its time, in the peak of its forward
+and in the peak of its backward. So of all selections of options inside, those that are Pareto in
+these three are enough. They are found by extending groups block by block, dominated beginnings
+dropped (label setting, exact).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+from jax_hremat._solve.chain import Chain, KeepingGroup
+from jax_hremat._solve.prediction import again_s
+
+MAX_GROUP = 8
+_MIB = 2.0**20
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A block in one option, or a group of blocks with the option of each.
+
+    Attributes:
+        first: First block.
+        last: Last block.
+        options: Position of the option of each block.
+        added_ms: Time over the fastest options, the group's second forward included.
+        kept_bytes: Kept until its backward, without the values that cross a boundary.
+        forward_bytes: Peak of each block's forward, with what the group keeps of those before it.
+        backward_bytes: Peak of its backward, pending cotangents included, and all a group holds
+            from its recompute on.
+        holds: For a value that it holds from the forward on, (its crossing, as of which block).
+        keeps: What a group keeps of its blocks, as `Selection.keeps`.
+    """
+
+    first: int
+    last: int
+    options: tuple[int, ...]
+    added_ms: float
+    kept_bytes: int
+    forward_bytes: tuple[int, ...]
+    backward_bytes: int
+    holds: tuple[tuple[int, int], ...]
+    keeps: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What the rows of the root program charge a piece, in ms (and ms per MiB).
+
+    Attributes:
+        cover: For covering each block; negative where a piece is wanted.
+        forward: For the forward peak of each block.
+        backward: For the backward peak of each block.
+        hold: For holding a crossing as of a block.
+    """
+
+    cover: tuple[float, ...]
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    hold: dict[tuple[int, int], float]
+
+    def reduced_ms(self, piece: Piece) -> float:
+        """The piece's time and what it is charged: its reduced cost."""
+        inside = range(piece.first, piece.last + 1)
+        charged = sum(
+            self.cover[k] + (self.forward[k] * f + self.backward[k] * piece.backward_bytes) / _MIB
+            for k, f in zip(inside, piece.forward_bytes, strict=True)
+        )
+        later = sum(self.forward[piece.last + 1 :]) + sum(self.backward[piece.last + 1 :])
+        charged += later * piece.kept_bytes / _MIB
+        return piece.added_ms + charged + sum(self.hold[key] for key in piece.holds)
+
+
+def single_pieces(chain: Chain) -> list[Piece]:
+    """Every block in every option."""
+    pieces = []
+    needs = _needs(chain)
+    for k, options in enumerate(chain.options):
+        fastest_s = min(o.cost.time_s for o in options)
+        pending = chain.pending_cotangent_bytes(k)
+        pieces += [
+            Piece(
+                first=k,
+                last=k,
+                options=(o,),
+                added_ms=(option.cost.time_s - fastest_s) * 1e3,
+                kept_bytes=option.cost.kept_bytes,
+                forward_bytes=(option.cost.forward_peak_bytes,),
+                backward_bytes=option.cost.backward_peak_bytes + pending,
+                holds=tuple((v, k) for v in needs[k][o]),
+            )
+            for o, option in enumerate(options)
+        ]
+    return pieces
+
+
+def _keeping_piece(chain: Chain, needs: list[list[list[int]]], group: KeepingGroup) -> Piece:
+    blocks, keeps = range(group.first, group.last + 1), dict(group.keeps)
+    read = [
+        (v, c.readers[-1])
+        for v, c in enumerate(chain.crossings)
+        if c.producer < group.first and any(r in blocks for r in c.readers)
+    ]
+    holds = {(v, min(k, last)) for v, last in read for k in blocks}
+    holds |= {
+        (v, k) for k, o in group.keeps for v in needs[k][o] if chain.crossings[v].producer == k
+    }
+    # Seen from outside it keeps some values of its blocks, in its own backward all of them.
+    held = {v for v, _ in holds}
+    kept_bytes = inside_bytes = backward_bytes = 0
+    forward_bytes, added_s = [], 0.0
+    for k, o in zip(blocks, group.options, strict=True):
+        cost = chain.options[k][o].cost
+        fastest_s = min(option.cost.time_s for option in chain.options[k])
+        added_s += cost.time_s - fastest_s
+        added_s += again_s(chain, (group.first, group.last), k, o, keeps.get(k))
+        seen = chain.options[k][keeps[k]].cost if k in keeps else cost
+        forward_bytes.append(kept_bytes + seen.forward_peak_bytes)
+        kept_bytes += seen.kept_bytes if k in keeps else chain.shared_bytes[k]
+        inside_bytes += sum(chain.crossings[v].size_bytes for v in needs[k][o] if v not in held)
+        held.update(needs[k][o])
+        own_bytes = cost.backward_peak_bytes + chain.pending_cotangent_bytes(k)
+        backward_bytes = max(backward_bytes, inside_bytes + own_bytes)
+        inside_bytes += cost.kept_bytes
+    return Piece(
+        first=group.first,
+        last=group.last,
+        options=group.options,
+        added_ms=added_s * 1e3,
+        kept_bytes=kept_bytes,
+        forward_bytes=tuple(forward_bytes),
+        backward_bytes=backward_bytes,
+        holds=tuple(sorted(holds)),
+        keeps=group.keeps,
+    )
+
+
+class Groups:
+    """The groups of a chain: those that keep something, as they are listed in it, and all that
+    keep nothing, of two to `MAX_GROUP` blocks.
+
+    The last block is in no group that keeps nothing: its backward follows its forward at once, so
+    wrapping it gains nothing. Nor is a pinned one.
+    """
+
+    def __init__(self, chain: Chain) -> None:
+        needs = _needs(chain)
+        self._keeping = [_keeping_piece(chain, needs, group) for group in chain.keeping]
+        self._stretches = [
+            _Stretch(chain, needs, first, min(first + MAX_GROUP, len(chain) - 1) - 1)
+            for first in range(len(chain) - 1)
+        ]
+
+    def pieces(
+        self,
+        limit_bytes: float,
+        *,
+        prices: Prices | None = None,
+        worth_ms: float = float("inf"),
+        by_time: bool = True,
+        only: frozenset[tuple[int, int]] | None = None,
+    ) -> list[Piece]:
+        """The groups that keep something, and the Pareto ways to run every other.
+
+        Args:
+            limit_bytes: Leave out what alone has a higher peak, arguments and outputs left out.
+            prices: What the rows of the root program charge.
+            worth_ms: With prices, leave out what has a higher reduced cost.
+            by_time: Whether time counts; if not, only the peaks do.
+            only: The groups to look at, by first and last block; all if None.
+        """
+        pieces = [
+            p
+            for p in self._keeping
+            if max(*p.forward_bytes, p.backward_bytes) <= limit_bytes
+            and (prices is None or prices.reduced_ms(p) <= worth_ms)
+        ]
+        for stretch in self._stretches:
+            if only is None or any(first == stretch.first for first, _ in only):
+                start = _Start(stretch, limit_bytes, prices, worth_ms)
+                pieces += start.pieces(by_time)
+        return [p for p in pieces if only is None or (p.first, p.last) in only]
+
+
+def _needs(chain: Chain) -> list[list[list[int]]]:
+    """For each block and option, the crossings that its backward reads."""
+    needs: list[list[list[int]]] = [[[] for _ in options] for options in chain.options]
+    for v, crossing in enumerate(chain.crossings):
+        for k, o in sorted(crossing.needed):
+            needs[k][o].append(v)
+    return needs
+
+
+# The beginning of a group, what all its ways to go on have in common: ms added, bytes held, the
+# peak of its backward, that of its forward, options.
+_Label = tuple[float, int, int, int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A block of a group in one option, as far as what comes before it in the group is no matter.
+
+    Attributes:
+        option: Position of the option.
+        added_ms: Time over the fastest option, the group's second forward included.
+        spared_ms: What of it is not run where the group ends with the block.
+        forward_bytes: Peak of its forward, with all that waits meanwhile.
+        backward_bytes: Peak of its backward, pending cotangents included.
+        kept_bytes: Kept until its backward, without the values that cross a boundary.
+        needs: Values made in the group that its backward reads.
+    """
+
+    option: int
+    added_ms: float
+    spared_ms: float
+    forward_bytes: int
+    backward_bytes: int
+    kept_bytes: int
+    needs: frozenset[int]
+
+
+class _Stretch:
+    """The blocks of the groups that begin at one block, and what of them no option changes."""
+
+    def __init__(self, chain: Chain, needs: list[list[list[int]]], first: int, last: int) -> None:
+        self.chain = chain
+        self.first = first
+        end = min((k for k in chain.pinned if first <= k <= last), default=last + 1)
+        self.blocks = range(first, end)
+        near = [
+            (v, c)
+            for v, c in enumerate(chain.crossings)
+            if c.producer <= last and c.readers[-1] >= first
+        ]
+        # Bytes that wait during the forward of each block whatever the options: a value from
+        # before the group that is read in it or after it, and one made in it until last read.
+        self.waiting = [
+            sum(
+                c.size_bytes
+                for _, c in near
+                if c.producer < first or (c.producer < k <= c.readers[-1])
+            )
+            for k in self.blocks
+        ]
+        # Values from before the group that a group ending at each block reads.
+        self.read = [
+            [v for v, c in near if c.producer < first and any(first <= r <= k for r in c.readers)]
+            for k in self.blocks
+        ]
+        self.read_bytes = [sum(chain.crossings[v].size_bytes for v in r) for r in self.read]
+        # Constants that the blocks before each, and those up to each, share with their recomputes.
+        self.shared_bytes = [0, *accumulate(chain.shared_bytes[k] for k in self.blocks)]
+        self.holds = [self._holds(i) for i in range(len(self.blocks))]
+        self.ways = [self._ways(i, needs[k]) for i, k in enumerate(self.blocks)]
+
+    def _ways(self, i: int, needs: list[list[int]]) -> list[_Way]:
+        chain, k = self.chain, self.blocks[i]
+        fastest_s = min(option.cost.time_s for option in chain.options[k])
+        pending = chain.pending_cotangent_bytes(k)
+        return [
+            _Way(
+                option=o,
+                added_ms=(option.cost.time_s - fastest_s + chain.recompute_s[k]) * 1e3,
+                spared_ms=(chain.recompute_s[k] - chain.last_recompute_s[k][o]) * 1e3,
+                forward_bytes=(
+                    self.waiting[i] + self.shared_bytes[i] + option.cost.forward_peak_bytes
+                ),
+                backward_bytes=option.cost.backward_peak_bytes + pending,
+                kept_bytes=option.cost.kept_bytes,
+                needs=frozenset(v for v in needs[o] if chain.crossings[v].producer >= self.first),
+            )
+            for o, option in enumerate(chain.options[k])
+        ]
+
+    def _holds(self, i: int) -> tuple[tuple[int, int], ...]:
+        """(Crossing, as of which block) for what a group of i + 1 blocks holds."""
+        held = {
+            (v, min(k, self.chain.crossings[v].readers[-1]))
+            for v in self.read[i]
+            for k in self.blocks[: i + 1]
+        }
+        return tuple(sorted(held))
+
+    def least_added_ms(self, i: int) -> float:
+        """The least time that the block at position i can add if another follows it."""
+        return self.chain.recompute_s[self.blocks[i]] * 1e3
+
+    def most_spared_ms(self, i: int) -> float:
+        """The most that ending with the block at position i can take off that."""
+        return max(way.spared_ms for way in self.ways[i])
+
+
+class _Start:
+    """All groups that begin at one block, within a limit and at some prices."""
+
+    def __init__(
+        self, stretch: _Stretch, limit_bytes: float, prices: Prices | None, worth_ms: float
+    ) -> None:
+        self._at = stretch
+        self._blocks = stretch.blocks
+        self._crossings = stretch.chain.crossings
+        self._limit = limit_bytes
+        self._worth = worth_ms
+        self._charge = None if prices is None else _Charge(stretch, prices)
+
+    def pieces(self, by_time: bool) -> Iterator[Piece]:
+        """The groups, by their end."""
+        # Labels by the set of values made in the group that are held and may be read again.
+        labels: dict[frozenset[int], list[_Label]] = {frozenset(): [(0.0, 0, 0, 0, ())]}
+        for i, k in enumerate(self._blocks):
+            ways = [way for way in self._at.ways[i] if way.forward_bytes <= self._limit]
+            longer: dict[frozenset[int], list[_Label]] = {}
+            ends: list[_Label] = []
+            for held, beginnings in labels.items():
+                for way in ways:
+                    taken = way.needs - held
+                    taken_bytes = sum(self._crossings[v].size_bytes for v in taken)
+                    extended = self._extended(beginnings, i, way, taken_bytes)
+                    if not extended:
+                        continue
+                    still = frozenset(v for v in held | taken if self._crossings[v].readers[-1] > k)
+                    longer.setdefault(still, []).extend(extended)
+                    spared_ms = way.spared_ms
+                    ends += [(ms - spared_ms, 0, b, f, o) for ms, _, b, f, o in extended]
+            read = self._at.read_bytes[i]
+            labels = {held: _undominated(group, by_time, read) for held, group in longer.items()}
+            if i > 0:
+                for label in _undominated(ends, by_time, read):
+                    if self._charge is None or self._charge.exact(i, label) <= self._worth:
+                        yield self._piece(i, label)
+
+    def _extended(
+        self, beginnings: list[_Label], i: int, way: _Way, taken_bytes: int
+    ) -> list[_Label]:
+        """The beginnings, a block longer, within the limit and perhaps worth their price."""
+        own = taken_bytes + way.backward_bytes
+        kept = taken_bytes + way.kept_bytes
+        read = self._at.read_bytes[i]
+        room = self._limit - read
+        longer: list[_Label] = []
+        for before_ms, held, backward, forward, options in beginnings:
+            backward = max(backward, held + own)
+            if backward > room:
+                continue
+            # A forward peak up to that of the backward with the group's inputs sets nothing: what
+            # else lives outside the group lives in its backward too.
+            forward = max(forward, way.forward_bytes, backward + read)
+            ms = before_ms + way.added_ms
+            if self._charge is None or self._charge.allows(i, forward, backward, self._worth - ms):
+                longer.append((ms, held + kept, backward, forward, (*options, way.option)))
+        return longer
+
+    def _piece(self, i: int, label: _Label) -> Piece:
+        added_ms, _, backward, forward, options = label
+        return Piece(
+            first=self._at.first,
+            last=self._blocks[i],
+            options=options,
+            added_ms=added_ms,
+            kept_bytes=self._at.shared_bytes[i + 1],
+            forward_bytes=tuple(forward - w for w in self._at.waiting[: i + 1]),
+            backward_bytes=backward,
+            holds=self._at.holds[i],
+        )
+
+
+class _Charge:
+    """Reduced costs of the groups that begin at one block."""
+
+    def __init__(self, start: _Stretch, prices: Prices) -> None:
+        # For each end: a constant, the price of the forward peak, of the backward peak.
+        self._terms: list[tuple[float, float, float]] = []
+        constant = forward = backward = 0.0
+        for i, k in enumerate(start.blocks):
+            constant += prices.cover[k] - prices.forward[k] * start.waiting[i] / _MIB
+            forward += prices.forward[k] / _MIB
+            backward += prices.backward[k] / _MIB
+            held = sum(prices.hold[key] for key in start.holds[i])
+            later = sum(prices.forward[k + 1 :]) + sum(prices.backward[k + 1 :])
+            kept = later * start.shared_bytes[i + 1] / _MIB
+            self._terms.append((constant + held + kept, forward, backward))
+        # For each position, the same for all ends from there on, the least time of the blocks
+        # in between added.
+        self._onward: list[list[tuple[float, float, float]]] = []
+        for i in range(len(self._terms)):
+            extra, onward = 0.0, []
+            for j in range(i, len(self._terms)):
+                extra += start.least_added_ms(j) if j > i else 0.0
+                c, f, b = self._terms[j]
+                onward.append((c + extra - start.most_spared_ms(j), f, b))
+            self._onward.append(onward)
+
+    def allows(self, i: int, forward: int, backward: int, most_ms: float) -> bool:
+        """Whether a group whose first blocks have these peaks may be charged no more than that."""
+        for c, f, b in self._onward[i]:
+            if c + f * forward + b * backward <= most_ms:
+                return True
+        return False
+
+    def exact(self, i: int, label: _Label) -> float:
+        """The reduced cost of the group that ends here."""
+        c, f, b = self._terms[i]
+        added_ms, _, backward, forward, _ = label
+        return added_ms + c + f * forward + b * backward
+
+
+def _undominated(labels: list[_Label], by_time: bool, read_bytes: int) -> list[_Label]:
+    """Labels that no other dominates; of equals the first in order."""
+    # In this order only earlier labels can dominate, and what is left to compare is the bytes.
+    if by_time:
+        ordered = sorted(labels)
+    else:
+        ordered = sorted(labels, key=lambda x: (*x[1:], x[0]))
+    kept: list[_Label] = []
+    # Of the labels kept, those whose forward peak is no matter, so that two figures say all:
+    # held bytes ascending, backward peaks descending. The others are few.
+    held_steps: list[int] = []
+    backward_steps: list[int] = []
+    others: list[tuple[int, int, int]] = []
+    for label in ordered:
+        _, held, backward, forward, _ = label
+        at = bisect_right(held_steps, held)
+        if at and backward_steps[at - 1] <= backward:
+            continue
+        if any(h <= held and b <= backward and f <= forward for h, b, f in others):
+            continue
+        kept.append(label)
+        if forward > backward + read_bytes:
+            others.append((held, backward, forward))
+            continue
+        end = at
+        while end < len(backward_steps) and backward_steps[end] >= backward:
+            end += 1
+        held_steps[at:end] = [held]
+        backward_steps[at:end] = [backward]
+    return kept

@@ -1,0 +1,207 @@
+"""What a selection of a chain's options costs, step by step and without a solver.
+
+The root program (`_solve/schedule.py`) is the same arithmetic as constraints, and tests hold the
+two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._solve.chain import Chain, Crossing, Group, Selection
+from jax_hremat._solve.results import Result, lent_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What is predicted to be alive at most while one block runs, arguments and results apart.
+
+    Attributes:
+        block: The block.
+        in_backward: Whether it is its backward.
+        kept_bytes: What blocks hold for their backwards.
+        passed_bytes: Values that pass from block to block, and their cotangents.
+        working_bytes: What the block itself takes.
+        lent_bytes: Of all that, what lies in the memory of results that are not there yet.
+    """
+
+    block: int
+    in_backward: bool
+    kept_bytes: int
+    passed_bytes: int
+    working_bytes: int
+    lent_bytes: int = 0
+
+    @property
+    def live_bytes(self) -> int:
+        """What is alive, in memory of its own."""
+        return self.kept_bytes + self.passed_bytes + self.working_bytes - self.lent_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a selection costs.
+
+    Attributes:
+        time_s: Sum over the blocks, and one more forward of each for each group around it, as far
+            as the backwards need it.
+        peak_bytes: Largest sum of live bytes, arguments and outputs included.
+        peak: The moment that sets it.
+        moments: The step: all forwards, then all backwards.
+    """
+
+    time_s: float
+    peak_bytes: int
+    peak: Moment
+    moments: tuple[Moment, ...]
+
+
+def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) -> Prediction:
+    """Walk the step: forward through the blocks, then backward, each group recomputed before the
+    backward of its blocks, and a group in it again before that of its own.
+
+    Args:
+        chain: Blocks and their options.
+        selection: What was chosen.
+        results: Results that lend their memory until they are there; the root program knows of
+            none.
+    """
+    costs = [chain.options[b][o].cost for b, o in enumerate(selection.options)]
+    keeps = {b: chain.options[b][o].cost for b, o in selection.keeps}
+    around = _groups_around(chain, selection)
+    holders = [_holders(selection, crossing, around) for crossing in chain.crossings]
+
+    def held(v: int, block: int, inside: frozenset[Group] = frozenset()) -> bool:
+        """Whether a crossing waits for the backward of some block up to `block`, seen from
+        inside some groups."""
+        return any(h.block <= block and h.groups <= inside for h in holders[v])
+
+    def seen(block: int, inside: frozenset[Group]) -> ModeCost | None:
+        """What a block keeps, seen from inside some groups; None if only constants."""
+        if inside.issuperset(around[block]):
+            return costs[block]
+        return keeps.get(block) if inside.isdisjoint(around[block]) else None
+
+    def moment(block: int, inside: frozenset[Group], passed: list[int], *, back: bool) -> Moment:
+        before = [seen(b, inside) for b in range(block)]
+        kept = (
+            s if c is None else c.kept_bytes
+            for c, s in zip(before, chain.shared_bytes[:block], strict=True)
+        )
+        own = costs[block] if back else keeps.get(block, costs[block])
+        lent = 0
+        if results:
+            sizes = [size for cost in before if cost is not None for size in cost.kept_sizes]
+            sizes += own.backward_sizes if back else own.forward_sizes
+            idle = (r.size_bytes for r in results if not back or r.block < block)
+            lent = lent_bytes((*sizes, *passed), idle)
+        return Moment(
+            block=block,
+            in_backward=back,
+            kept_bytes=sum(kept),
+            passed_bytes=sum(passed),
+            working_bytes=own.backward_peak_bytes if back else own.forward_peak_bytes,
+            lent_bytes=lent,
+        )
+
+    forwards, backwards = [], []
+    for block in range(len(chain)):
+        waiting = [
+            c.size_bytes
+            for v, c in enumerate(chain.crossings)
+            if c.producer < block <= c.readers[-1] or held(v, block - 1)
+        ]
+        forwards.append(moment(block, frozenset(), waiting, back=False))
+
+        inside = frozenset(around[block])
+        passed = [c.size_bytes for v, c in enumerate(chain.crossings) if held(v, block, inside)]
+        passed += chain.pending_cotangents(block)
+        backwards.append(moment(block, inside, passed, back=True))
+    moments = (*forwards, *reversed(backwards))
+    peak = max(moments, key=lambda m: m.live_bytes)
+    return Prediction(
+        time_s=sum(c.time_s for c in costs) + sum(recompute_s(chain, selection)),
+        peak_bytes=chain.fixed_bytes + peak.live_bytes,
+        peak=peak,
+        moments=moments,
+    )
+
+
+def recompute_s(chain: Chain, selection: Selection) -> list[float]:
+    """For each block, the seconds of its forwards in the recomputes of the groups around it.
+
+    A group that another ends with is not run again in the recompute of that other: nothing reads
+    what it makes.
+    """
+    keeps = dict(selection.keeps)
+    return [
+        sum(
+            again_s(chain, group, block, option, keeps.get(block) if depth == 0 else None)
+            for depth, group in enumerate(groups)
+            if all(inner[1] != group[1] for inner in groups[depth + 1 :])
+        )
+        for block, (option, groups) in enumerate(
+            zip(selection.options, _groups_around(chain, selection), strict=True)
+        )
+    ]
+
+
+def again_s(chain: Chain, group: Group, block: int, option: int, kept: int | None) -> float:
+    """Seconds that a block takes in a group's recompute.
+
+    Args:
+        chain: Blocks and their options.
+        group: The group.
+        block: One of its blocks.
+        option: Position of the option in which the recompute runs it.
+        kept: That of the option whose values the group keeps, if any: then the group runs again
+            what the block alone would if it kept them.
+    """
+    if kept is not None:
+        kept_s, run_s = (chain.options[block][o].cost.time_s for o in (kept, option))
+        return max(kept_s - run_s, 0.0)
+    if block == group[1]:
+        return chain.last_recompute_s[block][option]
+    return chain.recompute_s[block]
+
+
+def _groups_around(chain: Chain, selection: Selection) -> list[list[Group]]:
+    """The groups that each block is in, from the outermost in."""
+    around: list[list[Group]] = [[] for _ in range(len(chain))]
+    for group in selection.groups:
+        for block in range(group[0], group[1] + 1):
+            around[block].append(group)
+    return around
+
+
+class _Holder(NamedTuple):
+    """Who holds a value for a backward: a block whose option reads it, or a group that reads it
+    from before itself; as of which block, and the groups around the holder."""
+
+    block: int
+    groups: frozenset[Group]
+
+
+def _holders(
+    selection: Selection, crossing: Crossing, around: Sequence[Sequence[Group]]
+) -> list[_Holder]:
+    blocks = [
+        _Holder(block, frozenset(around[block]))
+        for block, option in crossing.needed
+        if selection.options[block] == option
+    ]
+    blocks += [
+        _Holder(block, frozenset())
+        for block, option in selection.keeps
+        if block == crossing.producer and (block, option) in crossing.needed
+    ]
+    groups = [
+        _Holder(group[0], frozenset(around[reader][:depth]))
+        for reader in crossing.readers
+        for depth, group in enumerate(around[reader])
+        if crossing.producer < group[0]
+    ]
+    return blocks + groups

@@ -1,0 +1,443 @@
+"""One option for every block, and which blocks are wrapped together: the root program.
+
+A schedule cuts the chain into pieces: a block in one of its options, or a group of blocks, one
+option each, wrapped together in one `jax.checkpoint` (`_solve/groups.py`).
+
+Glossary
+    k           blocks in program order
+    p           pieces
+    v           a value that crosses a boundary
+    x_p         1 if piece p is in the schedule
+    h_{v,k}     1 if v is held, from its forward, for the backward of some block ≤ k
+    s_k         bytes kept for later backwards by the pieces before block k, and of held values
+                that are last read before it
+    P           peak bytes, arguments and outputs left out
+    F_k, G_k    bytes that results lend in the forward and in the backward of block k, as given
+    T_p, K_p    ms added; bytes kept, by a group too (constants, what a policy keeps)
+    A_{p,k}     peak of the forward of block k in p, with what p keeps of the blocks before it
+    B_p         peak of the backward of p, the cotangents pending there included
+
+The peak rows are Checkmate's memory accounting (MLSys 2020, eq. 3) for the schedules a nest of
+checkpoints can express: one row for each block's forward and backward (rotor's persistent
+schedules, Beaumont et al. 2020, with skip values). There are too many groups to list, so the
+duals of the relaxation price them (column generation, Gilmore and Gomory 1961), and only those
+that may be in a better schedule than the best one known enter the integer program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from jax_hremat._solve.backend import Outcome, SolverConfig, Status, solve, undecided
+from jax_hremat._solve.chain import Chain, Selection
+from jax_hremat._solve.groups import Groups, Piece, Prices, single_pieces
+from jax_hremat._solve.modelling import cp
+from jax_hremat._solve.prediction import predict
+
+_MIB = 2.0**20
+# Groups that enter the relaxation in one round of pricing, and rounds at most.
+_MAX_PRICED = 200
+_MAX_ROUNDS = 30
+# A reduced cost above minus this many ms counts as zero.
+_ZERO_MS = 1e-7
+# Of the time of the step: how dear a piece the first integer program with groups looks at.
+_FIRST_WORTH = 0.005
+# Likewise, how far from the best a first schedule may be where single blocks have none.
+_ROUGH = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """What results lend while each block runs; empty where they lend nothing.
+
+    Attributes:
+        forward: Bytes in the forward of each block.
+        backward: In its backward.
+    """
+
+    forward: tuple[int, ...] = ()
+    backward: tuple[int, ...] = ()
+
+
+NOTHING_LENT = Lent()
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """An answer of the root program.
+
+    Attributes:
+        selection: The options and groups chosen; None if the budget is infeasible, or the solver
+            reached its limit.
+        outcome: What the solver proved. The objective is in ms over the fastest options
+            (`fastest_within`), or in MiB without arguments and outputs (`least_peak`); the gap
+            is relative to the whole time, or to that peak.
+    """
+
+    selection: Selection | None
+    outcome: Outcome
+
+
+def fastest_within(
+    chain: Chain,
+    peak_bytes: int,
+    config: SolverConfig,
+    *,
+    groups: bool = True,
+    lent: Lent = NOTHING_LENT,
+) -> Schedule:
+    """Least step time whose predicted peak is at most `peak_bytes`.
+
+    Args:
+        chain: Blocks and their options.
+        peak_bytes: Bound on the predicted peak.
+        config: The solver's limits.
+        groups: Whether consecutive blocks may be wrapped together.
+        lent: What results lend.
+
+    Returns:
+        The schedule; none with `Status.INFEASIBLE`, or with `Status.UNDECIDED` if the solver's
+        limit was reached first.
+    """
+    program = _Program(chain, config, lent)
+    limit = peak_bytes - chain.fixed_bytes
+    best = program.fastest(program.singles, limit)
+    if groups and limit > 0:
+        best = _with_groups(program, limit, best)
+    return program.schedule(best, program.base_ms)
+
+
+def least_peak(chain: Chain, config: SolverConfig, *, groups: bool = True) -> Schedule:
+    """Least predicted peak; of the schedules with that peak and the same groups, the fastest.
+
+    Raises:
+        SolverError: The solver's limit was reached without a schedule.
+    """
+    program = _Program(chain, config)
+    best = program.lowest(program.singles, math.inf)
+    if best.pieces is None:
+        raise undecided(config)
+    if groups:
+        limit = program.peak_bytes(best.pieces)
+        inside = program.groups.pieces(limit, by_time=False)
+        if inside:
+            answer = program.lowest([*program.singles, *inside], limit)
+            best = best.improved(answer).bounded(answer.lower)
+    assert best.pieces is not None
+    schedule = program.schedule(best)
+    limit = program.peak_bytes(best.pieces)
+    same = frozenset((p.first, p.last) for p in best.pieces if p.last > p.first)
+    inside = program.groups.pieces(limit, only=same)
+    faster = program.fastest([*program.singles, *inside], limit)
+    if faster.pieces is None or program.peak_bytes(faster.pieces) > limit:
+        return schedule
+    return replace(schedule, selection=_selection(faster.pieces))
+
+
+def _with_groups(program: _Program, limit: int, best: _Answer) -> _Answer:
+    """The best schedule if groups are allowed, given the best without."""
+    lent_bytes = program.most_lent_bytes
+    if best.pieces is None:
+        # There is a schedule only if there is one of the groups with the least peaks.
+        inside = program.groups.pieces(limit + lent_bytes, by_time=False)
+        rough_ms = _ROUGH * program.base_ms
+        best = program.fastest([*program.singles, *inside], limit, gap_ms=rough_ms)
+        if best.pieces is None:
+            return best
+    priced = program.price(limit)
+    if priced is None:
+        return best.bounded(0.0)
+    bound_ms, prices = priced
+    worth_ms = _FIRST_WORTH * program.base_ms
+    while bound_ms <= (wanted_ms := best.objective - program.gap_ms):
+        worth_ms = min(worth_ms, wanted_ms - bound_ms)
+        pieces = [p for p in program.singles if prices.reduced_ms(p) <= worth_ms + _ZERO_MS]
+        pieces += program.groups.pieces(
+            limit + lent_bytes, prices=prices, worth_ms=worth_ms + _ZERO_MS
+        )
+        answer = program.fastest(pieces, limit, wanted_ms)
+        best = best.improved(answer)
+        if answer.undecided:
+            return best.bounded(bound_ms)
+        # A schedule below `wanted_ms` has no piece of a higher reduced cost than its distance
+        # from the bound: if all others were there, what was proved of them holds for all.
+        wanted_ms = best.objective - program.gap_ms
+        if worth_ms >= wanted_ms - bound_ms:
+            return best.bounded(min(answer.lower, wanted_ms))
+        worth_ms *= 4
+    return best.bounded(bound_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The pieces of the best schedule found (None: none), its objective, a proven bound."""
+
+    pieces: tuple[Piece, ...] | None
+    objective: float
+    lower: float
+    solve_s: float
+
+    @property
+    def undecided(self) -> bool:
+        """Whether there is neither a schedule nor a proof that there is none."""
+        return self.pieces is None and self.lower < math.inf
+
+    def improved(self, other: _Answer) -> _Answer:
+        """The better of the two."""
+        best = other if other.objective < self.objective else self
+        return replace(best, solve_s=self.solve_s + other.solve_s)
+
+    def bounded(self, lower: float) -> _Answer:
+        """The same with a bound that holds for all schedules."""
+        return replace(self, lower=min(lower, self.objective))
+
+
+class _Program:
+    """Variables and rows over one chain."""
+
+    def __init__(self, chain: Chain, config: SolverConfig, lent: Lent = NOTHING_LENT) -> None:
+        self.chain = chain
+        nothing = (0,) * len(chain)
+        self._lent_forward_mib = np.array(lent.forward or nothing) / _MIB
+        self._lent_backward_mib = np.array(lent.backward or nothing) / _MIB
+        self.most_lent_bytes = max((0, *lent.forward, *lent.backward))
+        self.singles = single_pieces(chain)
+        self.groups = Groups(chain)
+        self.base_ms = 1e3 * sum(min(o.cost.time_s for o in opts) for opts in chain.options)
+        self.gap_ms = config.relative_gap * self.base_ms
+        slowest = [max(o.cost.time_s for o in opts) for opts in chain.options]
+        # No schedule adds more than this.
+        self.most_ms = 1e3 * (sum(slowest) + sum(chain.recompute_s)) - self.base_ms
+        self._config = config
+        # Columns of h: for each value, from the block that makes it to the last that reads it.
+        keys = [
+            (v, k)
+            for v, c in enumerate(chain.crossings)
+            for k in range(c.producer, c.readers[-1] + 1)
+        ]
+        self._held = {key: column for column, key in enumerate(keys)}
+        self._known_mib, self._held_there, self._held_on = self._value_rows()
+
+    def peak_bytes(self, pieces: Sequence[Piece]) -> int:
+        """The predicted peak, arguments and outputs left out."""
+        return predict(self.chain, _selection(pieces)).peak_bytes - self.chain.fixed_bytes
+
+    def schedule(self, answer: _Answer, offset: float = 0.0) -> Schedule:
+        """The answer with its gap, relative to the objective and the offset."""
+        if answer.pieces is None:
+            status = Status.UNDECIDED if answer.undecided else Status.INFEASIBLE
+            return Schedule(None, Outcome(status, math.inf, 0.0, answer.solve_s))
+        whole = max(answer.objective + offset, 1e-12)
+        gap = max(answer.objective - answer.lower, 0.0) / whole
+        proven = gap <= self._config.relative_gap + 1e-6
+        status = Status.OPTIMAL if proven else Status.NODE_LIMIT
+        outcome = Outcome(status, answer.objective, gap, answer.solve_s)
+        return Schedule(_selection(answer.pieces), outcome)
+
+    def fastest(
+        self,
+        pieces: Sequence[Piece],
+        limit_bytes: int,
+        below_ms: float = math.inf,
+        *,
+        gap_ms: float | None = None,
+    ) -> _Answer:
+        """Least time added within the limit, if that is below a bound."""
+        x, h = self._variables(pieces, boolean=True)
+        # Σ_p T_p x_p.
+        added = np.array([p.added_ms for p in pieces]) @ x
+        constraints, _ = self._constraints(pieces, x, h, limit_bytes / _MIB)
+        if math.isfinite(below_ms):
+            constraints.append(added <= below_ms)
+        gap_ms = self.gap_ms if gap_ms is None else gap_ms
+        return self._answer(added, constraints, pieces, x, gap_ms)
+
+    def lowest(self, pieces: Sequence[Piece], limit_bytes: float) -> _Answer:
+        """Least peak, if that is no higher than a limit."""
+        x, h = self._variables(pieces, boolean=True)
+        peak = cp.Variable(name="P", nonneg=True)
+        constraints, _ = self._constraints(pieces, x, h, peak)
+        if math.isfinite(limit_bytes):
+            constraints.append(peak <= limit_bytes / _MIB)
+        return self._answer(peak, constraints, pieces, x, 0.0)
+
+    def price(self, limit_bytes: int) -> tuple[float, Prices] | None:
+        """A lower bound of the time added by any schedule, and what the rows charge a piece;
+        None if the solver does not say.
+
+        The relaxation may exceed the limit at a price, so that it has a solution and prices
+        whatever the limit.
+        """
+        pieces = list(self.singles)
+        known = set(pieces)
+        penalty = 1e3 * self.most_ms / (limit_bytes / _MIB)
+        most = max(len(self.chain) // 2, 1)
+        # A schedule has at most so many groups, and each improves on the relaxation by no more
+        # than the best does: what is below this in sum is no matter.
+        fine = max(0.3 * self.gap_ms / most, _ZERO_MS)
+        coarse = self.most_ms
+        rounds = 0
+        while True:
+            rounds += 1
+            relaxed = self._relaxed(pieces, limit_bytes / _MIB, penalty)
+            if relaxed is None:
+                return None
+            value, prices = relaxed
+            # The most wanted groups are quick to list; the less wanted once they run out.
+            while True:
+                most_bytes = limit_bytes + self.most_lent_bytes
+                found = self.groups.pieces(most_bytes, prices=prices, worth_ms=-coarse)
+                found = [(prices.reduced_ms(p), p) for p in found if p not in known]
+                if found or coarse <= fine:
+                    break
+                coarse = max(fine, coarse / 4)
+            found.sort(key=lambda f: (f[0], f[1].first, f[1].last, f[1].options))
+            if not found or rounds == _MAX_ROUNDS:
+                least = min(found[0][0] if found else 0.0, -coarse)
+                return value + least * most, prices
+            pieces += [p for _, p in found[:_MAX_PRICED]]
+            known.update(p for _, p in found[:_MAX_PRICED])
+
+    def _relaxed(
+        self, pieces: Sequence[Piece], limit_mib: float, penalty: float
+    ) -> tuple[float, Prices] | None:
+        x, h = self._variables(pieces, boolean=False)
+        excess = cp.Variable(nonneg=True, name="u")
+        constraints, rows = self._constraints(pieces, x, h, limit_mib + excess)
+        added = np.array([p.added_ms for p in pieces]) @ x
+        problem = cp.Problem(cp.Minimize(added + penalty * excess), constraints)
+        outcome = solve(problem, self._config, may_be_undecided=True)
+        if outcome.status is not Status.OPTIMAL:
+            return None
+        cover, hold, forward, backward = (
+            np.atleast_1d(np.asarray(r.dual_value, float)) for r in rows
+        )
+        prices = Prices(
+            cover=tuple(cover.tolist()),
+            forward=tuple(np.maximum(forward, 0).tolist()),
+            backward=tuple(np.maximum(backward, 0).tolist()),
+            hold={key: max(float(hold[c]), 0.0) for key, c in self._held.items()},
+        )
+        return outcome.objective, prices
+
+    def _variables(
+        self, pieces: Sequence[Piece], *, boolean: bool
+    ) -> tuple[cp.Variable, cp.Variable]:
+        x = cp.Variable(len(pieces), name="x", boolean=boolean, nonneg=not boolean)
+        return x, cp.Variable(max(len(self._held), 1), nonneg=True, name="h")
+
+    def _constraints(
+        self, pieces: Sequence[Piece], x: cp.Variable, h: cp.Variable, peak: cp.Expression | float
+    ) -> tuple[list[cp.Constraint], tuple[cp.Constraint, ...]]:
+        """All rows, and those that the columns of pieces are in."""
+        n = len(self.chain)
+        covered, held, kept, forward, backward = (_Entries() for _ in range(5))
+        for i, p in enumerate(pieces):
+            for k, own in zip(range(p.first, p.last + 1), p.forward_bytes, strict=True):
+                covered.add(k, i, 1.0)
+                forward.add(k, i, own / _MIB)
+                backward.add(k, i, p.backward_bytes / _MIB)
+            for key in p.holds:
+                held.add(self._held[key], i, 1.0)
+            if p.last + 1 < n:
+                kept.add(p.last + 1, i, p.kept_bytes / _MIB)
+        width = len(pieces)
+        s = cp.Variable(n, name="s")
+        # cvxpy's operators are typed as booleans, so `Any`.
+        rows: tuple[Any, ...] = (
+            # Each block is in one piece:  Σ_{p ∋ k} x_p = 1.
+            covered.matrix(n, width) @ x == 1,
+            # Who holds v as of block k holds it:  h_{v,k} ≥ Σ_{p holds v as of k} x_p.
+            h >= held.matrix(h.size, width) @ x,
+            # The forward of block k: what is kept before it, values still to be read, its own
+            # peak:  s_k + Σ_p A_{p,k} x_p + Σ_{v made before k, read from k on} b_v ≤ P + F_k.
+            s + forward.matrix(n, width) @ x + self._known_mib <= peak + self._lent_forward_mib,
+            # The backward of the piece that block k is in:
+            #   s_k + Σ_{p ∋ k} B_p x_p + Σ_{v made up to k, read from k on} b_v h_{v,k} ≤ P + G_k.
+            s + backward.matrix(n, width) @ x + self._held_there @ h
+            <= peak + self._lent_backward_mib,
+        )
+        constraints: list[cp.Constraint] = list(rows)
+        # What the pieces before block k keep, and values last read before it that they hold:
+        #   s_0 = 0,  s_k = s_{k−1} + Σ_{p ends at k−1} K_p x_p + Σ_{v last read in k−1} b_v h_v.
+        before = sp.eye_array(n, format="csr") - sp.eye_array(n, k=-1, format="csr")
+        stock: Any = before @ s == kept.matrix(n, width) @ x + self._held_on @ h
+        constraints.append(stock)
+        # What is held for a block is held for every later one:  h_{v,k} ≥ h_{v,k−1}.
+        steps = [
+            (c, self._held[v, k - 1])
+            for (v, k), c in self._held.items()
+            if (v, k - 1) in self._held
+        ]
+        if steps:
+            later, earlier = (list(c) for c in zip(*steps, strict=True))
+            constraints.append(h[later] >= h[earlier])
+        return constraints, rows
+
+    def _value_rows(self) -> tuple[np.ndarray, sp.csr_matrix, sp.csr_matrix]:
+        """Bytes of values that block k sees in its forward and that are still to be read; of
+        held ones that it sees in its backward and that are read from it on; of held ones that it
+        is the first to come after all readers of."""
+        n = len(self.chain)
+        known, there, on = np.zeros(n), _Entries(), _Entries()
+        for v, c in enumerate(self.chain.crossings):
+            last, size_mib = c.readers[-1], c.size_bytes / _MIB
+            known[c.producer + 1 : last + 1] += size_mib
+            for k in range(c.producer, last + 1):
+                there.add(k, self._held[v, k], size_mib)
+            if last + 1 < n:
+                on.add(last + 1, self._held[v, last], size_mib)
+        width = max(len(self._held), 1)
+        return known, there.matrix(n, width), on.matrix(n, width)
+
+    def _answer(
+        self,
+        objective: cp.Expression,
+        constraints: list[cp.Constraint],
+        pieces: Sequence[Piece],
+        x: cp.Variable,
+        gap: float,
+    ) -> _Answer:
+        problem = cp.Problem(cp.Minimize(objective), constraints)
+        outcome = solve(problem, self._config, absolute_gap=gap, may_be_undecided=True)
+        if outcome.status is Status.INFEASIBLE:
+            return _Answer(None, math.inf, math.inf, outcome.solve_s)
+        if outcome.status is Status.UNDECIDED:
+            return _Answer(None, math.inf, 0.0, outcome.solve_s)
+        assert x.value is not None
+        chosen = tuple(p for p, on in zip(pieces, x.value, strict=True) if on > 0.5)
+        lower = outcome.objective - outcome.gap * abs(outcome.objective)
+        return _Answer(chosen, outcome.objective, lower, outcome.solve_s)
+
+
+class _Entries:
+    """Entries of a sparse matrix, collected one by one."""
+
+    def __init__(self) -> None:
+        self._rows: list[int] = []
+        self._columns: list[int] = []
+        self._values: list[float] = []
+
+    def add(self, row: int, column: int, value: float) -> None:
+        self._rows.append(row)
+        self._columns.append(column)
+        self._values.append(value)
+
+    def matrix(self, height: int, width: int) -> sp.csr_matrix:
+        where = (self._rows, self._columns)
+        return sp.csr_matrix((self._values, where), shape=(height, width))
+
+
+def _selection(pieces: Sequence[Piece]) -> Selection:
+    ordered = sorted(pieces, key=lambda p: p.first)
+    return Selection(
+        options=tuple(o for p in ordered for o in p.options),
+        groups=tuple((p.first, p.last) for p in ordered if p.last > p.first),
+        keeps=tuple(keep for p in ordered for keep in p.keeps),
+    )

@@ -1,0 +1,178 @@
+"""What scans and conds run, as programs of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+import jax
+
+from jax_hremat._jax import compat
+from jax_hremat._trace.graph import Graph, build_graph, is_cond, is_loop
+from jax_hremat._trace.rules import active_variables, are_in, open_program
+from jax_hremat._trace.trace import Program, is_inexact
+
+
+def scan_body(eqn: Any, moving: Sequence[bool] = (), active: Sequence[bool] = ()) -> Program:
+    """The body of a scan as a flat program of (constants, carry, one step's inputs).
+
+    Args:
+        eqn: The scan's equation.
+        moving: Which of its inputs rules are taken apart for; none if left out.
+        active: Which inputs of the body are differentiated; none if left out.
+    """
+    return _body_program(eqn.params["jaxpr"], _moving_in_body(eqn, moving), active)
+
+
+def branch_bodies(
+    eqn: Any, moving: Sequence[bool] = (), active: Sequence[bool] = ()
+) -> list[Program]:
+    """The branches of a cond as flat programs of its operands.
+
+    Args:
+        eqn: The cond's equation.
+        moving: Which of its inputs, the index first, rules are taken apart for; none if left out.
+        active: Which operands are differentiated; none if left out.
+    """
+    return [_body_program(branch, moving[1:], active) for branch in eqn.params["branches"]]
+
+
+def _moving_in_body(eqn: Any, moving: Sequence[bool]) -> list[bool]:
+    """The same of the body's inputs: what is carried moves if it does so after any step."""
+    num_consts, num_carry = compat.scan_counts(eqn)
+    body = compat.open_jaxpr(eqn.params["jaxpr"])
+    flags = [*moving, *[False] * (len(body.invars) - len(moving))]
+    carried = slice(num_consts, num_consts + num_carry)
+    while True:
+        active = active_variables(body, [i for i, on in enumerate(flags) if on])
+        after = are_in(active, body.outvars[:num_carry])
+        grown = [a or b for a, b in zip(flags[carried], after, strict=True)]
+        if grown == flags[carried]:
+            return flags
+        flags[carried] = grown
+
+
+def _body_program(closed: Any, moving: Sequence[bool], active: Sequence[bool]) -> Program:
+    avals = closed.in_avals
+    moves = tuple(i for i, on in enumerate(moving) if on)
+    jaxpr = open_program(closed, moves)
+    num_outputs = len(compat.open_jaxpr(jaxpr).outvars)
+    flags = [*active, *[False] * (len(avals) - len(active))]
+    return Program(
+        jaxpr=jaxpr,
+        in_tree=jax.tree.structure((tuple(avals), {})),
+        out_tree=jax.tree.structure([0] * num_outputs),
+        input_names=tuple(f"in[{i}]" for i in range(len(avals))),
+        differentiated=tuple(
+            i
+            for i, (on, a) in enumerate(zip(flags, avals, strict=True))
+            if on and is_inexact(a.dtype)
+        ),
+        moving=moves,
+        is_loss=False,
+        has_aux=False,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """One step of a differentiated scan, or one branch of a differentiated cond.
+
+    Attributes:
+        graph: Its operations and values.
+        kept: The same, each value with the bytes that one run keeps of it: of one that is the same
+            in every step of a scan JAX keeps a single copy, so that is a step's share.
+        inner: The scans and conds inside it, by operation.
+    """
+
+    graph: Graph
+    kept: Graph
+    inner: Mapping[int, Scan | Cond]
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it has an effect, so that it must run exactly once."""
+        return any(op.pinned for op in self.graph.operations)
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """A scan that has a backward.
+
+    Attributes:
+        body: One step.
+        trips: How many.
+    """
+
+    body: Body
+    trips: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cond:
+    """A cond that has a backward.
+
+    Attributes:
+        branches: In the order of its index.
+    """
+
+    branches: tuple[Body, ...]
+
+
+def bodies_of(program: Program, graph: Graph) -> dict[int, Scan | Cond]:
+    """The scans and conds of a program that have a backward, by operation."""
+    with program.context.entered():
+        return _bodies_of(program, graph)
+
+
+def _bodies_of(program: Program, graph: Graph) -> dict[int, Scan | Cond]:
+    eqns = compat.open_jaxpr(program.jaxpr).eqns
+    variables = active_variables(compat.open_jaxpr(program.jaxpr), program.moving)
+    found: dict[int, Scan | Cond] = {}
+    for op in graph.operations:
+        eqn = eqns[op.id]
+        active = [v is not None and graph.values[v].active for v in op.inputs]
+        moving = are_in(variables, eqn.invars)
+        if is_loop(op):
+            found[op.id] = Scan(_scan_body(eqn, moving, active), eqn.params["length"])
+        elif is_cond(op):
+            # The first input is the index.
+            branches = branch_bodies(eqn, moving, active[1:])
+            found[op.id] = Cond(tuple(map(_body, branches)))
+    return found
+
+
+def _body(program: Program) -> Body:
+    graph = build_graph(program)
+    return Body(graph, graph, bodies_of(program, graph))
+
+
+def _scan_body(eqn: Any, moving: Sequence[bool], active: Sequence[bool]) -> Body:
+    """The body with the activity of its carry: a carried value is active if it is so at the
+    start or after any step."""
+    num_consts, num_carry = compat.scan_counts(eqn)
+    flags = list(active)
+    while True:
+        program = scan_body(eqn, moving, flags)
+        graph = build_graph(program)
+        after = [v is not None and graph.values[v].active for v in graph.outputs[:num_carry]]
+        carried = slice(num_consts, num_consts + num_carry)
+        grown = [a or b for a, b in zip(flags[carried], after, strict=True)]
+        if grown == flags[carried]:
+            kept = _kept_each_step(graph, num_consts, eqn.params["length"])
+            return Body(graph, kept, bodies_of(program, graph))
+        flags[carried] = grown
+
+
+def _kept_each_step(graph: Graph, num_consts: int, trips: int) -> Graph:
+    changing = set(graph.arguments[num_consts:])
+    for op in graph.operations:
+        if op.pinned or changing.intersection(op.inputs):
+            changing.update(op.outputs)
+    values = [
+        v if v.id in changing else replace(v, size_bytes=ceil(v.size_bytes / trips))
+        for v in graph.values
+    ]
+    return replace(graph, values=tuple(values))

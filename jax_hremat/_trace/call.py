@@ -1,0 +1,345 @@
+"""A call of any function as a program of arrays: what is traced, what is not, what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.errors import TraceContextError
+from jax.core import Tracer
+
+from jax_hremat._emit.emit import emit_flat
+from jax_hremat._flax.objects import Changes, Leaf, Structure, Watch, flatten
+from jax_hremat._plan.openings import Openings
+from jax_hremat._plan.region import Region
+from jax_hremat._shared.errors import UnsupportedProgramError
+from jax_hremat._trace.trace import Input, Program, trace_flat
+
+# Whether a leaf is traced that need not be, or is differentiated.
+Choice = Callable[[Leaf], bool]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arguments:
+    """The arguments of a call, flat.
+
+    Attributes:
+        structure: What they are without their leaves.
+        leaves: All leaves; those that are not traced are static.
+        objects: NNX objects among them, by number.
+        inputs: The leaves that are traced.
+        positions: Where each of them is among the leaves.
+    """
+
+    structure: Structure
+    leaves: tuple[Leaf, ...]
+    objects: dict[int, Any]
+    inputs: tuple[Input, ...]
+    positions: tuple[int, ...]
+
+    @staticmethod
+    def of(
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        *,
+        is_differentiated: Choice = lambda leaf: False,
+        traces_scalar: Choice = lambda leaf: False,
+    ) -> Arguments:
+        """Arrays are traced; Python numbers and flags where it is said; all else is static."""
+        structure, leaves, objects = flatten((tuple(args), kwargs))
+        positions = tuple(
+            i
+            for i, leaf in enumerate(leaves)
+            if is_array(leaf.value) or (is_scalar(leaf.value) and traces_scalar(leaf))
+        )
+        chosen = (leaves[i] for i in positions)
+        inputs = tuple(Input(input_name(x), x.value, is_differentiated(x)) for x in chosen)
+        return Arguments(structure, tuple(leaves), objects, inputs, positions)
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The traced leaves as JAX arrays, to be computed with."""
+        return tuple(_as_jax(x.value) for x in self.inputs)
+
+    def like(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
+        """Other arguments, with the same leaves traced and differentiated."""
+        names = {x.name: x.differentiated for x in self.inputs}
+        return Arguments.of(
+            args,
+            kwargs,
+            is_differentiated=lambda leaf: names.get(input_name(leaf), False),
+            traces_scalar=lambda leaf: input_name(leaf) in names,
+        )
+
+    def inputs_of(self, argnums: Sequence[int]) -> tuple[int, ...]:
+        """Which inputs positional arguments hold."""
+        leaves = (self.leaves[i] for i in self.positions)
+        return tuple(k for k, leaf in enumerate(leaves) if _is_of(leaf.path, argnums))
+
+    def variables_of(self, argnums: Sequence[int]) -> frozenset[int]:
+        """Numbers of the variables that positional arguments hold."""
+        held = {id(leaf.variable) for leaf in self.leaves if _is_of(leaf.path, argnums)}
+        return frozenset(i for i, node in self.objects.items() if id(node) in held)
+
+    @property
+    def static_part(self) -> Arguments:
+        """All but what is traced, and none of the caller's objects."""
+        traced = frozenset(self.positions)
+        bare = (replace(leaf, variable=None) for leaf in self.leaves)
+        leaves = (replace(x, value=None) if i in traced else x for i, x in enumerate(bare))
+        return replace(self, leaves=tuple(leaves), objects={}, inputs=())
+
+    def with_values(self, values: Sequence[Any]) -> tuple[Any, dict[int, Any]]:
+        """Arguments `(args, kwargs)` of these values, and the new objects among them."""
+        merged = [leaf.value for leaf in self.leaves]
+        for i, value in zip(self.positions, values, strict=True):
+            merged[i] = value
+        objects: dict[int, Any] = {}
+        return self.structure.unflatten(merged, objects), objects
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Results:
+    """How what a function returned, and what it changed, is put together from a program's outputs.
+
+    Attributes:
+        structure: Of the results and the changed values.
+        sources: For each leaf, the position of an output; or of an input that it is; or, as a
+            tuple of one, itself.
+        changes: What was changed in the arguments' objects.
+    """
+
+    structure: Structure
+    sources: tuple[tuple[str, Any], ...]
+    changes: Changes
+
+    def put_together(self, arguments: Arguments, outputs: Sequence[Any]) -> Any:
+        """The results, with the changes made to the objects of `arguments`."""
+        read = {
+            "output": lambda j: outputs[j],
+            "input": lambda i: arguments.inputs[i].value,
+            "static": lambda value: value,
+        }
+        leaves = [read[source](which) for source, which in self.sources]
+        result, changed = self.structure.unflatten(leaves, dict(arguments.objects))
+        self.changes.apply(arguments.objects, changed)
+        return result
+
+
+def call_flat(
+    fun: Callable[..., Any],
+    arguments: Arguments,
+    values: Sequence[Any],
+    *,
+    check: Callable[[Any], None] = lambda result: None,
+    num_kept: int = 0,
+    hands_on: bool = False,
+    as_jit: bool = False,
+    returned: frozenset[int] = frozenset(),
+) -> tuple[list[Any], Results]:
+    """Call a function at traced values of its arguments' inputs.
+
+    Args:
+        fun: The function.
+        arguments: Its arguments.
+        values: What the inputs are now.
+        check: Looks at what the function returned.
+        num_kept: How many leaves of the results are outputs whatever they are.
+        hands_on: Whether inputs that the function returns as they are, and constants, are outputs
+            too: the compiled step has memory for them.
+        as_jit: Whether all arrays and numbers are outputs, as those of `jax.jit` are, and not only
+            what was computed from the inputs.
+        returned: Numbers of the variables that are outputs whether changed or not.
+
+    Returns:
+        The outputs, and how to make the results of them.
+
+    Raises:
+        UnsupportedProgramError: The function changes objects that are not among its arguments, or
+            puts arrays into containers that are.
+    """
+    (args, kwargs), objects = arguments.with_values(values)
+    name = name_of(fun)
+    given = {id(leaf.value) for leaf in flatten((args, kwargs))[1]}
+    watch = Watch(objects)
+    try:
+        result = fun(*args, **kwargs)
+    except TraceContextError as error:
+        raise UnsupportedProgramError(
+            f"`{name}` changes Flax NNX state that it was not given: {error}. A change in a "
+            f"closure or a global would be lost, as `nnx.grad` and `nnx.jit` say too. Pass the "
+            f"object (module, `nnx.Rngs`, metric, variable) as an argument, in any container: "
+            f"what is changed in it is then changed in the caller's"
+        ) from error
+    check(result)
+    changes, changed = watch.changes(returned)
+    _check_containers(name, args, kwargs, given)
+    structure, leaves, _ = flatten((result, changed), objects)
+    input_of = {} if as_jit else {id(v): i for i, v in enumerate(values)}
+    outputs: list[Any] = []
+    sources: list[tuple[str, Any]] = []
+    for k, leaf in enumerate(leaves):
+        value = leaf.value
+        if k >= num_kept and id(value) in input_of:
+            sources.append(("input", input_of[id(value)]))
+            outputs += [value] if hands_on else []
+        elif k < num_kept or isinstance(value, Tracer) or (as_jit and _is_output(value)):
+            sources.append(("output", len(outputs)))
+            outputs.append(value)
+        else:
+            sources.append(("static", value))
+            outputs += [value] if hands_on and _is_output(value) else []
+    return outputs, Results(structure, tuple(sources), changes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TracedCall:
+    """A call, traced.
+
+    Attributes:
+        fun: The function.
+        program: What it computes.
+        arguments: What it was called with.
+        closed_over: Values that are traced outside it and that it uses; inputs of the program
+            after those of the arguments.
+        results: What to make of the program's outputs.
+    """
+
+    fun: Callable[..., Any]
+    program: Program
+    arguments: Arguments
+    closed_over: tuple[Any, ...]
+    results: Results
+
+    def with_opened(self, openings: Openings) -> TracedCall:
+        """The call, with parts of the function written in another way."""
+        return replace(self, program=self.program.with_opened(openings))
+
+    def run(self, root: Region, watch: Callable[[Any], Any] = lambda value: value) -> Any:
+        """Compute it with the regions of `root`; change the objects that it was given."""
+        flat = emit_flat(self.program, root)
+        values = [*self.arguments.values, *self.closed_over]
+        # One that gradients are taken of: the others may be dead code where only those are used.
+        watched = self.program.differentiated[0]
+        values[watched] = watch(values[watched])
+        outputs = flat(*values)
+        return self.results.put_together(self.arguments, outputs)
+
+
+def trace_arguments(
+    fun: Callable[..., Any], arguments: Arguments, *, is_loss: bool, has_aux: bool = False
+) -> TracedCall:
+    """Trace a call.
+
+    Args:
+        fun: A loss, if `is_loss`: it returns a scalar, or `(scalar, aux)` if `has_aux`; or else any
+            function, whose step is its call and its pullback.
+        arguments: What it is called with, arrays or `ShapeDtypeStruct`s.
+
+    Raises:
+        UnsupportedProgramError: What `trace_loss` and `trace_call` refuse, and `call_flat`.
+        UnsupportedConfigError: `jax_remat3` is on.
+    """
+    made: list[Results] = []
+
+    def check(result: Any) -> None:
+        if is_loss:
+            check_loss(fun, result, has_aux)
+
+    def flat(*values: Any) -> list[Any]:
+        outputs, results = call_flat(
+            fun, arguments, values, check=check, num_kept=int(is_loss), hands_on=is_loss
+        )
+        made.append(results)
+        return outputs
+
+    program, closed_over = trace_flat(flat, arguments.inputs, is_loss=is_loss, has_aux=has_aux)
+    return TracedCall(fun, program, arguments, closed_over, made[0])
+
+
+def check_loss(fun: Callable[..., Any], result: Any, has_aux: bool) -> None:
+    """Refuse what is not the result of a loss.
+
+    Raises:
+        UnsupportedProgramError: It is no real floating scalar; or no pair of one and `aux`.
+    """
+    name = name_of(fun)
+    shown = jax.tree.structure(result)
+    if has_aux:
+        pair = isinstance(result, (tuple, list)) and len(result) == 2
+        if not pair or jax.tree.structure(result[0]).num_leaves != 1:
+            raise UnsupportedProgramError(
+                f"`has_aux=True` needs `{name}` to return a pair `(loss, aux)`; it returned {shown}"
+            )
+        result = result[0]
+    elif shown.num_leaves != 1:
+        raise UnsupportedProgramError(
+            f"`{name}` must return one scalar loss; it returned {shown}. Use `has_aux=True` if it "
+            f"returns `(loss, aux)`"
+        )
+    (loss,) = jax.tree.leaves(result)
+    shape, dtype = jnp.shape(loss), jnp.result_type(loss)
+    if shape != () or not jnp.issubdtype(dtype, np.floating):
+        raise UnsupportedProgramError(
+            f"`{name}` must return a real floating scalar; it returned {dtype}{list(shape)}. "
+            f"Reduce it, for instance with `.mean()`"
+        )
+
+
+def name_of(fun: Any) -> str:
+    """What to call a function in a message."""
+    return getattr(fun, "__name__", type(fun).__name__)
+
+
+def is_array(value: Any) -> bool:
+    """Whether a leaf is traced in any case."""
+    if isinstance(value, (jax.Array, jax.ShapeDtypeStruct)):
+        return True
+    if not isinstance(value, (np.ndarray, np.generic)):
+        return False
+    # Texts, dates, objects and the gradients of integers are no arrays of JAX.
+    return value.dtype.kind not in "OSUMm" and value.dtype != jax.dtypes.float0
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a Python number, flags left out."""
+    return is_scalar(value) and not isinstance(value, bool)
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether it is a Python number or flag."""
+    return isinstance(value, (bool, int, float, complex))
+
+
+def _is_output(value: Any) -> bool:
+    return is_array(value) or is_scalar(value)
+
+
+def _as_jax(value: Any) -> Any:
+    return value if isinstance(value, (jax.Array, jax.ShapeDtypeStruct)) else jnp.asarray(value)
+
+
+def _check_containers(name: str, args: Any, kwargs: Any, given: set[int]) -> None:
+    """What is put into a container would be lost, since the function has copies of them."""
+    for leaf in flatten((args, kwargs))[1]:
+        in_container = not leaf.within and leaf.variable is None
+        if in_container and isinstance(leaf.value, Tracer) and id(leaf.value) not in given:
+            raise UnsupportedProgramError(
+                f"`{name}` puts an array into its argument at `{input_name(leaf)}`, a container "
+                f"of which it has a copy, so the caller would not see it. Return it, or keep it "
+                f"in an `nnx.Variable`"
+            )
+
+
+def _is_of(path: tuple[Any, ...], argnums: Sequence[int]) -> bool:
+    return path[0].idx == 0 and path[1].idx in argnums
+
+
+def input_name(leaf: Leaf) -> str:
+    """A readable path of a leaf of `(args, kwargs)`; paths start with 0 for args, 1 for kwargs."""
+    kind = "args" if leaf.path[0].idx == 0 else "kwargs"
+    return kind + leaf.name[len("[0]") :]

@@ -1,0 +1,156 @@
+"""A mesh of devices, and how an array lies on it, as plain data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.core import Tracer
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jax_hremat._jax import compat
+from jax_hremat._shared.errors import UnsupportedProgramError
+
+# For each dimension of an array, the axes of the mesh that it is split over.
+Spec = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMesh:
+    """A mesh of devices of one kind.
+
+    Attributes:
+        axes: Name and size of each axis.
+        explicit: Names of those along which shardings are part of the types of arrays.
+        manual: Names of those of a `shard_map` around the function, which is what one device does
+            along them.
+    """
+
+    axes: tuple[tuple[str, int], ...]
+    explicit: tuple[str, ...] = ()
+    manual: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(mesh: Mesh | AbstractMesh) -> DeviceMesh:
+        """The mesh, whatever its devices."""
+        return DeviceMesh(
+            tuple(mesh.shape.items()), tuple(mesh.explicit_axes), tuple(mesh.manual_axes)
+        )
+
+    @property
+    def num_devices(self) -> int:
+        """All devices of the mesh."""
+        return math.prod(size for _, size in self.axes)
+
+    def __str__(self) -> str:
+        return " × ".join(f"{name} {size}" for name, size in self.axes)
+
+    @property
+    def abstract(self) -> AbstractMesh:
+        """The mesh of no devices in particular."""
+        names, sizes = zip(*self.axes, strict=True)
+        kinds = dict.fromkeys(names, AxisType.Auto)
+        kinds |= dict.fromkeys(self.explicit, AxisType.Explicit)
+        kinds |= dict.fromkeys(self.manual, AxisType.Manual)
+        return AbstractMesh(sizes, names, tuple(kinds.values()))
+
+    def sharding(self, spec: Spec) -> NamedSharding:
+        """A sharding on the abstract mesh."""
+        return NamedSharding(self.abstract, PartitionSpec(*(axes or None for axes in spec)))
+
+    def share(self, shape: Sequence[int], spec: Spec) -> float:
+        """The part of an array that the fullest device holds; dimensions are padded up."""
+        sizes = dict(self.axes)
+        share = 1.0
+        for extent, axes in zip(shape, spec, strict=True):
+            parts = math.prod(sizes[axis] for axis in axes)
+            share *= math.ceil(extent / parts) / extent if extent else 1.0
+        return share
+
+
+def spec_of(sharding: NamedSharding, num_dims: int) -> Spec:
+    """The axes of each dimension, written out for all of them."""
+    entries = [*sharding.spec, *[None] * (num_dims - len(sharding.spec))]
+    return tuple(
+        () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+        for axes in entries
+    )
+
+
+def sharding_on_mesh(leaf: Any) -> NamedSharding | None:
+    """How an argument lies on a mesh, without naming the devices; None if it does not.
+
+    Of one that is being traced JAX knows only its sharding along explicit axes; where the mesh has
+    others, its sharding is unconstrained.
+
+    Raises:
+        UnsupportedProgramError: It lies on several devices that are no mesh.
+    """
+    traced = isinstance(leaf, Tracer)
+    sharding = jax.typeof(leaf).sharding if traced else getattr(leaf, "sharding", None)
+    if not isinstance(sharding, NamedSharding):
+        if sharding is not None and sharding.num_devices > 1:
+            raise UnsupportedProgramError(
+                f"an argument lies on {sharding.num_devices} devices as {sharding}. Only meshes "
+                f"of devices can be planned for: use `jax.sharding.NamedSharding`"
+            )
+        return None
+    mesh, spec = sharding.mesh, sharding.spec
+    kinds = set(mesh.axis_types)
+    if mesh.empty or kinds == {AxisType.Manual} or (mesh.size == 1 and kinds == {AxisType.Auto}):
+        return None
+    if traced and AxisType.Auto in kinds:
+        spec = PartitionSpec(*(axes or PartitionSpec.UNCONSTRAINED for axes in spec))
+    # What a mesh with other axes is to types of arrays, it is in the function too.
+    typed = compat.is_typed(mesh)
+    return NamedSharding(mesh.abstract_mesh if typed else DeviceMesh.of(mesh).abstract, spec)
+
+
+def shardings_on_one_mesh(
+    names: Sequence[str], leaves: Sequence[Any]
+) -> tuple[NamedSharding | None, ...]:
+    """The shardings of a step's arguments, empty if none of them has one.
+
+    Raises:
+        UnsupportedProgramError: They are on different meshes.
+    """
+    shardings = tuple(map(sharding_on_mesh, leaves))
+    placed = {n: s.mesh for n, s in zip(names, shardings, strict=True) if s is not None}
+    first, *others = placed or ("",)
+    for name in others:
+        if DeviceMesh.of(placed[name]) != DeviceMesh.of(placed[first]):
+            raise UnsupportedProgramError(
+                f"`{first}` lies on {placed[first]} and `{name}` on {placed[name]}; the "
+                f"arguments of one step must lie on one mesh"
+            )
+    return shardings if placed else ()
+
+
+def is_known(sharding: NamedSharding | None) -> bool:
+    """Whether it is said how the array lies."""
+    return sharding is None or PartitionSpec.UNCONSTRAINED not in sharding.spec
+
+
+def laid(struct: jax.ShapeDtypeStruct, sharding: NamedSharding | None) -> jax.ShapeDtypeStruct:
+    """What stands for an array that lies so; what is part of its type stays.
+
+    Args:
+        struct: It.
+        sharding: How it lies, on any mesh of the same axes; None if nothing is said.
+    """
+    if sharding is None or not is_known(sharding):
+        return struct
+    own = struct.sharding
+    mesh = own.mesh if isinstance(own, NamedSharding) else sharding.mesh
+    return struct.update(sharding=NamedSharding(mesh, sharding.spec))
+
+
+def put(x: Any, sharding: NamedSharding | None) -> Any:
+    """The array, which the compiler must lay so; as it is if nothing is said, or if its type says
+    it."""
+    if sharding is None or not is_known(sharding) or compat.is_typed(sharding.mesh):
+        return x
+    return jax.lax.with_sharding_constraint(x, sharding)

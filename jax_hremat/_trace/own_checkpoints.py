@@ -1,0 +1,53 @@
+"""The `jax.checkpoint`s that a program has of its own, before anything is planned."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax_hremat._jax import compat
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCheckpoint:
+    """One place of the user's code that checkpoints.
+
+    Attributes:
+        source: Its line.
+        keeps: Its policy; empty for none, which keeps nothing.
+        count: How often a step runs into it; each step of a loop counts.
+    """
+
+    source: str
+    keeps: str
+    count: int
+
+    def __str__(self) -> str:
+        keeping = f" under {self.keeps}" if self.keeps else ""
+        return f"{self.count} × jax.checkpoint{keeping} at {self.source}"
+
+
+def own_checkpoints(jaxpr: Any) -> tuple[OwnCheckpoint, ...]:
+    """Those of a jaxpr and of all bodies in it, in the order in which they are met."""
+    found: Counter[tuple[str, str]] = Counter()
+    for place, times in _places(jaxpr, 1):
+        found[place] += times
+    return tuple(OwnCheckpoint(source, keeps, n) for (source, keeps), n in found.items())
+
+
+def words(found: Sequence[OwnCheckpoint]) -> str:
+    """All of them in one line; empty if there are none."""
+    return ", ".join(map(str, found))
+
+
+def _places(jaxpr: Any, times: int) -> Iterator[tuple[tuple[str, str], int]]:
+    for eqn in compat.open_jaxpr(jaxpr).eqns:
+        if compat.is_checkpoint(eqn):
+            policy = eqn.params["policy"]
+            keeps = "" if policy is None else compat.policy_name(policy)
+            yield (compat.source_line(eqn), keeps), times
+        trips = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        for body in compat.inner_jaxprs(eqn):
+            yield from _places(body, times * trips)

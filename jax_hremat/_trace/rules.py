@@ -1,0 +1,153 @@
+"""Custom derivative rules taken apart, so that what their backward reads are values like others.
+
+A `jax.custom_vjp` function is one operation, and the residuals of its forward rule are out of reach
+of any name given outside: a checkpointed region that holds a fused attention kernel runs it
+again, whatever it saves. So where it is differentiated it becomes
+
+    detached = detach(inputs)              one level of differentiation does not get past it
+    residuals, outputs = forward rule      its own equations, on the detached inputs
+    results = attached(outputs, residuals, inputs)
+
+The last is a `custom_vjp` again. Where it is differentiated it computes nothing: it hands `outputs`
+on and pulls cotangents back by the backward rule, from `residuals`. Where it is not, it is the
+function itself on `inputs`, and the forward rule is dead code.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from jax_hremat._jax import compat
+from jax_hremat._trace.unrolling import unrolled
+
+# Cotangents do not get past them.
+STOPS = frozenset({"stop_gradient", compat.DETACH})
+
+
+def open_program(closed: Any, moving: Iterable[int], scan_steps: int = 0) -> Any:
+    """The closed jaxpr traced again with every plain inner `jit` opened, the rules of the
+    `custom_vjp` calls in it that may be differentiated taken apart, short scans unrolled, and the
+    mutable arrays that it makes as values.
+
+    A call stays one operation if
+    - nothing it reads depends on a moving input,
+    - it closes over such a value, which JAX refuses to differentiate,
+    - its rule computes nothing (one that was taken apart before does not),
+    - its rule has an effect, which must not happen where nothing is differentiated,
+    - its rule closes over a value that was being traced outside the program.
+
+    Args:
+        closed: A closed jaxpr.
+        moving: Positions of the inputs that may be differentiated.
+        scan_steps: Scans of at most so many steps are unrolled.
+    """
+    consts, avals = compat.jaxpr_consts(closed), closed.in_avals
+    positions = set(moving)
+
+    def flat(*inputs: Any) -> list[Any]:
+        flags = [i in positions for i in range(len(inputs))]
+        return _Evaluation(scan_steps).outputs(closed, consts, inputs, flags)[0]
+
+    return compat.without_refs(jax.make_jaxpr(flat)(*avals))
+
+
+@dataclass(frozen=True, slots=True)
+class _Evaluation:
+    """Runs jaxprs whose parts are taken apart.
+
+    Attributes:
+        scan_steps: As of `open_program`.
+        in_steps: Whether what is run was in a scan: checkpoints written there rely on its loop.
+    """
+
+    scan_steps: int
+    in_steps: bool = False
+
+    def outputs(
+        self, closed: Any, consts: Sequence[Any], inputs: Sequence[Any], moving: Sequence[bool]
+    ) -> tuple[list[Any], list[bool]]:
+        """The outputs, and which of them depend on the moving inputs."""
+        jaxpr = compat.open_jaxpr(closed)
+        env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *inputs), strict=True))
+        active = {v for v, on in zip(jaxpr.invars, moving, strict=True) if on}
+
+        def read(atoms: Sequence[Any]) -> list[Any]:
+            return [v.val if isinstance(v, compat.Literal) else env[v] for v in atoms]
+
+        for eqn in jaxpr.eqns:
+            given, flags = read(eqn.invars), are_in(active, eqn.invars)
+            outputs, made = self._of_equation(eqn, given, flags)
+            env.update(zip(eqn.outvars, outputs, strict=True))
+            moved = (v for v, on in zip(eqn.outvars, made, strict=True) if on)
+            active.update(v for v in moved if _is_inexact(v))
+        return read(jaxpr.outvars), are_in(active, jaxpr.outvars)
+
+    def _of_equation(
+        self, eqn: Any, inputs: Sequence[Any], moving: Sequence[bool]
+    ) -> tuple[list[Any], list[bool]]:
+        inner = compat.inlinable_jaxpr(eqn)
+        if inner is not None:
+            with compat.context_of(eqn):
+                return self.outputs(inner, compat.jaxpr_consts(inner), inputs, moving)
+        if eqn.primitive.name == "scan" and 0 < eqn.params["length"] <= self.scan_steps:
+            body = eqn.params["jaxpr"]
+            inside = replace(self, in_steps=True)
+            step = functools.partial(inside.outputs, body, compat.jaxpr_consts(body))
+            return unrolled(eqn, step, inputs, moving)
+        if self.in_steps and compat.is_checkpoint(eqn):
+            eqn = compat.with_barriers(eqn)
+        rule = _rule(eqn, moving)
+        outputs = compat.bind_equation(eqn, inputs) if rule is None else _apart(rule, inputs)
+        return outputs, [_goes_on(eqn, moving)] * len(outputs)
+
+
+def active_variables(jaxpr: Any, moving: Iterable[int]) -> frozenset[Any]:
+    """The moving inputs of an open jaxpr and the floating values computed from them."""
+    active = {jaxpr.invars[i] for i in moving}
+    for eqn in jaxpr.eqns:
+        if _goes_on(eqn, are_in(active, eqn.invars)):
+            active.update(v for v in eqn.outvars if _is_inexact(v))
+    return frozenset(active)
+
+
+def are_in(variables: Collection[Any], atoms: Iterable[Any]) -> list[bool]:
+    """Which atoms are among the variables."""
+    return [not isinstance(v, compat.Literal) and v in variables for v in atoms]
+
+
+def _is_inexact(variable: Any) -> bool:
+    return jnp.issubdtype(variable.aval.dtype, np.inexact)
+
+
+def _goes_on(eqn: Any, moving: Sequence[bool]) -> bool:
+    return any(moving) and eqn.primitive.name not in STOPS
+
+
+def _rule(eqn: Any, moving: Sequence[bool]) -> compat.ForwardRule | None:
+    if not any(moving) or any(moving[: compat.num_closed_over(eqn)]):
+        return None
+    rule = compat.forward_rule(eqn, moving)
+    if rule is None or rule.jaxpr.effects or not compat.open_jaxpr(rule.jaxpr).eqns:
+        return None
+    return None if any(isinstance(c, Tracer) for c in rule.consts) else rule
+
+
+def _apart(rule: compat.ForwardRule, inputs: Sequence[Any]) -> list[Any]:
+    given = list(inputs)
+    floating = [i for i, v in enumerate(rule.eqn.invars) if _is_inexact(v)]
+    with compat.context_of(rule.eqn):
+        # All of them: with one of them alone the forward rule would be differentiated for others.
+        for i, value in zip(floating, compat.detach(*(inputs[i] for i in floating)), strict=True):
+            given[i] = value
+        results = compat.evaluate_inlined(rule.jaxpr, rule.consts, given[rule.num_consts :])
+    made = iter(results)
+    residuals = [next(made) if i is None else inputs[i] for i in rule.sources]
+    return compat.bind_attached(rule, inputs, list(made), residuals)

@@ -1,0 +1,66 @@
+"""`Graph`, `Layout` -> the graph of what one device of a mesh holds and does."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from jax_hremat._trace.graph import Graph, Operation
+from jax_hremat._trace.mesh import DeviceMesh, Spec
+from jax_hremat._trace.trace import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the values of a graph lie.
+
+    Attributes:
+        mesh: The devices.
+        specs: Of each value, in the order of `Graph.values`.
+    """
+
+    mesh: DeviceMesh
+    specs: tuple[Spec, ...]
+
+
+def on_one_device(program: Program, graph: Graph, layout: Layout) -> Graph:
+    """The graph with bytes and flops of one device, and the layout of each value.
+
+    An operation is split as finely as the finest of what it reads and makes: a matrix product's
+    two operands and its result are each split over some of the axes that it is split over.
+
+    Args:
+        program: The program.
+        graph: Its graph.
+        layout: Where its values lie.
+    """
+    shares = [
+        layout.mesh.share(value.aval.shape, spec)
+        for value, spec in zip(program.values, layout.specs, strict=True)
+    ]
+    values = [
+        replace(value, size_bytes=math.ceil(value.size_bytes * share), spec=spec)
+        for value, share, spec in zip(graph.values, shares, layout.specs, strict=True)
+    ]
+    operations = []
+    for op in graph.operations:
+        touched = [v for v in (*op.inputs, *op.outputs) if v is not None]
+        share = min((shares[v] for v in touched), default=1.0)
+        operations.append(
+            replace(
+                op,
+                work=replace(
+                    op.work.repeated(share),
+                    bytes=float(sum(values[v].size_bytes for v in touched)),
+                ),
+                opaque_bytes=math.ceil(op.opaque_bytes * share),
+                fusible=op.fusible or _stays(op, layout),
+            )
+        )
+    return replace(graph, operations=tuple(operations), values=tuple(values), mesh=layout.mesh)
+
+
+def _stays(op: Operation, layout: Layout) -> bool:
+    """Whether it only says of a value how it lies already."""
+    said = op.primitive == "sharding_constraint"
+    return said and len({layout.specs[v] for v in (*op.inputs, *op.outputs) if v is not None}) == 1

@@ -1,0 +1,462 @@
+"""Callable and example arguments -> `Program`: the flat jaxpr that everything else is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import AbstractMesh, NamedSharding
+
+from jax_hremat._jax import compat
+from jax_hremat._jax.cudnn import with_cudnn
+from jax_hremat._plan.openings import NOTHING_OPENED, Openings
+from jax_hremat._shared.errors import UnsupportedConfigError, UnsupportedProgramError
+from jax_hremat._trace.mesh import (
+    DeviceMesh,
+    is_known,
+    sharding_on_mesh,
+    shardings_on_one_mesh,
+)
+from jax_hremat._trace.own_checkpoints import OwnCheckpoint, own_checkpoints
+from jax_hremat._trace.rules import open_program
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A function traced before differentiation, every plain inner `jit` opened and the rules of
+    `custom_vjp` calls taken apart (`rules.py`).
+
+    Attributes:
+        jaxpr: The closed, flat jaxpr; equation `i` is operation `i` of the graph.
+        in_tree: Structure of `(args, kwargs)`.
+        out_tree: Structure of what the function returns.
+        input_names: A readable path for each flat input, such as `args[0]['params']['w']`.
+        differentiated: Positions of the flat inputs that gradients are taken of.
+        moving: Positions of those that rules were taken apart for, the differentiated ones among
+            them.
+        is_loss: Whether flat output 0 is a scalar loss and all others are auxiliary. If not,
+            the cotangents of all floating outputs are inputs of the step (a module's call).
+        has_aux: Whether a loss function returns `(loss, aux)`.
+        shardings: Of each flat input, where some of them lie on a mesh of several devices; None
+            for an input that says nothing, unconstrained for one that was being traced. Empty on
+            one device.
+        context: The mesh in force where it was traced.
+        mesh: The devices that the program runs on, where it is known that they are several: its
+            inputs lie on them, or the program or its context names them. Where it is what one of
+            them does in a `shard_map`, some axes are manual.
+        own_checkpoints: The user's own `jax.checkpoint`s.
+        opened: What of the user's function it was taken apart for.
+    """
+
+    jaxpr: Any
+    in_tree: Any
+    out_tree: Any
+    input_names: tuple[str, ...]
+    differentiated: tuple[int, ...]
+    moving: tuple[int, ...]
+    is_loss: bool
+    has_aux: bool
+    shardings: tuple[NamedSharding | None, ...] = ()
+    context: compat.MeshContext = field(default_factory=compat.MeshContext.current)
+    mesh: DeviceMesh | None = None
+    own_checkpoints: tuple[OwnCheckpoint, ...] = ()
+    opened: Openings = NOTHING_OPENED
+
+    def with_opened(self, openings: Openings) -> Program:
+        """The same program, as it was traced, with parts of it written in another way."""
+        if openings == self.opened:
+            return self
+        jaxpr = compat.without_checkpoints(self.jaxpr) if openings.checkpoints else self.jaxpr
+        jaxpr = open_program(jaxpr, self.moving, openings.scan_steps)
+        return replace(self, jaxpr=jaxpr, opened=openings)
+
+    @property
+    def num_operations(self) -> int:
+        """Equations of the jaxpr."""
+        return len(compat.open_jaxpr(self.jaxpr).eqns)
+
+    @property
+    def in_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Type of every flat input."""
+        return tuple(abstract(v.aval) for v in compat.open_jaxpr(self.jaxpr).invars)
+
+    @property
+    def out_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Type of every flat output."""
+        return tuple(abstract(v.aval) for v in compat.open_jaxpr(self.jaxpr).outvars)
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The jaxpr's variables: constants, inputs, what the operations make."""
+        jaxpr = compat.open_jaxpr(self.jaxpr)
+        return (*jaxpr.constvars, *jaxpr.invars, *(v for e in jaxpr.eqns for v in e.outvars))
+
+    @property
+    def cotangent_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """What the step takes after the program's inputs; empty for a loss."""
+        if self.is_loss:
+            return ()
+        outputs = compat.open_jaxpr(self.jaxpr).outvars
+        return tuple(cotangent(v.aval) for v in outputs if is_inexact(v.aval.dtype))
+
+    def step(self, body: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
+        """The training step the budget is about, around `body(*flat_inputs) -> flat_outputs`.
+
+        For a loss it is `value_and_grad`; for a module's call it is the call with its
+        pullback, the cotangents following the inputs.
+        """
+        num_inputs = len(self.in_avals)
+
+        def forward(active: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, Any]:
+            merged = list(inputs)
+            for position, value in zip(self.differentiated, active, strict=True):
+                merged[position] = value
+            outputs = body(*merged)
+            if self.is_loss:
+                return outputs[0], list(outputs[1:])
+            floating = [o for o in outputs if is_inexact(o.dtype)]
+            return floating, [o for o in outputs if not is_inexact(o.dtype)]
+
+        def step(*flat: Any) -> Any:
+            inputs, cotangents = flat[:num_inputs], flat[num_inputs:]
+            active = [inputs[i] for i in self.differentiated]
+            value, pullback, aux = jax.vjp(lambda a: forward(a, inputs), active, has_aux=True)
+            if self.is_loss:
+                seed: Any = jnp.ones_like(value)
+            else:
+                seed = list(cotangents)
+            return value, aux, pullback(seed)[0]
+
+        return self.context.inside(step)
+
+
+def abstract(aval: Any) -> jax.ShapeDtypeStruct:
+    """The aval as a `ShapeDtypeStruct`, with all that is part of its type."""
+    return compat.typed_struct(aval)
+
+
+def cotangent(aval: Any) -> jax.ShapeDtypeStruct:
+    """What stands for a value's cotangent."""
+    return compat.typed_struct(aval.to_ct_aval())
+
+
+def abstract_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
+    """The type of an argument: an array, a tracer, a scalar, or abstract already; with its
+    sharding, if it lies on a mesh of several devices (see `sharding_on_mesh`).
+
+    Raises:
+        UnsupportedProgramError: It lies on several devices in another way, or it is mutable.
+    """
+    aval: Any = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
+    if compat.is_ref(aval):
+        raise _outer_ref(f"an argument is a mutable array (`jax.new_ref`), {aval.str_short()}")
+    aval = abstract(aval)
+    sharding = sharding_on_mesh(leaf)
+    return aval if sharding is None else aval.update(sharding=sharding)
+
+
+def is_inexact(dtype: Any) -> bool:
+    """Whether values of this dtype have a gradient (PRNG keys, integers and bools have none)."""
+    return jnp.issubdtype(dtype, np.inexact)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Input:
+    """One flat input of a function.
+
+    Attributes:
+        name: A readable path.
+        value: An array, a number, or a `ShapeDtypeStruct`.
+        differentiated: Whether gradients are taken of it, if its dtype has any.
+    """
+
+    name: str
+    value: Any
+    differentiated: bool
+
+
+def trace_loss(
+    fun: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    *,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+) -> Program:
+    """Trace a loss function of arrays, at arrays or `ShapeDtypeStruct`s.
+
+    Args:
+        fun: Returns a scalar, or `(scalar, aux)` if `has_aux`.
+        args: Positional arguments, any pytrees.
+        kwargs: Keyword arguments, any pytrees; never differentiated.
+        argnums: Which positional arguments gradients are taken of, as in `jax.grad`.
+        has_aux: As in `jax.grad`.
+
+    Raises:
+        UnsupportedProgramError: The function does not return a real floating scalar, has an
+            ordered effect, or the differentiated arguments hold no floating array.
+        UnsupportedConfigError: `jax_remat3` is on.
+    """
+    positions = positions_among(args, (argnums,) if isinstance(argnums, int) else argnums)
+    program = _trace_tree(fun, args, kwargs, positions, is_loss=True, has_aux=has_aux)
+    _check_loss(program, fun)
+    return program
+
+
+def trace_call(fun: Callable[..., Any], args: Sequence[Any], argnums: Sequence[int]) -> Program:
+    """Trace any function of arrays whose step is its call and its pullback.
+
+    Args:
+        fun: Any function of pytrees.
+        args: Positional arguments.
+        argnums: Which of them are differentiated, where they are floating.
+
+    Raises:
+        UnsupportedProgramError: An ordered effect, or nothing to differentiate.
+        UnsupportedConfigError: `jax_remat3` is on.
+    """
+    return _trace_tree(fun, args, {}, tuple(argnums), is_loss=False, has_aux=False)
+
+
+def positions_among(args: Sequence[Any], argnums: Sequence[int]) -> tuple[int, ...]:
+    """The positions that `argnums` names, none of them negative.
+
+    Raises:
+        UnsupportedProgramError: There are fewer arguments.
+    """
+    for position in argnums:
+        if not -len(args) <= position < len(args):
+            raise UnsupportedProgramError(
+                f"`argnums` names argument {position}, but the function was given {len(args)} "
+                f"positional arguments; differentiated arguments must be passed by position"
+            )
+    return tuple(p % len(args) for p in argnums)
+
+
+def _trace_tree(
+    fun: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    positions: tuple[int, ...],
+    *,
+    is_loss: bool,
+    has_aux: bool,
+) -> Program:
+    leaves_with_path, in_tree = jax.tree_util.tree_flatten_with_path((tuple(args), kwargs))
+    inputs = [
+        Input(_input_name(path), leaf, path[0].idx == 0 and path[1].idx in positions)
+        for path, leaf in leaves_with_path
+    ]
+    out_trees: list[Any] = []
+
+    def flat_fun(*flat: Any) -> list[Any]:
+        call_args, call_kwargs = jax.tree.unflatten(in_tree, flat)
+        outputs, out_tree = jax.tree.flatten(fun(*call_args, **call_kwargs))
+        out_trees.append(out_tree)
+        return outputs
+
+    program, closed_over = trace_flat(flat_fun, inputs, is_loss=is_loss, has_aux=has_aux)
+    refuse_closed_over(fun, closed_over)
+    return replace(program, in_tree=in_tree, out_tree=out_trees[0])
+
+
+def refuse_closed_over(fun: Callable[..., Any], closed_over: Sequence[Any]) -> None:
+    """Where a program has to be one of its own.
+
+    Raises:
+        UnsupportedProgramError: The function closes over values that are traced outside it.
+    """
+    if closed_over:
+        raise UnsupportedProgramError(
+            f"`{getattr(fun, '__name__', type(fun).__name__)}` closes over arrays that are being "
+            f"traced outside it, which cannot be part of a program of its own. Pass them as "
+            f"arguments"
+        )
+
+
+def trace_flat(
+    flat_fun: Callable[..., Sequence[Any]],
+    inputs: Sequence[Input],
+    *,
+    is_loss: bool,
+    has_aux: bool = False,
+) -> tuple[Program, tuple[Any, ...]]:
+    """Trace a function of flat inputs.
+
+    Args:
+        flat_fun: From arrays to a list of arrays.
+        inputs: Its inputs.
+        is_loss: Whether the first output is a loss.
+        has_aux: Whether other outputs are the user's.
+
+    Returns:
+        The program, and the values that it closes over and that are traced outside it: they are
+        inputs of the program after the given ones, differentiated unless it is a loss. (A module
+        has them in its fields, say, when it is made inside the function that JAX traces.)
+
+    Raises:
+        UnsupportedProgramError: As `trace_call`.
+        UnsupportedConfigError: `jax_remat3` is on.
+    """
+    if compat.remat3_enabled():
+        raise UnsupportedConfigError(
+            "`jax_remat3` is on; under it nested `jax.checkpoint` regions and name policies have "
+            "another, still changing meaning, and a plan would not keep its peak. Switch it off "
+            "with `jax.config.update('jax_remat3', False)` (or unset `JAX_REMAT3`)"
+        )
+    structs = [abstract_leaf(x.value) for x in inputs]
+    _check_shapes([x.name for x in inputs], structs)
+    with with_cudnn():
+        nested = jax.make_jaxpr(flat_fun)(*map(abstract, structs))
+    refs = [v.aval for v in compat.open_jaxpr(nested).constvars if compat.is_ref(v.aval)]
+    if refs:
+        raise _outer_ref(
+            f"the function closes over a mutable array, or is given one (`jax.new_ref`; in Flax, a "
+            f"variable with `ref=True`), {refs[0].str_short()}"
+        )
+    errors = compat.unchecked_errors(nested)
+    if errors:
+        raise UnsupportedProgramError(
+            f"the function checks for errors ({', '.join(errors)}) that a `checkify` around it is "
+            f"to collect, and without that its step cannot be compiled. Plan the function with its "
+            f"errors as a result, `has_aux=True`: `def loss(*args): error, value = "
+            f"checkify.checkify(fun)(*args); return value, error`"
+        )
+    ordered = compat.ordered_effects(nested)
+    if ordered:
+        raise UnsupportedProgramError(
+            f"the function has ordered effects ({', '.join(ordered)}), which `jax.checkpoint` "
+            f"cannot recompute. Make them unordered (`ordered=False`) or move them out of the "
+            f"function that is planned"
+        )
+    context = compat.MeshContext.current()
+    axes = compat.named_axes(nested).difference(context.mesh.manual_axes)
+    if axes:
+        raise UnsupportedProgramError(
+            f"the function communicates over the axes {', '.join(sorted(map(str, axes)))} of a "
+            f"surrounding `vmap`, without which it cannot be compiled on its own. Plan the "
+            f"function that contains the mapping"
+        )
+    closed_over = tuple(c for c in compat.jaxpr_consts(nested) if isinstance(c, Tracer))
+    outer = [Input(f"closed_over[{i}]", c, not is_loss) for i, c in enumerate(closed_over)]
+    inputs = [*inputs, *outer]
+    structs += [abstract_leaf(c) for c in closed_over]
+    nested = _hoisted(nested, closed_over)
+    invars = compat.open_jaxpr(nested).invars
+    chosen = [i for i, x in enumerate(inputs) if x.differentiated]
+    differentiated = tuple(i for i in chosen if is_inexact(invars[i].aval.dtype))
+    if not differentiated:
+        dtypes = sorted({str(invars[i].aval.dtype) for i in chosen})
+        raise UnsupportedProgramError(
+            f"nothing to differentiate: the arguments that are differentiated (`argnums`) hold "
+            f"{len(chosen)} arrays of dtype {', '.join(dtypes) or '(none)'}, and gradients need "
+            f"a floating dtype. Cast the parameters, or point `argnums` at them"
+        )
+    names = tuple(x.name for x in inputs)
+    jaxpr = open_program(nested, differentiated)
+    shardings = shardings_on_one_mesh(names, structs)
+    return (
+        Program(
+            jaxpr=jaxpr,
+            in_tree=jax.tree.structure((tuple(structs), {})),
+            out_tree=jax.tree.structure(list(compat.open_jaxpr(jaxpr).outvars)),
+            input_names=names,
+            differentiated=differentiated,
+            moving=differentiated,
+            is_loss=is_loss,
+            has_aux=has_aux,
+            shardings=shardings,
+            context=context,
+            mesh=devices_of(shardings if is_loss else (), context, jaxpr),
+            own_checkpoints=own_checkpoints(nested),
+        ),
+        closed_over,
+    )
+
+
+def _hoisted(closed: Any, closed_over: Sequence[Any]) -> Any:
+    """The closed jaxpr, those of its constants that are `closed_over` being inputs after the ones
+    it has."""
+    if not closed_over:
+        return closed
+    consts = compat.jaxpr_consts(closed)
+    invars = compat.open_jaxpr(closed).invars
+    outer = {id(c) for c in closed_over}
+
+    def flat(*inputs: Any) -> list[Any]:
+        values = iter(inputs[len(invars) :])
+        merged = [next(values) if id(c) in outer else c for c in consts]
+        return compat.evaluate_inlined(closed, merged, inputs[: len(invars)])
+
+    avals = (*(v.aval for v in invars), *(abstract(abstract_leaf(c)) for c in closed_over))
+    return jax.make_jaxpr(flat)(*avals)
+
+
+def _outer_ref(what: str) -> UnsupportedProgramError:
+    return UnsupportedProgramError(
+        f"{what}, and what is written to it would be written again by a recompute. Pass its value, "
+        f"return the new one as an auxiliary output, and write it outside; mutable arrays that the "
+        f"function makes itself may stay"
+    )
+
+
+def devices_of(
+    shardings: Sequence[NamedSharding | None], context: compat.MeshContext, jaxpr: Any
+) -> DeviceMesh | None:
+    """Those that the inputs lie on, if all say how, or else those that are named."""
+    placed = [s.mesh for s in shardings if s is not None]
+    if placed and context.mesh.empty and all(map(is_known, shardings)):
+        return DeviceMesh.of(placed[0])
+    mesh = compat.named_mesh(jaxpr) if context.mesh.empty else context.mesh
+    return None if mesh is None or _is_one_device(mesh) else DeviceMesh.of(mesh)
+
+
+def _is_one_device(mesh: AbstractMesh) -> bool:
+    return mesh.size == 1 and not compat.is_typed(mesh)
+
+
+def _check_shapes(names: Sequence[str], avals: Sequence[jax.ShapeDtypeStruct]) -> None:
+    """Refuse shapes with dimensions that are no numbers."""
+    for name, aval in zip(names, avals, strict=True):
+        for axis, size in enumerate(aval.shape):
+            if compat.is_symbolic(size):
+                raise UnsupportedProgramError(
+                    f"dimension {axis} of `{name}` is symbolic, `{size}` in {aval.dtype}"
+                    f"[{', '.join(map(str, aval.shape))}]: a plan is for sizes in numbers, for "
+                    f"which its peak was compiled. Export the planned function at each of the "
+                    f"shapes that are used, or the function as it is"
+                )
+
+
+def _input_name(path: Any) -> str:
+    """`((arg, key), …)` paths start with 0 for args and 1 for kwargs."""
+    kind, *rest = path
+    prefix = "args" if kind.idx == 0 else "kwargs"
+    return prefix + jax.tree_util.keystr(tuple(rest))
+
+
+def _check_loss(program: Program, fun: Callable[..., Any]) -> None:
+    name = getattr(fun, "__name__", type(fun).__name__)
+    if program.has_aux:
+        children = program.out_tree.children()
+        if len(children) != 2 or children[0].num_leaves != 1:
+            raise UnsupportedProgramError(
+                f"`has_aux=True` needs `{name}` to return a pair `(loss, aux)`; it returned "
+                f"{program.out_tree}"
+            )
+    elif program.out_tree.num_leaves != 1:
+        raise UnsupportedProgramError(
+            f"`{name}` must return one scalar loss; it returned {program.out_tree}. Use "
+            f"`has_aux=True` if it returns `(loss, aux)`"
+        )
+    loss = program.out_avals[0]
+    if loss.shape != () or not jnp.issubdtype(loss.dtype, np.floating):
+        raise UnsupportedProgramError(
+            f"`{name}` must return a real floating scalar; it returned {loss.dtype}"
+            f"{list(loss.shape)}. Reduce it, for instance with `.mean()`"
+        )

@@ -1,0 +1,1 @@
+"""An independent replay of what an emitted function does."""

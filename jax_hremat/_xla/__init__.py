@@ -1,0 +1,1 @@
+"""Targets, the compiler, and what its executables take."""

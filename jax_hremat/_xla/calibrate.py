@@ -1,0 +1,210 @@
+"""The rates of the attached device, measured: a target file of one's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_hremat._shared.progress import Progress
+from jax_hremat._xla.target import Platform, Target, attached_target
+
+# A measurement is made larger until one run takes so long …
+_LONG_ENOUGH_S = 0.03
+# … or works on so many bytes; then runs in a row make up the time, since the host takes some tenths
+# of a millisecond to start one and to see its end, as long as a GPU takes to read a gigabyte.
+_MOST_BYTES = 2**31
+_NUM_RUNS = 5
+# Products in a row, so that their operands stay where they are.
+_NUM_PRODUCTS = 4
+# Steps of the polynomial. On a GPU so many that a number is read and written in less time than its
+# polynomial takes, also where the bandwidth is small; on a CPU so few that the loop is unrolled.
+_DEGREES: Mapping[Platform, int] = {"cuda": 512, "cpu": 64}
+_NUM_KERNELS = 200
+_NUM_DRAWN = 2**16 + 1
+_IMAGE, _CHANNELS = 64, 64
+# Seconds of one of so many runs in a row.
+_Run = Callable[[int], float]
+_DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
+
+
+def calibrate(progress: Progress | None = None) -> Target:
+    """Measure what the attached device sustains, in some seconds.
+
+    Square matrix products and convolutions of each type (those of a layer and of its gradient), a
+    sum of two long vectors, a polynomial of a vector, and many small kernels in a row, all of
+    random numbers; the median of five measurements each. The rates are those that were reached, so
+    both efficiencies are 1. Save the target, and plan for this device elsewhere::
+
+        jax_hremat.calibrate().save("my_gpu.toml")
+        jax_hremat.plan_remat(loss_fn, budget="70GiB", target="my_gpu.toml")
+
+    Args:
+        progress: Called as `progress(stage, done, total)`.
+
+    Returns:
+        The target of JAX's default backend with the measured rates.
+
+    Raises:
+        UnknownTargetError: The default backend is neither a CPU nor a GPU.
+
+    Unchecked: what is sent to other devices and to the host, whose published rates are kept; that
+    nothing else uses the device meanwhile. Large products reach more than those
+    of a model do; the rates compare plans and predict no clock.
+    """
+    base = attached_target()
+    tell = progress or (lambda *_: None)
+    stages: list[tuple[str, Callable[[], float]]] = [
+        *((f"products of {name}", lambda d=d: _matrix_rate(d)) for name, d in _DTYPES.items()),
+        *((f"convolutions of {name}", lambda d=d: _conv_rate(d)) for name, d in _DTYPES.items()),
+        ("bandwidth", _bandwidth),
+        ("arithmetic", lambda: _vector_rate(_DEGREES[base.platform])),
+        ("launches", lambda: _launch_s(base.platform)),
+    ]
+    found = []
+    for index, (stage, measure) in enumerate(stages):
+        tell(stage, index, len(stages))
+        found.append(measure())
+    tell("calibrated", len(stages), len(stages))
+    *matrix, bandwidth, vector, launch_s = found
+    products, convolutions = matrix[: len(_DTYPES)], matrix[len(_DTYPES) :]
+    return dataclasses.replace(
+        base,
+        matrix_flops_per_s=dict(zip(_DTYPES, products, strict=True)),
+        convolution_flops_per_s=dict(zip(_DTYPES, convolutions, strict=True)),
+        vector_flops_per_s=vector,
+        bandwidth_bytes_per_s=bandwidth,
+        flops_efficiency=1.0,
+        bandwidth_efficiency=1.0,
+        launch_s=launch_s,
+        source=f"measured on {jax.local_devices()[0].device_kind} with jax {jax.__version__}, "
+        f"{time.strftime('%Y-%m-%d')}",
+    )
+
+
+def _matrix_rate(dtype: Any) -> float:
+    def make(size: int) -> tuple[_Run, int]:
+        x = _random((size, size), dtype)
+
+        def products(x: jax.Array, w: jax.Array) -> jax.Array:
+            for _ in range(_NUM_PRODUCTS):
+                x = x @ w
+            return x
+
+        return _compiled(products, x, x * size**-0.5), x.nbytes
+
+    size, seconds = _long_enough(make, 512)
+    return _NUM_PRODUCTS * 2 * size**3 / seconds
+
+
+def _conv_rate(dtype: Any) -> float:
+    """A convolution of three by three on images, and both of its gradients."""
+    kernel = _random((3, 3, _CHANNELS, _CHANNELS), dtype) / _CHANNELS
+
+    def convolve(x: jax.Array, w: jax.Array) -> jax.Array:
+        layout = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=layout)
+
+    def make(images: int) -> tuple[_Run, int]:
+        x = _random((images, _IMAGE, _IMAGE, _CHANNELS), dtype)
+
+        def all_three(x: jax.Array, w: jax.Array) -> Any:
+            y, pullback = jax.vjp(convolve, x, w)
+            return y, pullback(y)
+
+        return _compiled(all_three, x, kernel), x.nbytes
+
+    images, seconds = _long_enough(make, 1)
+    return 3 * 2 * images * _IMAGE**2 * 9 * _CHANNELS**2 / seconds
+
+
+def _bandwidth() -> float:
+    def make(size: int) -> tuple[_Run, int]:
+        x = _random((size,), jnp.float32)
+        # Into the memory of the first operand: pages new to the process are slow on a CPU.
+        return _compiled(lambda a, b: a * 0.5 + b, x, x + 1, in_place=True), 3 * x.nbytes
+
+    size, seconds = _long_enough(make, 2**22)
+    return 3 * 4 * size / seconds
+
+
+def _vector_rate(degree: int) -> float:
+    def make(size: int) -> tuple[_Run, int]:
+        x = _random((size,), jnp.float32)
+
+        def polynomial(a: jax.Array) -> jax.Array:
+            y = a
+            for _ in range(degree):
+                y = y * a + 0.25
+            return y
+
+        # Between -0.5 and 0.5, so that all powers stay small.
+        return _compiled(polynomial, jnp.tanh(x) / 2), x.nbytes
+
+    size, seconds = _long_enough(make, 2**18)
+    return 2 * degree * size / seconds
+
+
+def _launch_s(platform: Platform) -> float:
+    """Between two kernels that do next to nothing."""
+
+    def small(x: jax.Array) -> jax.Array:
+        # XLA:CPU drops barriers before it fuses, so there sums in a row would be one kernel.
+        return x @ x if platform == "cpu" else jax.lax.optimization_barrier(x + 1)
+
+    def many(x: jax.Array) -> jax.Array:
+        for _ in range(_NUM_KERNELS):
+            x = small(x)
+        return x
+
+    return _median_s(_compiled(many, jnp.zeros((8, 8)))) / _NUM_KERNELS
+
+
+def _random(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Numbers such as a model computes with: a GPU's clock is higher where all are equal.
+
+    They come again, in no step with rows; to draw all would take longer than what is measured.
+    """
+    drawn = np.random.default_rng(0).standard_normal(_NUM_DRAWN, np.float32)
+    return jnp.asarray(drawn, dtype)[jnp.arange(math.prod(shape)) % _NUM_DRAWN].reshape(shape)
+
+
+def _long_enough(make: Callable[[int], tuple[_Run, int]], size: int) -> tuple[int, float]:
+    """The size, doubled until a run takes long enough to be timed, and the time it takes."""
+    while True:
+        run, used_bytes = make(size)
+        if run(1) >= _LONG_ENOUGH_S or 2 * used_bytes > _MOST_BYTES:
+            return size, _median_s(run)
+        size *= 2
+
+
+def _median_s(run: _Run) -> float:
+    """Of one of so many runs in a row that they take long enough."""
+    count = math.ceil(_LONG_ENOUGH_S / run(1))
+    return statistics.median(run(count) for _ in range(_NUM_RUNS))
+
+
+def _compiled(fun: Callable[..., Any], *args: jax.Array, in_place: bool = False) -> _Run:
+    """`fun`, compiled and run once; in place, each run begins with what the last one left."""
+    compiled = jax.jit(fun, donate_argnums=0 if in_place else ()).lower(*args).compile()
+    first, *rest = args
+
+    def run(count: int) -> float:
+        nonlocal first
+        result: Any = None
+        start_s = time.perf_counter()
+        for _ in range(count):
+            result = compiled(first, *rest)
+            first = result if in_place else first
+        jax.block_until_ready(result)
+        return (time.perf_counter() - start_s) / count
+
+    run(1)
+    return run

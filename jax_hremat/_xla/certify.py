@@ -1,0 +1,183 @@
+"""Compiles the whole step for the target and reads what it takes: the referee."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from jax_hremat._emit.emit import emit_flat
+from jax_hremat._emit.step import Step
+from jax_hremat._plan.region import Region
+from jax_hremat._primitives.kernels import KernelBook
+from jax_hremat._trace.mesh import DeviceMesh
+from jax_hremat._xla.cache import CompileCache
+from jax_hremat._xla.compile import MemoryStats, compile_flat, never_run
+from jax_hremat._xla.hlo.buffer import Buffer
+from jax_hremat._xla.hlo.liveness import live_at_peak
+from jax_hremat._xla.hlo.parse import Computation, HloModule, Instruction, parse_hlo
+from jax_hremat._xla.hlo.roofline import estimate_step
+from jax_hremat._xla.rates import rates
+from jax_hremat._xla.target import Target
+
+_NUM_BUFFERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class BufferReport:
+    """One of the largest buffers alive at the compiled step's peak.
+
+    Attributes:
+        size_bytes: Its bytes.
+        text: Its dtype and shape.
+        kind: "temp", "parameter" or "output".
+        made_by: The operation that made it, with its scope; for an argument, its path.
+    """
+
+    size_bytes: int
+    text: str
+    kind: str
+    made_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledStep:
+    """What the compiler made of the step in one plan.
+
+    Attributes:
+        memory: Its memory, on one device.
+        step_s: Roofline estimate of its kernels.
+        flops: Matrix flops of its kernels.
+        buffers: The largest buffers alive at the peak of its temporaries, those of a loop that runs
+            there among them, largest first.
+        unknown: Operations the estimate does not price, with their number.
+        unpriced_kernels: Targets of the called kernels among them.
+        mesh: The devices it runs on, where there are several.
+    """
+
+    memory: MemoryStats
+    step_s: float
+    flops: float
+    buffers: tuple[BufferReport, ...]
+    unknown: tuple[tuple[str, int], ...]
+    unpriced_kernels: tuple[str, ...] = ()
+    mesh: DeviceMesh | None = None
+
+
+def compile_step(
+    step: Step,
+    root: Region,
+    target: Target,
+    cache: CompileCache | None = None,
+    kernels: KernelBook | None = None,
+) -> CompiledStep:
+    """Compile the step around the program with the regions of `root`.
+
+    Args:
+        step: The step.
+        root: The regions.
+        target: What to compile for.
+        cache: What was compiled before.
+        kernels: What is known of kernels that XLA only calls.
+    """
+    compiled = compile_flat(
+        step.around(emit_flat(step.program, root)),
+        step.avals,
+        never_run(target),
+        donate_argnums=step.donated,
+        cache=cache,
+        mesh=None if step.mesh is None else step.mesh.abstract,
+    )
+    module = parse_hlo(compiled.hlo_text)
+    roofline = estimate_step(module, rates(target, kernels))
+    live = sorted(live_at_peak(module), key=lambda at: (-at[1].nbytes, at[1].name))
+    own = [(c, b) for c, b in live if b.inside is None and b.kind != "constant" and b.nbytes > 0]
+    return CompiledStep(
+        memory=compiled.memory,
+        step_s=roofline.time_s,
+        flops=roofline.flops,
+        buffers=tuple(
+            BufferReport(b.nbytes, _shape_text(c, b), b.kind, _maker(step, module, c, b))
+            for c, b in own[:_NUM_BUFFERS]
+        ),
+        unknown=tuple(sorted(roofline.unknown.items())),
+        unpriced_kernels=roofline.unpriced_kernels,
+        mesh=step.mesh if step.mesh is not None and step.mesh.num_devices > 1 else None,
+    )
+
+
+def _written_by(computation: Computation, buffer: Buffer) -> tuple[Instruction, int]:
+    """The instruction that first writes a buffer, and which of its results that is."""
+    name, _, leaf = buffer.name.removesuffix("}").partition("{")
+    return computation[name], int(leaf or 0)
+
+
+def _shape_text(computation: Computation, buffer: Buffer) -> str:
+    instruction, leaf = _written_by(computation, buffer)
+    shape = instruction.shape.leaves[leaf]
+    return f"{shape.dtype}[{','.join(map(str, shape.dims))}]"
+
+
+def _maker(step: Step, module: HloModule, computation: Computation, buffer: Buffer) -> str:
+    """The operation that made it; of what XLA put in and gave no name, what it was made of."""
+    first, _ = _written_by(computation, buffer)
+    instruction = first
+    while not (name := _op_name(module, instruction)) and instruction.operands:
+        instruction = computation[instruction.operands[0]]
+    number = re.fullmatch(r"flat\[(\d+)\]", name)
+    if number and int(number[1]) < len(step.input_names):
+        maker = step.input_names[int(number[1])]
+    else:
+        maker = _scope(name) or instruction.opcode
+    return maker if instruction is first else f"{buffer.opcode} of {maker}"
+
+
+def _op_name(module: HloModule, instruction: Instruction) -> str:
+    """The traced operation an instruction comes from, or else the last one known of those that are
+    in its kernel."""
+    called = (module.computations[name] for name in instruction.called)
+    inside = (i.op_name for body in called for i in reversed(body.instructions))
+    return instruction.op_name or next(filter(None, inside), "")
+
+
+class StepCompiler:
+    """`compile_step` of one step for one target, each plan once."""
+
+    def __init__(
+        self,
+        step: Step,
+        target: Target,
+        cache: CompileCache | None = None,
+        kernels: KernelBook | None = None,
+    ) -> None:
+        self._cache = cache
+        self._kernels = kernels
+        self._step = step
+        self._target = target
+        self._steps: dict[Region, CompiledStep] = {}
+
+    def __call__(self, root: Region) -> CompiledStep:
+        if root not in self._steps:
+            self._steps[root] = compile_step(
+                self._step, root, self._target, self._cache, self._kernels
+            )
+        return self._steps[root]
+
+
+def _scope(op_name: str) -> str:
+    """The user's scopes in an HLO `op_name`, without the transformations around them; such as
+    `(loop)/Model/(recomputed)/layer_0/tanh`."""
+    transforms = ("jit(", "jvp(", "transpose(", "vmap(")
+    parts = []
+    # Of an instruction merged from several, the first names it.
+    for part in op_name.split(";")[0].split("/"):
+        core = part
+        while core.startswith(transforms):
+            core = core[core.index("(") + 1 :].removesuffix(")")
+        core = core.rstrip(")")
+        if part.startswith("jit(") or core in ("", "checkpoint", "closed_call"):
+            continue
+        if core == "body" and parts[-1:] == ["while"]:
+            parts[-1] = "(loop)"
+        else:
+            parts.append("(recomputed)" if core == "rematted_computation" else core)
+    return "/".join(parts)

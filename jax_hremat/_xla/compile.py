@@ -1,0 +1,448 @@
+"""Compiles a function for a target, attached or not, and reads what it will cost in memory."""
+
+import dataclasses
+import functools
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
+
+from jax_hremat._jax import compat
+from jax_hremat._shared.errors import CompilationError, TargetUnavailableError, UnknownTargetError
+from jax_hremat._xla.cache import CompileCache, key_of
+from jax_hremat._xla.target import DEVICES_PER_HOST, Target
+
+# What XLA says when the assembler or the device library of the CUDA toolkit is not there, or is
+# of a release that does not know the target. No error code tells these apart.
+_NO_TOOLKIT = ("PTX compilation provider", "libdevice not found", "ptxas too old")
+_INSTALL = 'Install it with: pip install "jax_hremat[gpu-aot]". No GPU and no driver is needed.'
+# Options that change how machine code is made, and nothing that is read of it here.
+_QUICK_CODE = (
+    "xla_backend_optimization_level",
+    "xla_gpu_enable_command_buffer",
+    "xla_gpu_force_compilation_parallelism",
+    "xla_gpu_kernel_cache_file",
+)
+# The scope in a location of StableHLO, which is a path. The location of a source line has no second
+# bracket, and the name of a function that called no slash.
+_SCOPE = re.compile(r'loc\("([^"]*/[^"]*)"\(')
+_PACKAGES = (
+    "jax",
+    "jaxlib",
+    "jax-cuda12-plugin",
+    "jax-cuda12-pjrt",
+    "nvidia-cuda-nvcc-cu12",
+    "nvidia-cudnn-cu12",
+    "jax-cuda13-plugin",
+    "jax-cuda13-pjrt",
+    "nvidia-cuda-nvcc",
+    "nvidia-cudnn-cu13",
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemoryStats:
+    """Device memory of one run of an executable, in bytes, as XLA assigned it.
+
+    Not counted: code, workspaces that cuBLAS and cuDNN choose at run time, fragmentation, and
+    arrays alive outside the executable.
+
+    Attributes:
+        argument_bytes: Arguments the function uses; unused ones are dropped, as ``jax.jit`` does.
+        output_bytes: Results, those in donated arguments included.
+        temp_bytes: Everything in between at its peak, after liveness and packing.
+        alias_bytes: Results that live in donated arguments, counted in both of the above.
+    """
+
+    argument_bytes: int
+    output_bytes: int
+    temp_bytes: int
+    alias_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Arguments, outputs and temporaries together, each byte once."""
+        return self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A function compiled for a target. It can be inspected, not run.
+
+    Attributes:
+        memory: Its memory.
+        hlo_text: The optimised HLO module, scheduled.
+        lower_s: Time spent tracing and lowering it, in seconds. Python, one thread at a time.
+        compile_s: Time spent in XLA, or reading what it said before, in seconds.
+        target_name: The name of the target.
+    """
+
+    memory: MemoryStats
+    hlo_text: str = dataclasses.field(repr=False)
+    lower_s: float
+    compile_s: float
+    target_name: str
+
+
+def compile_flat(
+    fun: Callable[..., Any],
+    avals: Sequence[Any],
+    target: Target,
+    *,
+    donate_argnums: int | Sequence[int] = (),
+    keep_unused: bool = False,
+    cache: CompileCache | None = None,
+    mesh: AbstractMesh | None = None,
+) -> Compiled:
+    """Compiles ``jax.jit(fun)`` for one device of a target, or for several, without running it.
+
+    Safe to call from several threads, and while another function is being traced. JAX's
+    settings are read as they are in the calling thread.
+
+    Args:
+        fun: A function of as many positional arrays as there are ``avals``; any pytree of arrays
+            comes out.
+        avals: What stands for each argument: anything with ``shape`` and ``dtype``, typed PRNG
+            keys included. What is part of their types is kept. On a mesh, a ``sharding`` says how
+            one lies; those without one lie as the compiler likes.
+        target: The target; for "cuda" no GPU and no driver is needed.
+        donate_argnums: Arguments whose memory the results may take over.
+        keep_unused: Keep arguments the function does not use, so that parameter ``i`` of the
+            executable is argument ``i``.
+        cache: Where to look first for what XLA said of the same program, and to keep it.
+        mesh: The mesh that the function runs on, of so many devices of the target; what is read
+            is then of one of them. If left out, that on which arguments lie, if any does. Along
+            its manual axes the function is what each device does in a ``shard_map``.
+
+    Returns:
+        The memory, the HLO and the times.
+
+    Raises:
+        TargetUnavailableError: The target's compiler is not installed, or not completely: for
+            "cuda", JAX's plugin and the toolkit's ptxas and libdevice.
+        UnknownTargetError: XLA cannot read the target's configuration.
+        jax.errors.JaxRuntimeError: XLA cannot compile the function for the target.
+    """
+    started_s = time.perf_counter()
+    how = {
+        "donate_argnums": donate_argnums,
+        "keep_unused": keep_unused,
+        "compiler_options": dict(target.compiler_options),
+    }
+    mesh = mesh or next((m for aval in avals if (m := _mesh_of(aval)) is not None), None)
+    if mesh is None:
+        lowered = _lowered_for_one(fun, avals, target, how)
+    else:
+        devices = _devices(target.platform, target.config_text, mesh)
+        # What the function says of the mesh it is to run on must be said of the target's.
+        jaxpr = compat.on_mesh(jax.make_jaxpr(fun)(*map(compat.typed_struct, avals)), devices)
+        whole = _mapped(jaxpr, devices, mesh.manual_axes) if mesh.manual_axes else _whole(jaxpr)
+        pairs = zip(avals, whole.varying, strict=True)
+        placed = [_on(devices, aval, axes) for aval, axes in pairs]
+        lowered = compat.apart(_lowered_for_mesh)(whole.fun, placed, target, devices, how)
+    lowered_s = time.perf_counter()
+    key = _key(lowered, target) if cache else ""
+    answer = cache.read(key, _decode) if cache else None
+    if answer is None:
+        executable = _build(lowered, target)
+        answer = (memory_stats(executable), executable.as_text() or "")
+        if cache:
+            cache.write(key, {"memory": dataclasses.asdict(answer[0]), "hlo_text": answer[1]})
+    memory, hlo_text = answer
+    compiled_s = time.perf_counter()
+    return Compiled(
+        memory=memory,
+        hlo_text=hlo_text,
+        lower_s=lowered_s - started_s,
+        compile_s=compiled_s - lowered_s,
+        target_name=target.name,
+    )
+
+
+def memory_stats(executable: jax.stages.Compiled) -> MemoryStats:
+    """The memory of an executable, which need not be one of this module.
+
+    Raises:
+        TargetUnavailableError: XLA says nothing of it, as on some platforms.
+    """
+    stats = executable.memory_analysis()
+    if stats is None:
+        raise TargetUnavailableError(
+            "XLA gives no memory statistics for this platform in this version of JAX"
+        )
+    return MemoryStats(
+        argument_bytes=stats.argument_size_in_bytes,
+        output_bytes=stats.output_size_in_bytes,
+        temp_bytes=stats.temp_size_in_bytes,
+        alias_bytes=stats.alias_size_in_bytes,
+    )
+
+
+def _decode(value: Any) -> tuple[MemoryStats, str]:
+    """What was kept of a compiled program."""
+    return MemoryStats(**{k: int(v) for k, v in dict(value["memory"]).items()}), value["hlo_text"]
+
+
+def _key(lowered: jax.stages.Lowered, target: Target) -> str:
+    """A hash of the program with its scopes, and of all that XLA's answer depends on; not of the
+    source lines, which say from where the program was traced."""
+    options = {k: str(v) for k, v in target.compiler_options.items() if k not in _QUICK_CODE}
+    decided_by = {
+        "platform": target.platform,
+        "config": target.config_text,
+        "options": options,
+        "versions": compiler_versions(),
+        "flags": os.environ.get("XLA_FLAGS", ""),
+    }
+    scopes = sorted(set(_SCOPE.findall(lowered.as_text(debug_info=True))))
+    return key_of((json.dumps(decided_by, sort_keys=True), lowered.as_text(), *scopes))
+
+
+def never_run(target: Target) -> Target:
+    """The target for programs that are compiled to be looked at, not run.
+
+    What is left out comes after the optimised HLO and its buffers, which are all that is read, and
+    which are the same. For a GPU, launches are not gathered into graphs, which takes a time that
+    grows with the square of their number. For the CPU, machine code is not optimised.
+    """
+    options = (
+        {"xla_gpu_enable_command_buffer": ""}
+        if target.platform == "cuda"
+        else {"xla_backend_optimization_level": 0}
+    )
+    return dataclasses.replace(target, compiler_options={**target.compiler_options, **options})
+
+
+def with_quick_code(target: Target, directory: str) -> Target:
+    """`never_run`, for many small programs at a time, such as blocks.
+
+    For a GPU, kernels are cached in the directory: programs that differ little share most of
+    them; and each program gets one thread, since several are compiled at a time.
+    """
+    target = never_run(target)
+    if target.platform != "cuda":
+        return target
+    options = {
+        "xla_gpu_kernel_cache_file": os.path.join(directory, "kernels"),
+        "xla_gpu_force_compilation_parallelism": 1,
+    }
+    return dataclasses.replace(target, compiler_options={**target.compiler_options, **options})
+
+
+def compiler_versions() -> dict[str, str]:
+    """Returns the versions that decide what is compiled: Python, jax, jaxlib, CUDA plugins.
+
+    Packages that are not installed are left out.
+    """
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _lowered_for_one(
+    fun: Callable[..., Any], avals: Sequence[Any], target: Target, how: Mapping[str, Any]
+) -> jax.stages.Lowered:
+    sharding = _sharding(target.platform, target.config_text)
+    # On the outputs too: a function without arguments has no other way to know its device.
+    jitted = jax.jit(fun, in_shardings=sharding, out_shardings=sharding, **how)
+    return _lower(jitted, [_abstract(aval) for aval in avals], target)
+
+
+def _lowered_for_mesh(
+    fun: Callable[..., Any],
+    avals: Sequence[Any],
+    target: Target,
+    devices: Mesh,
+    how: Mapping[str, Any],
+) -> jax.stages.Lowered:
+    with jax.set_mesh(devices):
+        return _lower(jax.jit(lambda *flat: fun(*flat), **how), avals, target)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Whole:
+    """A function of whole arrays on a mesh, and, of each argument, the axes over which its first
+    dimension is split: those along which it varies in a ``shard_map``."""
+
+    fun: Callable[..., Any]
+    varying: Sequence[Sequence[str]]
+
+
+def _whole(jaxpr: Any) -> _Whole:
+    return _Whole(jaxpr_as_fun(jaxpr), [()] * len(compat.open_jaxpr(jaxpr).invars))
+
+
+def _mapped(jaxpr: Any, devices: Mesh, manual_axes: Sequence[str]) -> _Whole:
+    """What each device does in a ``shard_map``, as the function that contains the map: what varies
+    is stacked along one more dimension."""
+    inner = compat.open_jaxpr(jaxpr)
+    atoms = (*inner.constvars, *inner.invars, *(v for eqn in inner.eqns for v in eqn.outvars))
+    check_vma = any(compat.varying_axes(v.aval) for v in atoms)
+
+    def varying(atom: Any) -> tuple[str, ...]:
+        said = compat.varying_axes(atom.aval) if check_vma else manual_axes
+        return tuple(axis for axis in manual_axes if axis in said)
+
+    inputs, outputs = list(map(varying, inner.invars)), list(map(varying, inner.outvars))
+    body = jaxpr_as_fun(jaxpr)
+
+    def each(*flat: Any) -> list[Any]:
+        results = body(*(x[0] if axes else x for x, axes in zip(flat, inputs, strict=True)))
+        return [x[None] if axes else x for x, axes in zip(results, outputs, strict=True)]
+
+    mapped = jax.shard_map(
+        each,
+        mesh=devices,
+        in_specs=tuple(PartitionSpec(axes) if axes else PartitionSpec() for axes in inputs),
+        out_specs=[PartitionSpec(axes) if axes else PartitionSpec() for axes in outputs],
+        axis_names=set(manual_axes),
+        check_vma=check_vma,
+    )
+    return _Whole(mapped, inputs)
+
+
+def _mesh_of(aval: Any) -> AbstractMesh | None:
+    sharding = getattr(aval, "sharding", None)
+    mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+    return mesh if isinstance(mesh, AbstractMesh) and not mesh.empty else None
+
+
+def _on(devices: Mesh, aval: Any, varying: Sequence[str]) -> jax.ShapeDtypeStruct:
+    """What stands for a whole argument on the devices."""
+    spec = None if _mesh_of(aval) is None else aval.sharding.spec
+    shape = aval.shape
+    if varying:
+        spec = PartitionSpec(tuple(varying), *(spec or ()))
+        shape = (math.prod(devices.shape[axis] for axis in varying), *shape)
+    sharding = None if spec is None else NamedSharding(devices, spec)
+    weak_type = getattr(aval, "weak_type", False)
+    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=weak_type, sharding=sharding)
+
+
+# Tied to the configuration's text, since two topologies of one text are not the same devices to
+# JAX, and every function would be lowered again for each.
+@functools.cache
+def _sharding(platform_name: str, config_text: str | None) -> Sharding:
+    if platform_name == "cpu":
+        return SingleDeviceSharding(_cpu_devices(1)[0])
+    mesh = topologies.make_mesh(_topology(config_text, 1), (1,), ("device",))
+    return NamedSharding(mesh, PartitionSpec())
+
+
+@functools.cache
+def _devices(platform_name: str, config_text: str | None, mesh: AbstractMesh) -> Mesh:
+    """As many devices of the target as the mesh has, in its shape."""
+    if platform_name == "cpu":
+        devices = _cpu_devices(mesh.size)
+    else:
+        devices = _topology(config_text, mesh.size).devices
+    kinds = (AxisType.Auto if k == AxisType.Manual else k for k in mesh.axis_types)
+    return Mesh(np.reshape(devices, mesh.axis_sizes), mesh.axis_names, tuple(kinds))
+
+
+def _topology(config_text: str | None, num_devices: int) -> Any:
+    """So many GPUs, `DEVICES_PER_HOST` to a host."""
+    hosts = max(1, num_devices // DEVICES_PER_HOST)
+    try:
+        return topologies.get_topology_desc(
+            platform="cuda",
+            target_config=config_text,
+            topology=f"1x{hosts}x{num_devices // hosts}",
+        )
+    except NotImplementedError as error:
+        raise TargetUnavailableError(_why_no_plugin()) from error
+    except jax.errors.JaxRuntimeError as error:
+        if "GpuTargetConfigProto" not in str(error):
+            raise
+        raise UnknownTargetError(
+            "'config_text' of the target is not a GPU target configuration that this version "
+            f"of XLA reads: {error}"
+        ) from error
+
+
+def _why_no_plugin() -> str:
+    if any(package.endswith("-plugin") for package in compiler_versions()):
+        return (
+            "JAX's CUDA plugin is installed and did not start, as it does not on a machine "
+            "without a GPU unless told that none is wanted. Set the environment variable "
+            'JAX_PLATFORMS=cpu, or call jax.config.update("jax_platforms", "cpu") before JAX is '
+            "first used."
+        )
+    return f"JAX's CUDA plugin is not installed, so nothing compiles for a GPU. {_INSTALL}"
+
+
+def _cpu_devices(count: int) -> list[Any]:
+    try:
+        devices = jax.local_devices(backend="cpu")
+    except RuntimeError as error:
+        raise TargetUnavailableError(
+            "JAX has no CPU backend in this process, so nothing can be compiled for the CPU. "
+            'Add "cpu" to JAX_PLATFORMS, or leave it unset.'
+        ) from error
+    if len(devices) < count:
+        raise TargetUnavailableError(
+            f"the arguments lie on a mesh of {count} devices, and JAX has {len(devices)} on the "
+            f"CPU, where a step is compiled only for devices that are there. Set "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={count} before JAX is first used, "
+            f"or plan for a GPU, of which none is needed"
+        )
+    return devices[:count]
+
+
+def _lower(jitted: Any, avals: Sequence[Any], target: Target) -> jax.stages.Lowered:
+    try:
+        return jitted.lower(*avals)
+    except RuntimeError as error:
+        if target.platform != "cuda" or "Unknown backend" not in str(error):
+            raise
+        raise TargetUnavailableError(
+            f"the function calls back to the host (`jax.debug.print`, `io_callback` and the "
+            f"like), which JAX compiles only where the GPU is attached, and target "
+            f"{target.name!r} is not. Take the callbacks out for planning, or plan on the GPU"
+        ) from error
+
+
+def _build(lowered: jax.stages.Lowered, target: Target) -> jax.stages.Compiled:
+    try:
+        return lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        said = str(error).splitlines()[0]
+        if target.platform == "cuda" and any(sign in str(error) for sign in _NO_TOOLKIT):
+            raise TargetUnavailableError(
+                f"the CUDA toolkit's ptxas or libdevice is missing, or does not know target "
+                f"{target.name!r}. {_INSTALL} XLA said: {said}"
+            ) from error
+        raise CompilationError(
+            f"XLA could not compile a part of the step, or the step, for target {target.name!r}. "
+            f"If it cannot compile the step as it is either, with no plan, the fault is XLA's: "
+            f"try shapes that are multiples of a larger power of two, or another version of jax. "
+            f"XLA said: {said}"
+        ) from error
+
+
+def _abstract(aval: Any) -> jax.ShapeDtypeStruct:
+    weak_type = getattr(aval, "weak_type", False)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak_type)

@@ -1,0 +1,1 @@
+"""HLO text -> buffers, their lifetimes, kernels and their times."""

@@ -1,0 +1,208 @@
+"""What a custom call computes, where its target, its configuration and its shapes tell.
+
+One rule for each library, found by the target's name as that library spells it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+from jax_hremat._primitives import formulas
+from jax_hremat._primitives.work import MatrixUnit, Work, one_product
+from jax_hremat._xla.hlo.convolutions import convolution_flops
+from jax_hremat._xla.hlo.parse import Instruction, Shape
+
+# From a call and the shapes of its operands to its work less its bytes; None if it does not tell.
+Rule = Callable[[Instruction, Sequence[Shape]], Work | None]
+
+
+def library_work(call: Instruction, operands: Sequence[Shape]) -> Work | None:
+    """The arithmetic of a custom call to a library that is known; None for any other."""
+    for pattern, rule in _RULES.items():
+        if re.fullmatch(pattern, call.library):
+            return rule(call, operands) if call.shape.leaves else None
+    return None
+
+
+def has_workspace(call: Instruction) -> bool:
+    """Whether the call returns scratch memory as its last result: calls to XLA's own wrappers of
+    libraries do, as a flat byte array."""
+    shape = call.shape
+    if not call.library.startswith("__") or not shape.is_tuple or len(shape.elements) < 2:
+        return False
+    last = shape.elements[-1]
+    return last.dtype in ("u8", "s8") and len(last.dims) == 1
+
+
+def factors_dtype(operands: Sequence[Shape]) -> str:
+    """The wider type of the two factors, which decides the unit that multiplies them."""
+    return max(operands[:2], key=lambda shape: shape.element_bits).dtype
+
+
+def _config(call: Instruction, part: str) -> Mapping[str, Any] | None:
+    """A part of the configuration that XLA writes as JSON."""
+    try:
+        return json.loads(call.attribute("backend_config") or "{}").get(part)
+    except json.JSONDecodeError:
+        return None
+
+
+def _ints(texts: Sequence[str]) -> list[int]:
+    return [int(text) for text in texts]
+
+
+# --- cuDNN ----------------------------------------------------------------------------
+
+
+def _attention(call: Instruction, operands: Sequence[Shape]) -> Work | None:
+    config = _config(call, "cudnn_fmha_backend_config")
+    if config is None:
+        return None
+    batch, heads, queries, keys = _ints(config["intermediate_tensor_shape"]["dimensions"])
+    causal = config["mask_type"] in ("CAUSAL", "PADDING_CAUSAL")
+    window = int(config.get("sliding_window_length", 0))
+    # A head's size is the last dimension in either layout.
+    query, _, value = (shape.dims for shape in operands[:3])
+    return formulas.attention(
+        operands[0].dtype,
+        heads=batch * heads,
+        scores=formulas.num_scores(queries, keys, causal=causal, window=window),
+        key_dim=query[-1],
+        value_dim=value[-1],
+        moved_bytes=0.0,
+        dropout=float(config.get("dropout_rate", 0.0)) > 0,
+        backward=call.library.removesuffix("F8").endswith("Backward"),
+    )
+
+
+def _convolution(call: Instruction, operands: Sequence[Shape]) -> Work | None:
+    result = call.shape.leaves[0]
+    # The window of all three is the forward convolution's.
+    if call.library == "__cudnn$convBackwardInput":
+        flops = convolution_flops(call, operands[0], operands[1])
+    elif call.library == "__cudnn$convBackwardFilter":
+        flops = convolution_flops(call, operands[1], result)
+    else:
+        flops = convolution_flops(call, result, operands[1])
+    # A bias and an activation, where there are any, one flop an element each.
+    fused = max(0, len(operands) - 2)
+    return Work(
+        flops=((MatrixUnit(factors_dtype(operands), True), flops),),
+        vector_flops=float((fused + (fused > 0)) * result.size),
+    )
+
+
+def _norm(call: Instruction, operands: Sequence[Shape]) -> Work | None:
+    config = _config(call, "cudnn_norm_backend_config") or {}
+    # Mean, variance, scaling and shift; the gradients of all of them in the backward.
+    each = 16 if config.get("kind") == "LAYER_BWD" else 8
+    return Work(vector_flops=float(each * operands[0].size))
+
+
+def _scaled_product(call: Instruction, operands: Sequence[Shape]) -> Work | None:
+    contracted = operands[0].dims[-1]
+    return one_product(factors_dtype(operands), 2.0 * call.shape.leaves[0].size * contracted)
+
+
+# --- cuBLAS ---------------------------------------------------------------------------
+
+_EPILOGUE_FLOPS = MappingProxyType(
+    {"BIAS": 1, "RELU": 1, "GELU": formulas.ELEMENT_FLOPS["tanh"], "SILU": 12, "DGELU": 24}
+)
+
+
+def _matmul(call: Instruction, operands: Sequence[Shape]) -> Work | None:
+    config = _config(call, "gemm_backend_config")
+    if config is None:
+        return None
+    result = call.shape.leaves[0]
+    contracted = _ints(config["dot_dimension_numbers"]["lhs_contracting_dimensions"])
+    flops = 2.0 * result.size * prod(operands[0].dims[d] for d in contracted)
+    parts = str(config.get("epilogue", "")).split("_")
+    each = sum(_EPILOGUE_FLOPS.get(part, 0) for part in parts)
+    return Work(
+        flops=((MatrixUnit(factors_dtype(operands), False), flops),),
+        vector_flops=float(each * result.size),
+    )
+
+
+def _triangular_solve(call: Instruction, operands: Sequence[Shape]) -> Work | None:
+    *batch, n, _ = operands[0].dims
+    right_sides = operands[1].size // max(prod(batch) * n, 1)
+    return Work(vector_flops=prod(batch) * formulas.triangular_solve(n, right_sides))
+
+
+# --- linear algebra, of a GPU and of the CPU ------------------------------------------
+
+_ROUTINES: Mapping[str, Callable[[int, int], float]] = MappingProxyType(
+    {
+        "potrf": lambda n, _: formulas.cholesky(n),
+        "getrf": formulas.lu,
+        "geqrf": formulas.qr,
+        "geqp3": formulas.qr,
+        "syev": lambda n, _: formulas.eigh(n),
+        "geev": lambda n, _: formulas.eig(n),
+        "gees": lambda n, _: formulas.eig(n),
+        "gesvd": formulas.svd,
+        "gehrd": lambda n, _: formulas.hessenberg(n),
+        "sytrd": lambda n, _: formulas.hessenberg(n),
+    }
+)
+# LAPACK's name of a routine, the letter of its type before it and of its variant behind it.
+_FACTORIZATION = (
+    r"(?:cusolver_|hipsolver_|lapack_[sdcz])"
+    r"(?P<name>potrf|getrf|geqrf|geqp3|syev|heev|geev|gees|gesvd|gesdd|gehrd|sytrd|hetrd)"
+    r"[djrpx]?(?:_ffi)?"
+)
+_SAME = MappingProxyType({"heev": "syev", "gesdd": "gesvd", "hetrd": "sytrd"})
+_REFLECTORS = r"(?:cusolver_|hipsolver_|lapack_[sdcz])(?:orgqr|ungqr|ormqr|unmqr)(?:_ffi)?"
+_TRIANGLES = r"__cublas\$triangularSolve|(?:cu|hip)?blas_[sdcz]?trsm(?:_ffi)?|lapack_[sdcz]trsm_ffi"
+
+
+def _factorization(call: Instruction, operands: Sequence[Shape]) -> Work | None:
+    match = re.fullmatch(_FACTORIZATION, call.library)
+    matrix = next((shape for shape in operands if len(shape.dims) > 1), None)
+    if match is None or matrix is None:
+        return None
+    *batch, rows, columns = matrix.dims
+    name = match["name"]
+    return Work(vector_flops=prod(batch) * _ROUTINES[_SAME.get(name, name)](rows, columns))
+
+
+def _reflectors(call: Instruction, operands: Sequence[Shape]) -> Work | None:
+    *batch, rows, columns = call.shape.leaves[0].dims
+    count = operands[1].dims[-1]
+    return Work(vector_flops=prod(batch) * formulas.reflectors_applied(rows, columns, count))
+
+
+def _order(call: Instruction, operands: Sequence[Shape]) -> Work | None:
+    shape = operands[0]
+    return Work(vector_flops=formulas.sort(shape.size, shape.dims[-1] if shape.dims else 1))
+
+
+def _nothing(call: Instruction, operands: Sequence[Shape]) -> Work | None:
+    """It moves indices and computes none."""
+    return Work()
+
+
+_RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        r"__cudnn\$fmha\w*": _attention,
+        r"__cudnn\$conv(Forward|ForwardGraph|BiasActivationForward|BackwardInput|BackwardFilter)": (
+            _convolution
+        ),
+        r"__cudnn\$norm": _norm,
+        r"__cudnn\$blockScaledDot": _scaled_product,
+        r"__cublas\$(gemm|lt\$matmul)(\$\w+)?": _matmul,
+        _TRIANGLES: _triangular_solve,
+        _FACTORIZATION: _factorization,
+        _REFLECTORS: _reflectors,
+        r"__gpu\$TopK|TopK|__cub\$\w+": _order,
+        r"(cu|hip)_lu_pivots_to_permutation": _nothing,
+    }
+)

@@ -1,0 +1,253 @@
+"""Which buffers of a scheduled program live when.
+
+Follows XLA's buffer assignment: aliases share one buffer, element-wise kernels reuse a
+dying operand's buffer, and temporaries move into result buffers that are not yet in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+
+from jax_hremat._xla.hlo.aliases import Key, Values, donations, flat_parameters, label
+from jax_hremat._xla.hlo.buffer import Buffer, Kind, own_temps
+from jax_hremat._xla.hlo.packing import packed_bytes
+from jax_hremat._xla.hlo.parse import Computation, HloModule
+from jax_hremat._xla.hlo.reuse import borrowed, hand_overs_of, post_order, shortened
+
+_CALLERS = frozenset({"while", "conditional", "call", "async-start", "call-start"})
+_HOST_SPACE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The buffers of one computation along its schedule.
+
+    Attributes:
+        buffers: In the order in which they are first needed.
+        num_positions: Number of instructions in the schedule.
+        live_temp_bytes: For each position, the bytes of the temporaries with memory of their
+            own that live there; loops, branches and calls count with their inner peak.
+        inner_bytes: The part of them that loops, branches and calls need inside.
+        names: Name of the instruction at each position.
+        opcodes: Its opcode.
+    """
+
+    buffers: tuple[Buffer, ...]
+    num_positions: int
+    live_temp_bytes: tuple[int, ...]
+    inner_bytes: tuple[int, ...]
+    names: tuple[str, ...]
+    opcodes: tuple[str, ...]
+
+    def peak(self) -> tuple[int, int]:
+        """The first position with most temporary bytes, and those bytes."""
+        most_bytes = max(self.live_temp_bytes)
+        return self.live_temp_bytes.index(most_bytes), most_bytes
+
+    def packed_temp_bytes(self) -> int:
+        """Bytes of one block that holds all temporaries at fixed places.
+
+        XLA's ``temp_size`` is such a block: never below the peak, and above it where the
+        gaps between longer-lived buffers fit nothing. Packs as XLA does, largest first and
+        longest-lived first, and takes the smaller block.
+        """
+        own = [b for b in own_temps(self.buffers) if b.nbytes]
+        waits = [
+            (
+                position,
+                position,
+                live_bytes - sum(b.nbytes for b in own if b.start <= position <= b.end),
+            )
+            for position, (live_bytes, opcode) in enumerate(
+                zip(self.live_temp_bytes, self.opcodes, strict=True)
+            )
+            if opcode in _CALLERS
+        ]
+        spans = [(b.start, b.end, b.nbytes) for b in own] + [w for w in waits if w[2] > 0]
+        by_size = sorted(spans, key=lambda s: (-s[2], s[0] - s[1]))
+        by_life = sorted(spans, key=lambda s: (s[0] - s[1], -s[2]))
+        return min(packed_bytes(by_size), packed_bytes(by_life))
+
+    def live_at(self, position: int) -> tuple[Buffer, ...]:
+        """All buffers that live at a position, whatever their kind.
+
+        Raises:
+            IndexError: The schedule has no such position.
+        """
+        if not 0 <= position < self.num_positions:
+            raise IndexError(f"position {position} of a schedule of {self.num_positions}")
+        return tuple(b for b in self.buffers if b.start <= position <= b.end)
+
+    def position_of(self, name_or_opcode: str) -> int:
+        """Position of the instruction of that name, else of the first with that opcode.
+
+        Raises:
+            KeyError: There is neither.
+        """
+        for labels in (self.names, self.opcodes):
+            if name_or_opcode in labels:
+                return labels.index(name_or_opcode)
+        raise KeyError(name_or_opcode)
+
+
+def buffer_timeline(module: HloModule) -> Timeline:
+    """Finds the lifetimes of all buffers in the entry computation.
+
+    Args:
+        module: An optimised, scheduled module.
+
+    Returns:
+        The timeline; positions count the entry computation's instructions as printed.
+
+    Raises:
+        KeyError: The text names an instruction or a computation that it does not contain.
+
+    Unchecked: alignment and fragmentation, the pointer tables of tuples, buffers in host
+    memory (left out), and scratch memory that libraries ask for when they run.
+    """
+    return _timeline(module, module.entry, {})
+
+
+def live_at_peak(module: HloModule) -> list[tuple[Computation, Buffer]]:
+    """The buffers that live where the temporaries of the entry computation take most, each with
+    the computation it is in.
+
+    Where a loop, a branch or a call runs there, its own temporaries are among them, as they are at
+    their own peak: what a step over microbatches holds is in a loop.
+
+    Raises:
+        KeyError, Unchecked: As of `buffer_timeline`.
+    """
+    known: dict[str, Timeline] = {}
+    found: list[tuple[Computation, Buffer]] = []
+    computation: Computation | None = module.entry
+    while computation is not None:
+        timeline = _timeline(module, computation, known)
+        position, _ = timeline.peak()
+        live = timeline.live_at(position)
+        # What a body is given is its caller's.
+        own = live if computation is module.entry else own_temps(live)
+        found += [(computation, buffer) for buffer in own]
+        inside = timeline.inner_bytes[position] > 0
+        called = computation.instructions[position].called if inside else ()
+        largest = max(called, key=lambda name: _inner_peak(module, name, known), default=None)
+        computation = None if largest is None else module.computations[largest]
+    return found
+
+
+def reads_and_results(module: HloModule) -> tuple[Mapping[str, int], tuple[str, ...]]:
+    """Where each buffer of the entry computation is last read, and which are its results.
+
+    Returns:
+        For each buffer's name its last reader's position (that of its writer if there is none;
+        being returned is no read), and for each flattened result the name of its buffer.
+    """
+    entry = module.entry
+    values = Values(module, entry)
+    last_read = {label(entry, key): position for key, position in values.end.items()}
+    return last_read, tuple(label(entry, key) for key in values.leaves[entry.root.name])
+
+
+def _timeline(module: HloModule, computation: Computation, known: dict[str, Timeline]) -> Timeline:
+    """That of any computation; `known` has those found so far, by the computation's name."""
+    if computation.name in known:
+        return known[computation.name]
+    values = Values(module, computation)
+    in_place = donations(module, values) if computation is module.entry else _loop_state(values)
+    buffers = _assigned(module, values, in_place)
+    inside_bytes = _inside_bytes(module, computation, known)
+    known[computation.name] = Timeline(
+        buffers=tuple(sorted(buffers, key=lambda b: b.start)),
+        num_positions=len(computation.instructions),
+        live_temp_bytes=_sum_live(own_temps(buffers), inside_bytes),
+        inner_bytes=tuple(inside_bytes),
+        names=tuple(i.name for i in computation.instructions),
+        opcodes=tuple(i.opcode for i in computation.instructions),
+    )
+    return known[computation.name]
+
+
+def _buffers(values: Values, donated: Mapping[Key, Key]) -> list[Buffer]:
+    entry = values.computation
+    last = len(entry.instructions) - 1
+    outputs = values.leaves[entry.root.name]
+    parameters = flat_parameters(values)
+    buffers = []
+    for key, start in values.start.items():
+        shape = values.shapes[key]
+        if shape.memory_space == _HOST_SPACE:
+            continue
+        instruction = entry[key[0]]
+        end = values.end[key]
+        inside = None
+        kind: Kind = "temp"
+        if instruction.opcode == "parameter":
+            kind, start = "parameter", 0
+            end = end if key in donated.values() and key not in outputs else last
+        elif instruction.opcode == "constant":
+            kind, start, end = "constant", 0, last
+        elif key in outputs:
+            kind, end = "output", last
+            inside = label(entry, donated[key]) if key in donated else None
+        buffers.append(
+            Buffer(
+                name=label(entry, key),
+                nbytes=shape.nbytes,
+                start=start,
+                end=end,
+                kind=kind,
+                parameter_index=parameters.get(key),
+                op_name=instruction.op_name,
+                opcode=instruction.opcode,
+                inside=inside,
+            )
+        )
+    return buffers
+
+
+def _assigned(module: HloModule, values: Values, donated: Mapping[Key, Key]) -> list[Buffer]:
+    """The buffers of one computation, with all the reuse that is modelled."""
+    computation = values.computation
+    buffers = _buffers(values, donated)
+    hand_overs = hand_overs_of(module, values, buffers)
+    ranks = post_order(computation)
+    rank_of = {label(computation, key): ranks.get(key[0], len(ranks)) for key in values.start}
+    return shortened(borrowed(buffers, hand_overs, rank_of), hand_overs)
+
+
+def _sum_live(buffers: list[Buffer], inside_bytes: list[int]) -> tuple[int, ...]:
+    change = [0] * (len(inside_bytes) + 1)
+    for buffer in buffers:
+        change[buffer.start] += buffer.nbytes
+        change[buffer.end + 1] -= buffer.nbytes
+    live = accumulate(change[:-1])
+    return tuple(own + inside for own, inside in zip(live, inside_bytes, strict=True))
+
+
+def _inside_bytes(
+    module: HloModule, computation: Computation, known: dict[str, Timeline]
+) -> list[int]:
+    """For each position, the temporary bytes its loop, branch or call needs at its peak."""
+    return [
+        max((_inner_peak(module, name, known) for name in instruction.called), default=0)
+        if instruction.opcode in _CALLERS
+        else 0
+        for instruction in computation.instructions
+    ]
+
+
+def _inner_peak(module: HloModule, name: str, known: dict[str, Timeline]) -> int:
+    return _timeline(module, module.computations[name], known).peak()[1]
+
+
+def _loop_state(values: Values) -> Mapping[Key, Key]:
+    """For each new value of a loop body's state, the old value whose memory it takes."""
+    computation = values.computation
+    parameters = computation.parameters
+    if len(parameters) != 1 or parameters[0].shape != computation.root.shape:
+        return {}
+    old = values.leaves[parameters[0].name]
+    new = values.leaves[computation.root.name]
+    return {n: o for n, o in zip(new, old, strict=True) if n != o and n not in old}

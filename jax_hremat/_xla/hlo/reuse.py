@@ -1,0 +1,167 @@
+"""Which buffers XLA puts in the memory of others: element-wise kernels write over an operand that
+dies, and temporaries move into results that are not yet in use."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from jax_hremat._xla.hlo.aliases import Values, label
+from jax_hremat._xla.hlo.buffer import Buffer
+from jax_hremat._xla.hlo.parse import Computation, HloModule, Instruction
+
+_ELEMENTWISE = frozenset(
+    "abs add and bitcast bitcast-convert cbrt ceil clamp compare convert copy cosine divide erf"
+    " exponential exponential-minus-one floor imag is-finite log log-plus-one logistic maximum"
+    " minimum multiply negate not or popcnt power real reduce-precision remainder"
+    " round-nearest-afz round-nearest-even rsqrt select shift-left shift-right-arithmetic"
+    " shift-right-logical sign sine sqrt subtract tan tanh tuple xor".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """A dying operand and the result that may be written over it.
+
+    Attributes:
+        source: Name of the operand's buffer.
+        target: Name of the result's buffer.
+        direct: Whether the kernel reads the buffer as it was defined, not through a view or
+            a tuple. Between two temporaries XLA shares memory only then.
+    """
+
+    source: str
+    target: str
+    direct: bool
+
+
+def hand_overs_of(module: HloModule, values: Values, buffers: list[Buffer]) -> tuple[HandOver, ...]:
+    """What may be written over what."""
+    entry = values.computation
+    by_name = {b.name: b for b in buffers}
+    found = []
+    for position, instruction in enumerate(entry.instructions):
+        for leaf, operand in _overwritable(module, instruction):
+            operand_name = instruction.operands[operand]
+            source_key = values.leaves[operand_name][0]
+            source = by_name.get(label(entry, source_key))
+            target = by_name.get(label(entry, (instruction.name, leaf)))
+            if source is None or target is None or source.kind != "temp":
+                continue
+            if source.nbytes == target.nbytes and source.end == position > source.start:
+                found.append(HandOver(source.name, target.name, source_key[0] == operand_name))
+    return tuple(found)
+
+
+def shortened(buffers: list[Buffer], hand_overs: tuple[HandOver, ...]) -> list[Buffer]:
+    """Ends temporaries one position early that another one writes over, one by one."""
+    own = {b.name for b in buffers if b.kind == "temp" and b.inside is None}
+    sources: set[str] = set()
+    targets: set[str] = set()
+    for pair in hand_overs:
+        if not pair.direct or not {pair.source, pair.target} <= own:
+            continue
+        if pair.source not in sources and pair.target not in targets:
+            sources.add(pair.source)
+            targets.add(pair.target)
+    return [replace(b, end=b.end - 1) if b.name in sources else b for b in buffers]
+
+
+def _overwritable(module: HloModule, instruction: Instruction) -> Iterator[tuple[int, int]]:
+    """Pairs of a result's leaf and an operand read at the very places it is written."""
+    opcode = instruction.opcode
+    if opcode in _ELEMENTWISE and not instruction.shape.is_tuple:
+        yield from ((0, operand) for operand in range(len(instruction.operands)))
+    if opcode == "sort":
+        yield from ((operand, operand) for operand in range(len(instruction.operands)))
+    if opcode != "fusion":
+        return
+    fused = module.computations[instruction.called[0]]
+    root = fused.root
+    results = root.operands if root.opcode == "tuple" else (root.name,)
+    users: defaultdict[str, list[Instruction]] = defaultdict(list)
+    for inner in fused.instructions:
+        for name in inner.operands:
+            users[name].append(inner)
+    for operand, parameter in enumerate(fused.parameters):
+        reached = _reached_elementwise(parameter, users, instruction.attribute("kind") == "kInput")
+        for leaf, name in enumerate(results):
+            if reached is not None and name in reached:
+                yield leaf, operand
+
+
+def _reached_elementwise(
+    parameter: Instruction, users: Mapping[str, list[Instruction]], reduces_in_order: bool
+) -> frozenset[str] | None:
+    """What is computed element-wise from a parameter; None if it is used otherwise too.
+
+    A fusion around a reduction reads each element once, before it writes that element.
+    """
+    reached = {parameter.name}
+    waiting = [parameter.name]
+    while waiting:
+        for user in users.get(waiting.pop(), ()):
+            if user.opcode == "reduce" and reduces_in_order:
+                continue
+            if user.opcode not in _ELEMENTWISE:
+                return None
+            if user.name not in reached:
+                reached.add(user.name)
+                waiting.append(user.name)
+    return frozenset(reached)
+
+
+def post_order(computation: Computation) -> dict[str, int]:
+    """Numbers the instructions that the result depends on, operands before users."""
+    ranks: dict[str, int] = {}
+    waiting = [(computation.root.name, False)]
+    while waiting:
+        name, operands_done = waiting.pop()
+        if name in ranks:
+            continue
+        if operands_done:
+            ranks[name] = len(ranks)
+            continue
+        waiting.append((name, True))
+        waiting.extend((operand, False) for operand in reversed(computation[name].operands))
+    return ranks
+
+
+def borrowed(
+    buffers: list[Buffer], hand_overs: tuple[HandOver, ...], rank_of: Mapping[str, int]
+) -> list[Buffer]:
+    """Places temporaries in the memory of outputs and donated parameters, largest first.
+
+    As XLA does, each goes to the smallest result it fits in that is idle all its life; of
+    equals, temporaries come in the order of ``rank_of`` and results in the reverse one.
+    """
+    pairs = frozenset((pair.source, pair.target) for pair in hand_overs)
+    last = max(b.end for b in buffers) if buffers else 0
+    busy: dict[str, list[Buffer]] = {}
+    for host in buffers:
+        if host.inside is not None:
+            busy.setdefault(host.inside, []).append(host)
+        elif host.kind == "output" or (host.kind == "parameter" and host.end < last):
+            busy.setdefault(host.name, []).append(host)
+    by_name = {b.name: b for b in buffers}
+    hosts = sorted((by_name[name] for name in busy), key=lambda b: (b.nbytes, -rank_of[b.name]))
+    temps = [b for b in buffers if b.kind == "temp" and b.nbytes]
+    placed: dict[str, Buffer] = {}
+    for temp in sorted(temps, key=lambda b: (-b.nbytes, rank_of[b.name])):
+        for host in hosts:
+            if host.nbytes >= temp.nbytes and not any(
+                _overlap(temp, other, pairs) for other in busy[host.name]
+            ):
+                placed[temp.name] = replace(temp, inside=host.name)
+                busy[host.name].append(temp)
+                break
+    return [placed.get(b.name, b) for b in buffers]
+
+
+def _overlap(one: Buffer, other: Buffer, pairs: frozenset[tuple[str, str]]) -> bool:
+    if (one.name, other.name) in pairs and one.end == other.start:
+        return False
+    if (other.name, one.name) in pairs and other.end == one.start:
+        return False
+    return one.start <= other.end and other.start <= one.end

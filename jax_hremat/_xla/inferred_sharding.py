@@ -1,0 +1,89 @@
+"""Where the compiler puts each value of a step that runs on a mesh of devices."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Sharding
+
+from jax_hremat._emit.emit import FlatFunction, emit_range
+from jax_hremat._emit.step import Step
+from jax_hremat._jax import compat
+from jax_hremat._plan.region import Region
+from jax_hremat._trace.mesh import DeviceMesh, spec_of
+from jax_hremat._trace.sharding import Layout
+from jax_hremat._trace.trace import Program
+from jax_hremat._xla.compile import compile_flat, never_run
+from jax_hremat._xla.target import Target
+
+_logger = logging.getLogger("jax_hremat")
+
+
+def inferred_layout(step: Step, mesh: DeviceMesh, target: Target) -> Layout:
+    """Compile the step without rematerialization and look at the values of its program.
+
+    The arguments' shardings are given, all others are the compiler's; those in another plan may be
+    others. A value that lies across the mesh in no way that its axes tell is taken to be whole on
+    each device, with a warning; so are typed random keys.
+
+    Args:
+        step: The step; its arguments say how they lie on the mesh.
+        mesh: The devices.
+        target: What each of them is.
+    """
+    found: dict[int, Sharding] = {}
+    with compat.no_compilation_cache():
+        compile_flat(
+            step.around(_watched(step.program, found)),
+            step.avals,
+            never_run(target),
+            mesh=mesh.abstract,
+        )
+    atoms = step.program.values
+    specs = []
+    unknown = 0
+    for i, atom in enumerate(atoms):
+        sharding, num_dims = found.get(i), atom.aval.ndim
+        named = None if sharding is None else compat.named_sharding(sharding, mesh.abstract)
+        if named is not None:
+            specs.append(spec_of(named, num_dims))
+        else:
+            specs.append(((),) * num_dims)
+            unknown += not _is_key(atom.aval)
+    if unknown:
+        _logger.warning(
+            "%d of %d values lie across the mesh in a way that its axes do not tell; they are "
+            "taken to be whole on each device, so that estimates are too high",
+            unknown,
+            len(atoms),
+        )
+    return Layout(mesh, tuple(specs))
+
+
+def _watched(program: Program, found: dict[int, Sharding]) -> FlatFunction:
+    """The program as a function of its flat inputs, its values noted when it is compiled."""
+    jaxpr = compat.open_jaxpr(program.jaxpr)
+    consts = compat.jaxpr_consts(program.jaxpr)
+    run = emit_range(
+        program,
+        Region(0, program.num_operations),
+        (*jaxpr.constvars, *jaxpr.invars),
+        (*program.values, *jaxpr.outvars),
+    )
+
+    def body(*inputs: Any) -> list[Any]:
+        results = run(*consts, *inputs)
+        for i, value in enumerate(results[: len(program.values)]):
+            if not _is_key(value):
+                jax.debug.inspect_array_sharding(value, callback=partial(found.__setitem__, i))
+        return results[len(program.values) :]
+
+    return body
+
+
+def _is_key(value: Any) -> bool:
+    return jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
