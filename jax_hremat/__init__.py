@@ -16,8 +16,8 @@ from jax_hremat._partition.flat import partition_flat as partition_flat
 from jax_hremat._partition.repeats import partition_by_repeats as partition_by_repeats
 from jax_hremat._partition.score import partition_by_score as partition_by_score
 from jax_hremat._partition.valleys import partition_by_width as partition_by_width
+from jax_hremat._plan.certificate import Certificate as Certificate
 from jax_hremat._plan.frontier import Frontier as Frontier
-from jax_hremat._plan.plan import Certificate as Certificate
 from jax_hremat._plan.plan import RematPlan as RematPlan
 from jax_hremat._planner.bench import PlannerConfig as PlannerConfig
 from jax_hremat._report.page import report as report

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
-
-from flax import nnx as flax_nnx
 
 from jax_hremat import linen, nnx
 from jax_hremat._calls.planned import GivenPlan, Loss, MadePlans, planned_function
@@ -267,7 +264,7 @@ def hremat(
         return functools.partial(
             hremat, argnums=argnums, has_aux=has_aux, methods=methods, **options
         )
-    if inspect.isclass(fun) and issubclass(fun, flax_nnx.Module):
+    if nnx.is_module_class(fun):
         return nnx.remat(fun, methods=methods, **options)
     if linen.is_module(fun):
         module: Any = fun

@@ -18,7 +18,8 @@ from jax.experimental import pallas as pl
 
 import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig, StalePlanError
-from jax_hremat._trace.fingerprint import Fingerprint, fingerprint
+from jax_hremat._plan.fingerprint import Fingerprint
+from jax_hremat._trace.fingerprint import fingerprint
 from jax_hremat._trace.graph import Graph, build_graph
 from jax_hremat._trace.trace import trace_loss
 

@@ -27,8 +27,9 @@ from jax_hremat import (
 from jax_hremat._emit.step import own_step
 from jax_hremat._partition.blocks import partition_graph
 from jax_hremat._partition.repeats import partition_by_repeats
+from jax_hremat._plan.device_mesh import DeviceMesh
 from jax_hremat._trace.graph import Graph, build_graph
-from jax_hremat._trace.mesh import DeviceMesh, sharding_on_mesh, spec_of
+from jax_hremat._trace.mesh import abstract_sharding, device_mesh, sharding_on_mesh, spec_of
 from jax_hremat._trace.sharding import Layout, on_one_device
 from jax_hremat._trace.trace import Program, trace_loss
 from jax_hremat._xla.compile import compile_flat
@@ -318,12 +319,12 @@ def test_specs_are_written_out() -> None:
     sharding = NamedSharding(MESH, P(None, ("data", "model")))
     spec = spec_of(sharding, 3)
     assert spec == ((), ("data", "model"), ())
-    mesh = DeviceMesh.of(sharding.mesh)
-    assert spec_of(mesh.sharding(spec), 3) == spec
+    mesh = device_mesh(sharding.mesh)
+    assert spec_of(abstract_sharding(mesh, spec), 3) == spec
     assert mesh.num_devices == 8
     assert mesh.share((3, 16, 5), spec) == 1 / 8
     assert mesh.share((0, 8, 1), spec) == 1 / 8
-    assert DeviceMesh.of(NOWHERE) == mesh
+    assert device_mesh(NOWHERE) == mesh
 
 
 def test_one_device_is_no_mesh() -> None:

@@ -23,9 +23,9 @@ from jax_hremat._calls.planned import Loss
 from jax_hremat._emit.emit import emit
 from jax_hremat._emit.step import Step, own_step, training_step
 from jax_hremat._jax import compat
+from jax_hremat._plan.device_mesh import DeviceMesh
 from jax_hremat._plan.region import Loop, Region
 from jax_hremat._trace.call import Arguments
-from jax_hremat._trace.mesh import DeviceMesh
 from jax_hremat._trace.trace import Program, trace_loss
 from jax_hremat._verify.replay import replay
 from jax_hremat._xla.certify import compile_step

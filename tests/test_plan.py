@@ -20,14 +20,15 @@ from hypothesis import strategies as st
 
 import jax_hremat
 from jax_hremat._plan.block import BlockReport
-from jax_hremat._plan.plan import Certificate, RematPlan
+from jax_hremat._plan.certificate import Certificate
+from jax_hremat._plan.fingerprint import Fingerprint
+from jax_hremat._plan.peak import BufferReport, Moment
+from jax_hremat._plan.plan import RematPlan
 from jax_hremat._plan.region import Region
 from jax_hremat._shared.errors import PlanFormatError
-from jax_hremat._solve.prediction import Moment
-from jax_hremat._trace.fingerprint import Fingerprint, fingerprint
+from jax_hremat._trace.fingerprint import fingerprint
 from jax_hremat._trace.graph import build_graph
 from jax_hremat._trace.trace import trace_loss
-from jax_hremat._xla.certify import BufferReport
 
 MIB = 2**20
 ROOT = Region(

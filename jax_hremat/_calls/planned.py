@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from jax_hremat._calls.applied import warned_of
+from jax_hremat._emit.run import run_call
 from jax_hremat._emit.step import own_step
-from jax_hremat._flax.objects import Leaf, holds_objects, variables_of
+from jax_hremat._flax.objects import PARAMETERS, Leaf, holds_objects, variables_of
 from jax_hremat._plan.openings import Openings
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._planner.request import PlanRequest
@@ -54,12 +54,12 @@ class Loss:
     fun: Callable[..., Any]
     argnums: tuple[int, ...]
     has_aux: bool
-    wrt: Any = nnx.Param
+    wrt: Any = PARAMETERS
     is_bound: bool = False
 
     @staticmethod
     def of(
-        fun: Callable[..., Any], argnums: tuple[int, ...], has_aux: bool, wrt: Any = nnx.Param
+        fun: Callable[..., Any], argnums: tuple[int, ...], has_aux: bool, wrt: Any = PARAMETERS
     ) -> tuple[Loss, tuple[Any, ...]]:
         """The loss, and the arguments that go before those of a call: of a bound method, `self`."""
         if inspect.ismethod(fun):
@@ -277,7 +277,7 @@ def planned_function(
     source: PlanSource,
     argnums: tuple[int, ...],
     has_aux: bool,
-    wrt: Any = nnx.Param,
+    wrt: Any = PARAMETERS,
 ) -> Any:
     """A function, or a bound method, with plans from a source."""
     loss, bound_to = Loss.of(fun, argnums, has_aux, wrt)
@@ -290,7 +290,7 @@ def run_planned(trace: Callable[[], TracedCall], source: PlanSource) -> Any:
     start_s = time.perf_counter()
     call = trace().with_opened(source.opened)
     plan = source.plan_for(call, time.perf_counter() - start_s)
-    return call.run(plan.root, warned_of(plan))
+    return run_call(call, plan.root, warned_of(plan))
 
 
 def check_plan_is_for(program: Program, plan: RematPlan, name: str) -> None:

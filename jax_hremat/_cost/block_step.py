@@ -13,9 +13,10 @@ from jax.sharding import NamedSharding
 from jax_hremat._emit.barrier import barrier
 from jax_hremat._emit.emit import emit_range
 from jax_hremat._partition.blocks import Block
+from jax_hremat._plan.device_mesh import DeviceMesh
 from jax_hremat._plan.region import Region
 from jax_hremat._trace.graph import Graph
-from jax_hremat._trace.mesh import DeviceMesh, laid, put
+from jax_hremat._trace.mesh import abstract_sharding, laid, put
 from jax_hremat._trace.trace import Program, abstract, cotangent
 
 # The scope of the Fourier transform that parts the forward from the backward.
@@ -108,4 +109,4 @@ def _block_step(program: Program, graph: Graph, block: Block, mode: Region) -> B
 
 def _sharding(graph: Graph, value: int) -> NamedSharding | None:
     spec = graph.values[value].spec
-    return None if graph.mesh is None or spec is None else graph.mesh.sharding(spec)
+    return None if graph.mesh is None or spec is None else abstract_sharding(graph.mesh, spec)

@@ -14,6 +14,7 @@ from itertools import accumulate
 from jax_hremat._cost.block_step import MARK, BlockStep
 from jax_hremat._cost.option_cost import ModeCost
 from jax_hremat._primitives.kernels import KernelBook
+from jax_hremat._trace.mesh import abstract_mesh
 from jax_hremat._xla.cache import CompileCache
 from jax_hremat._xla.compile import compile_flat
 from jax_hremat._xla.hlo.buffer import Buffer
@@ -46,7 +47,7 @@ def compiled_cost(
         target,
         keep_unused=True,
         cache=cache,
-        mesh=None if step.mesh is None else step.mesh.abstract,
+        mesh=None if step.mesh is None else abstract_mesh(step.mesh),
     )
     module = parse_hlo(compiled.hlo_text)
     timeline = buffer_timeline(module)

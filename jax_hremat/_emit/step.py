@@ -12,15 +12,17 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_hremat._emit.emit import FlatFunction
+from jax_hremat._emit.run import run_call
 from jax_hremat._flax.objects import Structure
 from jax_hremat._jax import compat
 from jax_hremat._jax.cudnn import with_cudnn
+from jax_hremat._plan.device_mesh import DeviceMesh
 from jax_hremat._plan.region import Region
 from jax_hremat._shared.errors import UnsupportedProgramError
 from jax_hremat._trace.call import Arguments, Choice, Results, TracedCall, call_flat
 from jax_hremat._trace.fingerprint import fingerprint
 from jax_hremat._trace.graph import build_graph
-from jax_hremat._trace.mesh import DeviceMesh, laid, put, shardings_on_one_mesh
+from jax_hremat._trace.mesh import laid, put, shardings_on_one_mesh
 from jax_hremat._trace.trace import (
     Program,
     abstract,
@@ -126,7 +128,7 @@ def training_step(
         call = trace_call(loss_args, loss_kwargs)
         refuse_closed_over(call.fun, call.closed_over)
         calls.append(call)
-        return _marked(call.run(Region(0, call.program.num_operations)), has_aux)
+        return _marked(run_call(call, Region(0, call.program.num_operations)), has_aux)
 
     returned = arguments.variables_of(donate_argnums)
     flat = flat_step(make_step(noting_loss), arguments, returned)

@@ -12,9 +12,13 @@ from typing import Any
 
 import jax
 from flax import nnx
+from flax.errors import TraceContextError as TraceContextError
 from flax.nnx import graphlib
 
 from jax_hremat._shared.errors import UnsupportedProgramError
+
+# The filter of what is differentiated of an object, where nothing else is said.
+PARAMETERS = nnx.Param
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,71 +12,20 @@ from types import MappingProxyType
 from typing import Any
 
 from jax_hremat._plan.block import BlockReport
+from jax_hremat._plan.certificate import Certificate
+from jax_hremat._plan.device_mesh import DeviceMesh
+from jax_hremat._plan.fingerprint import Fingerprint
 from jax_hremat._plan.openings import NOTHING_OPENED, Openings
+from jax_hremat._plan.own_checkpoint import OwnCheckpoint
+from jax_hremat._plan.peak import BufferReport, Moment
 from jax_hremat._plan.region import Loop, Region
+from jax_hremat._plan.text import plan_text
 from jax_hremat._shared.errors import PlanFormatError
 from jax_hremat._shared.files import write_whole
 from jax_hremat._shared.frozen import reduce_record
-from jax_hremat._solve.prediction import Moment
-from jax_hremat._trace.fingerprint import Fingerprint
-from jax_hremat._trace.mesh import DeviceMesh
-from jax_hremat._trace.own_checkpoints import OwnCheckpoint
-from jax_hremat._xla.certify import BufferReport
 
 _FORMAT = "jax_hremat.RematPlan"
 FORMAT_VERSION = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Certificate:
-    """What the compiler reported for the planned step.
-
-    Attributes:
-        peak_bytes: Arguments + outputs + temporaries − aliases of the compiled step.
-        budget_bytes: What was asked for, in bytes.
-        headroom_bytes: Taken off the budget before planning, for library workspaces and the
-            allocator; `peak_bytes + headroom_bytes ≤ budget_bytes`.
-        argument_bytes: Of the peak, the arguments.
-        output_bytes: Of the peak, the results.
-        temp_bytes: Of the peak, everything in between.
-        target: What it was compiled for.
-        compiler_options: Options it was compiled with; compile the step with the same.
-        versions: Versions of JAX, jaxlib and the compiler plugin.
-        mesh: The devices that the arguments lie on, where there are several. All bytes are of one
-            of them.
-        platform: The platform of the target, "cpu" or "cuda"; None of a plan saved before this
-            was kept.
-        device_bytes: Memory of one device of the target; None where it is not known, as of a CPU.
-
-    Unchecked: workspaces that cuBLAS and cuDNN choose at run time, fragmentation of the
-    allocator's pool, and arrays alive outside the step.
-    """
-
-    peak_bytes: int
-    budget_bytes: int
-    headroom_bytes: int
-    argument_bytes: int
-    output_bytes: int
-    temp_bytes: int
-    target: str
-    compiler_options: Mapping[str, str]
-    versions: Mapping[str, str]
-    mesh: DeviceMesh | None = None
-    platform: str | None = None
-    device_bytes: int | None = None
-
-    @property
-    def exceeds_device(self) -> bool:
-        """Whether the budget is more than one device is known to have."""
-        return self.device_bytes is not None and self.budget_bytes > self.device_bytes
-
-    @property
-    def holds(self) -> bool:
-        """Whether the compiled peak and the headroom are within the budget."""
-        return self.peak_bytes + self.headroom_bytes <= self.budget_bytes
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return reduce_record(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +151,6 @@ class RematPlan:
         return reduce_record(self)
 
     def __str__(self) -> str:
-        from jax_hremat._plan.text import plan_text
-
         return plan_text(self)
 
     def __repr__(self) -> str:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.table import Table
 from rich.text import Text
 
-from jax_hremat._plan.plan import Certificate, RematPlan
+from jax_hremat._plan.certificate import Certificate
+from jax_hremat._plan.own_checkpoint import words
 from jax_hremat._plan.tree import tree_lines
 from jax_hremat._shared.format import format_bytes, format_seconds, format_signed_seconds
 from jax_hremat._shared.text import plain_table, plain_text
-from jax_hremat._trace.own_checkpoints import words
+
+if TYPE_CHECKING:
+    from jax_hremat._plan.plan import RematPlan
 
 _MAX_SAVED = 4
 

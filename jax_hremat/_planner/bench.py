@@ -17,6 +17,7 @@ from jax_hremat._cost.source import CostSource, block_prices
 from jax_hremat._emit.step import Step
 from jax_hremat._jax import compat
 from jax_hremat._options.block_options import BlockOptions, SearchConfig
+from jax_hremat._options.chain import make_chain
 from jax_hremat._options.search import search_options
 from jax_hremat._partition.blocks import Partition, Partitioner, partition_graph
 from jax_hremat._partition.valleys import partition_by_width
@@ -31,7 +32,7 @@ from jax_hremat._primitives.kernels import KernelBook, KernelPrice
 from jax_hremat._shared.errors import UnsupportedConfigError
 from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.backend import SolverConfig
-from jax_hremat._solve.chain import Chain, Selection, make_chain
+from jax_hremat._solve.chain import Chain, Selection
 from jax_hremat._solve.keeping import keeping_groups
 from jax_hremat._solve.prediction import Prediction, predict
 from jax_hremat._solve.regions import Ties, selection_region

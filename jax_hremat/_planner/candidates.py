@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from jax_hremat._plan.fingerprint import Fingerprint
 from jax_hremat._plan.region import Region
 from jax_hremat._planner.bench import Workbench, timed, uniform
 from jax_hremat._shared.progress import Progress
@@ -22,7 +23,7 @@ from jax_hremat._solve.schedule import (
     least_peak,
 )
 from jax_hremat._solve.stretches import Space, Stretched, bottom, stretched
-from jax_hremat._trace.fingerprint import Fingerprint, fingerprint
+from jax_hremat._trace.fingerprint import fingerprint
 from jax_hremat._xla.certify import CompiledStep
 
 # A nest of more levels is compiled only if it promises a peak of at most this part of the others'.

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from jax_hremat._plan.plan import Certificate, RematPlan
+from jax_hremat._plan.certificate import Certificate
+from jax_hremat._plan.plan import RematPlan
 from jax_hremat._planner.candidates import Candidate, Candidates
 from jax_hremat._planner.reports import (
     Decision,

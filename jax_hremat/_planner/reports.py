@@ -9,12 +9,12 @@ from pathlib import PurePath
 from jax_hremat._cost.option import Option
 from jax_hremat._partition.blocks import Partition
 from jax_hremat._plan.block import BlockReport
+from jax_hremat._plan.own_checkpoint import words
 from jax_hremat._plan.region import Loop, Region
 from jax_hremat._shared.format import format_bytes
 from jax_hremat._solve.chain import Chain, Selection
 from jax_hremat._solve.prediction import recompute_s
 from jax_hremat._trace.graph import Graph
-from jax_hremat._trace.own_checkpoints import words
 from jax_hremat._trace.trace import Program
 from jax_hremat._xla.certify import CompiledStep
 

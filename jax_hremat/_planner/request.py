@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jax_hremat._emit.step import Step
-from jax_hremat._plan.plan import Certificate, RematPlan
+from jax_hremat._plan.certificate import Certificate
+from jax_hremat._plan.plan import RematPlan
 from jax_hremat._planner.bench import PlannerConfig, prepare
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.goals import Terms, plan_for

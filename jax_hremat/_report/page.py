@@ -13,12 +13,12 @@ from jinja2 import Environment, StrictUndefined
 
 from jax_hremat._plan.block import BlockReport
 from jax_hremat._plan.frontier import Frontier
+from jax_hremat._plan.peak import Moment
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._plan.text import devices_words, opened_words, own_words, unpriced_words
 from jax_hremat._plan.tree import tree_lines
 from jax_hremat._shared.files import write_whole
 from jax_hremat._shared.format import format_bytes, format_seconds, format_signed_seconds
-from jax_hremat._solve.prediction import Moment
 
 # The pictures' size, in the units of their own coordinates.
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720.0, 240.0, 64.0, 24.0

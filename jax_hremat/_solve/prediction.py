@@ -11,34 +11,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._plan.peak import Moment
 from jax_hremat._solve.chain import Chain, Crossing, Group, Selection
 from jax_hremat._solve.results import Result, lent_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """What is predicted to be alive at most while one block runs, arguments and results apart.
-
-    Attributes:
-        block: The block.
-        in_backward: Whether it is its backward.
-        kept_bytes: What blocks hold for their backwards.
-        passed_bytes: Values that pass from block to block, and their cotangents.
-        working_bytes: What the block itself takes.
-        lent_bytes: Of all that, what lies in the memory of results that are not there yet.
-    """
-
-    block: int
-    in_backward: bool
-    kept_bytes: int
-    passed_bytes: int
-    working_bytes: int
-    lent_bytes: int = 0
-
-    @property
-    def live_bytes(self) -> int:
-        """What is alive, in memory of its own."""
-        return self.kept_bytes + self.passed_bytes + self.working_bytes - self.lent_bytes
 
 
 @dataclass(frozen=True, slots=True)

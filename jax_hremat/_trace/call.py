@@ -9,13 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.errors import TraceContextError
 from jax.core import Tracer
 
-from jax_hremat._emit.emit import emit_flat
-from jax_hremat._flax.objects import Changes, Leaf, Structure, Watch, flatten
+from jax_hremat._flax.objects import Changes, Leaf, Structure, TraceContextError, Watch, flatten
 from jax_hremat._plan.openings import Openings
-from jax_hremat._plan.region import Region
 from jax_hremat._shared.errors import UnsupportedProgramError
 from jax_hremat._trace.trace import Input, Program, trace_flat
 
@@ -218,16 +215,6 @@ class TracedCall:
     def with_opened(self, openings: Openings) -> TracedCall:
         """The call, with parts of the function written in another way."""
         return replace(self, program=self.program.with_opened(openings))
-
-    def run(self, root: Region, watch: Callable[[Any], Any] = lambda value: value) -> Any:
-        """Compute it with the regions of `root`; change the objects that it was given."""
-        flat = emit_flat(self.program, root)
-        values = [*self.arguments.values, *self.closed_over]
-        # One that gradients are taken of: the others may be dead code where only those are used.
-        watched = self.program.differentiated[0]
-        values[watched] = watch(values[watched])
-        outputs = flat(*values)
-        return self.results.put_together(self.arguments, outputs)
 
 
 def trace_arguments(

@@ -15,9 +15,10 @@ import jax
 from jax_hremat._jax import compat
 from jax_hremat._jax.compat import DETACH
 from jax_hremat._jax.sizes import size_bytes_of
+from jax_hremat._plan.device_mesh import DeviceMesh, Spec
+from jax_hremat._plan.fingerprint import RULES
 from jax_hremat._primitives.primitives import equation_work
 from jax_hremat._primitives.work import Work
-from jax_hremat._trace.mesh import DeviceMesh, Spec
 from jax_hremat._trace.rules import STOPS
 from jax_hremat._trace.trace import Program, abstract, is_inexact
 
@@ -36,9 +37,6 @@ FUSIBLE = frozenset(
     random_fold_in dynamic_slice gather
     """.split()
 ) | {DETACH}
-
-# What stands in a signature before the hash of what the operation's derivative rules do.
-RULES = " differentiated as "
 
 
 @dataclass(frozen=True, slots=True)

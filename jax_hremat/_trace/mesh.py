@@ -1,10 +1,8 @@
-"""A mesh of devices, and how an array lies on it, as plain data."""
+"""JAX meshes and shardings, from and to plain data."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -12,63 +10,27 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jax_hremat._jax import compat
+from jax_hremat._plan.device_mesh import DeviceMesh, Spec
 from jax_hremat._shared.errors import UnsupportedProgramError
 
-# For each dimension of an array, the axes of the mesh that it is split over.
-Spec = tuple[tuple[str, ...], ...]
+
+def device_mesh(mesh: Mesh | AbstractMesh) -> DeviceMesh:
+    """The mesh as data, whatever its devices."""
+    return DeviceMesh(tuple(mesh.shape.items()), tuple(mesh.explicit_axes), tuple(mesh.manual_axes))
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceMesh:
-    """A mesh of devices of one kind.
+def abstract_mesh(mesh: DeviceMesh) -> AbstractMesh:
+    """The mesh of no devices in particular."""
+    names, sizes = zip(*mesh.axes, strict=True)
+    kinds = dict.fromkeys(names, AxisType.Auto)
+    kinds |= dict.fromkeys(mesh.explicit, AxisType.Explicit)
+    kinds |= dict.fromkeys(mesh.manual, AxisType.Manual)
+    return AbstractMesh(sizes, names, tuple(kinds.values()))
 
-    Attributes:
-        axes: Name and size of each axis.
-        explicit: Names of those along which shardings are part of the types of arrays.
-        manual: Names of those of a `shard_map` around the function, which is what one device does
-            along them.
-    """
 
-    axes: tuple[tuple[str, int], ...]
-    explicit: tuple[str, ...] = ()
-    manual: tuple[str, ...] = ()
-
-    @staticmethod
-    def of(mesh: Mesh | AbstractMesh) -> DeviceMesh:
-        """The mesh, whatever its devices."""
-        return DeviceMesh(
-            tuple(mesh.shape.items()), tuple(mesh.explicit_axes), tuple(mesh.manual_axes)
-        )
-
-    @property
-    def num_devices(self) -> int:
-        """All devices of the mesh."""
-        return math.prod(size for _, size in self.axes)
-
-    def __str__(self) -> str:
-        return " × ".join(f"{name} {size}" for name, size in self.axes)
-
-    @property
-    def abstract(self) -> AbstractMesh:
-        """The mesh of no devices in particular."""
-        names, sizes = zip(*self.axes, strict=True)
-        kinds = dict.fromkeys(names, AxisType.Auto)
-        kinds |= dict.fromkeys(self.explicit, AxisType.Explicit)
-        kinds |= dict.fromkeys(self.manual, AxisType.Manual)
-        return AbstractMesh(sizes, names, tuple(kinds.values()))
-
-    def sharding(self, spec: Spec) -> NamedSharding:
-        """A sharding on the abstract mesh."""
-        return NamedSharding(self.abstract, PartitionSpec(*(axes or None for axes in spec)))
-
-    def share(self, shape: Sequence[int], spec: Spec) -> float:
-        """The part of an array that the fullest device holds; dimensions are padded up."""
-        sizes = dict(self.axes)
-        share = 1.0
-        for extent, axes in zip(shape, spec, strict=True):
-            parts = math.prod(sizes[axis] for axis in axes)
-            share *= math.ceil(extent / parts) / extent if extent else 1.0
-        return share
+def abstract_sharding(mesh: DeviceMesh, spec: Spec) -> NamedSharding:
+    """A sharding on the mesh of no devices in particular."""
+    return NamedSharding(abstract_mesh(mesh), PartitionSpec(*(axes or None for axes in spec)))
 
 
 def spec_of(sharding: NamedSharding, num_dims: int) -> Spec:
@@ -106,7 +68,7 @@ def sharding_on_mesh(leaf: Any) -> NamedSharding | None:
         spec = PartitionSpec(*(axes or PartitionSpec.UNCONSTRAINED for axes in spec))
     # What a mesh with other axes is to types of arrays, it is in the function too.
     typed = compat.is_typed(mesh)
-    return NamedSharding(mesh.abstract_mesh if typed else DeviceMesh.of(mesh).abstract, spec)
+    return NamedSharding(mesh.abstract_mesh if typed else abstract_mesh(device_mesh(mesh)), spec)
 
 
 def shardings_on_one_mesh(
@@ -121,7 +83,7 @@ def shardings_on_one_mesh(
     placed = {n: s.mesh for n, s in zip(names, shardings, strict=True) if s is not None}
     first, *others = placed or ("",)
     for name in others:
-        if DeviceMesh.of(placed[name]) != DeviceMesh.of(placed[first]):
+        if device_mesh(placed[name]) != device_mesh(placed[first]):
             raise UnsupportedProgramError(
                 f"`{first}` lies on {placed[first]} and `{name}` on {placed[name]}; the "
                 f"arguments of one step must lie on one mesh"

@@ -3,30 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 from jax_hremat._jax import compat
-
-
-@dataclass(frozen=True, slots=True)
-class OwnCheckpoint:
-    """One place of the user's code that checkpoints.
-
-    Attributes:
-        source: Its line.
-        keeps: Its policy; empty for none, which keeps nothing.
-        count: How often a step runs into it; each step of a loop counts.
-    """
-
-    source: str
-    keeps: str
-    count: int
-
-    def __str__(self) -> str:
-        keeping = f" under {self.keeps}" if self.keeps else ""
-        return f"{self.count} × jax.checkpoint{keeping} at {self.source}"
+from jax_hremat._plan.own_checkpoint import OwnCheckpoint
 
 
 def own_checkpoints(jaxpr: Any) -> tuple[OwnCheckpoint, ...]:
@@ -35,11 +16,6 @@ def own_checkpoints(jaxpr: Any) -> tuple[OwnCheckpoint, ...]:
     for place, times in _places(jaxpr, 1):
         found[place] += times
     return tuple(OwnCheckpoint(source, keeps, n) for (source, keeps), n in found.items())
-
-
-def words(found: Sequence[OwnCheckpoint]) -> str:
-    """All of them in one line; empty if there are none."""
-    return ", ".join(map(str, found))
 
 
 def _places(jaxpr: Any, times: int) -> Iterator[tuple[tuple[str, str], int]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from jax_hremat._plan.device_mesh import DeviceMesh, Spec
 from jax_hremat._trace.graph import Graph, Operation
-from jax_hremat._trace.mesh import DeviceMesh, Spec
 from jax_hremat._trace.trace import Program
 
 

@@ -14,15 +14,17 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from jax_hremat._jax import compat
 from jax_hremat._jax.cudnn import with_cudnn
+from jax_hremat._plan.device_mesh import DeviceMesh
 from jax_hremat._plan.openings import NOTHING_OPENED, Openings
+from jax_hremat._plan.own_checkpoint import OwnCheckpoint
 from jax_hremat._shared.errors import UnsupportedConfigError, UnsupportedProgramError
 from jax_hremat._trace.mesh import (
-    DeviceMesh,
+    device_mesh,
     is_known,
     sharding_on_mesh,
     shardings_on_one_mesh,
 )
-from jax_hremat._trace.own_checkpoints import OwnCheckpoint, own_checkpoints
+from jax_hremat._trace.own_checkpoints import own_checkpoints
 from jax_hremat._trace.rules import open_program
 
 
@@ -411,9 +413,9 @@ def devices_of(
     """Those that the inputs lie on, if all say how, or else those that are named."""
     placed = [s.mesh for s in shardings if s is not None]
     if placed and context.mesh.empty and all(map(is_known, shardings)):
-        return DeviceMesh.of(placed[0])
+        return device_mesh(placed[0])
     mesh = compat.named_mesh(jaxpr) if context.mesh.empty else context.mesh
-    return None if mesh is None or _is_one_device(mesh) else DeviceMesh.of(mesh)
+    return None if mesh is None or _is_one_device(mesh) else device_mesh(mesh)
 
 
 def _is_one_device(mesh: AbstractMesh) -> bool:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from jax_hremat._emit.emit import emit_flat
 from jax_hremat._emit.step import Step
+from jax_hremat._plan.device_mesh import DeviceMesh
+from jax_hremat._plan.peak import BufferReport
 from jax_hremat._plan.region import Region
 from jax_hremat._primitives.kernels import KernelBook
-from jax_hremat._trace.mesh import DeviceMesh
+from jax_hremat._trace.mesh import abstract_mesh
 from jax_hremat._xla.cache import CompileCache
 from jax_hremat._xla.compile import MemoryStats, compile_flat, never_run
 from jax_hremat._xla.hlo.buffer import Buffer
@@ -20,23 +22,6 @@ from jax_hremat._xla.rates import rates
 from jax_hremat._xla.target import Target
 
 _NUM_BUFFERS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class BufferReport:
-    """One of the largest buffers alive at the compiled step's peak.
-
-    Attributes:
-        size_bytes: Its bytes.
-        text: Its dtype and shape.
-        kind: "temp", "parameter" or "output".
-        made_by: The operation that made it, with its scope; for an argument, its path.
-    """
-
-    size_bytes: int
-    text: str
-    kind: str
-    made_by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +70,7 @@ def compile_step(
         never_run(target),
         donate_argnums=step.donated,
         cache=cache,
-        mesh=None if step.mesh is None else step.mesh.abstract,
+        mesh=None if step.mesh is None else abstract_mesh(step.mesh),
     )
     module = parse_hlo(compiled.hlo_text)
     roofline = estimate_step(module, rates(target, kernels))

@@ -13,8 +13,9 @@ from jax.sharding import Sharding
 from jax_hremat._emit.emit import FlatFunction, emit_range
 from jax_hremat._emit.step import Step
 from jax_hremat._jax import compat
+from jax_hremat._plan.device_mesh import DeviceMesh
 from jax_hremat._plan.region import Region
-from jax_hremat._trace.mesh import DeviceMesh, spec_of
+from jax_hremat._trace.mesh import abstract_mesh, spec_of
 from jax_hremat._trace.sharding import Layout
 from jax_hremat._trace.trace import Program
 from jax_hremat._xla.compile import compile_flat, never_run
@@ -41,14 +42,14 @@ def inferred_layout(step: Step, mesh: DeviceMesh, target: Target) -> Layout:
             step.around(_watched(step.program, found)),
             step.avals,
             never_run(target),
-            mesh=mesh.abstract,
+            mesh=abstract_mesh(mesh),
         )
     atoms = step.program.values
     specs = []
     unknown = 0
     for i, atom in enumerate(atoms):
         sharding, num_dims = found.get(i), atom.aval.ndim
-        named = None if sharding is None else compat.named_sharding(sharding, mesh.abstract)
+        named = None if sharding is None else compat.named_sharding(sharding, abstract_mesh(mesh))
         if named is not None:
             specs.append(spec_of(named, num_dims))
         else:

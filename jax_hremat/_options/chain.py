@@ -1,0 +1,91 @@
+"""Options of each kind of block, laid along the program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jax_hremat._cost.option import Option
+from jax_hremat._options.block_options import BlockOptions
+from jax_hremat._partition.blocks import Partition
+from jax_hremat._solve.chain import Chain, Crossing
+from jax_hremat._trace.graph import Graph
+
+
+def make_chain(
+    graph: Graph,
+    partition: Partition,
+    options: Mapping[int, BlockOptions],
+    fixed_bytes: int,
+    *,
+    only: Sequence[Sequence[Option]] | None = None,
+) -> Chain:
+    """Lay the options of each kind along the program.
+
+    Args:
+        graph: The program's graph.
+        partition: Its blocks.
+        options: For each kind of block, its options.
+        fixed_bytes: Arguments and outputs of the step.
+        only: Options of each block to choose from, instead of all of its kind's.
+    """
+    block_of: dict[int, int] = {}
+    for index, block in enumerate(partition.blocks):
+        for op in range(block.start, block.stop):
+            block_of[op] = index
+    chosen = tuple(
+        tuple(only[i]) if only is not None else options[kind].options
+        for i, kind in enumerate(partition.kinds)
+    )
+    needed: dict[int, set[tuple[int, int]]] = {}
+    for index, block in enumerate(partition.blocks):
+        for o, option in enumerate(chosen[index]):
+            for position in option.cost.kept_inputs:
+                needed.setdefault(block.inputs[position], set()).add((index, o))
+            for position in option.cost.kept_outputs:
+                needed.setdefault(block.outputs[position], set()).add((index, o))
+    crossings = []
+    for index, block in enumerate(partition.blocks):
+        for v in block.outputs:
+            value = graph.values[v]
+            readers = sorted({block_of[u] for u in value.users} - {index})
+            if readers:
+                crossings.append(
+                    Crossing(
+                        size_bytes=value.size_bytes,
+                        producer=index,
+                        readers=tuple(readers),
+                        active=value.active,
+                        needed=frozenset(needed.get(v, ())),
+                    )
+                )
+    return Chain(
+        starts=tuple(b.start for b in partition.blocks),
+        options=chosen,
+        # The first forward of a group writes no residuals, like that of a wrapped block.
+        recompute_s=tuple(options[kind].wrapped.cost.forward_s for kind in partition.kinds),
+        last_recompute_s=tuple(
+            tuple(_last_recompute_s(options[kind], option) for option in chosen[index])
+            for index, kind in enumerate(partition.kinds)
+        ),
+        # Wrapped, a block keeps nothing else.
+        shared_bytes=tuple(options[kind].wrapped.cost.kept_bytes for kind in partition.kinds),
+        crossings=tuple(crossings),
+        fixed_bytes=fixed_bytes,
+        pinned=frozenset(
+            index
+            for index, block in enumerate(partition.blocks)
+            if any(op.pinned for op in graph.operations[block.start : block.stop])
+        ),
+    )
+
+
+def _last_recompute_s(options: BlockOptions, option: Option) -> float:
+    """What a group's recompute of its last block takes.
+
+    A wrapped block is a group of one, so what it takes over the bare one is the forward as far as
+    the backward reads it. What an option that is wrapped as a whole runs again itself, the group
+    need not run.
+    """
+    spared = option if option.mode.wrapped else options.bare
+    added_s = options.wrapped.cost.time_s - spared.cost.time_s
+    return min(max(added_s, 0.0), options.wrapped.cost.forward_s)
