@@ -29,8 +29,8 @@ from jax_hremat._emit.emit import emit_flat
 from jax_hremat._emit.step import Step, own_step
 from jax_hremat._plan.openings import Openings
 from jax_hremat._plan.region import Region
-from jax_hremat._planner.bench import prepare
 from jax_hremat._planner.candidates import Candidates
+from jax_hremat._planner.context import prepare
 from jax_hremat._primitives.formulas import num_scores
 from jax_hremat._primitives.kernels import array_of
 from jax_hremat._xla.compile import compile_flat, never_run
@@ -184,8 +184,8 @@ def _plans(
     config: FusedConfig,
     hand: Sequence[AttentionRow],
 ) -> list[AttentionRow]:
-    bench = prepare(step, target, jax_hremat.PlannerConfig(), 0.0, say)
-    candidates = Candidates(bench, say)
+    context = prepare(step, target, jax_hremat.PlannerConfig(), 0.0, say)
+    candidates = Candidates(context, say)
     rows = []
     for policy in hand:
         budgeted, plan = plan_row(candidates, policy.label, policy.peak_bytes)

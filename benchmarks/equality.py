@@ -160,7 +160,7 @@ def compare(
     program = trace_loss(
         problem.loss_fn, args, {}, argnums=problem.argnums, has_aux=problem.has_aux
     )
-    bare = Region(plan.root.start, plan.root.stop)
+    plain = Region(plan.root.start, plan.root.stop)
     return Comparison(
         model=name,
         size=size,
@@ -172,11 +172,11 @@ def compare(
         peak_bytes=plan.certificate.peak_bytes,
         executed_peak_bytes=memory_stats(planned).peak_bytes,
         baseline_peak_bytes=plan.baseline_peak_bytes,
-        num_checkpoints=plan.root.num_wrapped,
+        num_checkpoints=plan.root.num_checkpointed,
         loss=loss,
         auxiliary=auxiliary,
         gradients=difference(grads, expected_grads),
-        original=_flops(original, program, bare),
+        original=_flops(original, program, plain),
         planned=_flops(planned, program, plan.root),
         recomputed_matrix_flops=recomputed_matrix_flops(program, plan.root),
         plan_s=plan_s,

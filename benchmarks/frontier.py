@@ -74,15 +74,15 @@ class Trade(Facts):
 def measure(name: str, target_name: str, size: zoo.Size = "full") -> Trade:
     """The frontier of one model, and its hand policies."""
     target = jax_hremat.get_target(target_name)
-    bench, facts = prepared(name, target, size)
-    candidates = candidates_of(bench)
-    plans = frontier_plans(candidates, NUM_BUDGETS, Terms((0,), bench.program.has_aux))
+    context, facts = prepared(name, target, size)
+    candidates = candidates_of(context)
+    plans = frontier_plans(candidates, NUM_BUDGETS, Terms((0,), context.program.has_aux))
     num_steps, timings_s = candidates.num_compiled, candidates.timings_s
     hand = [hand_row(name, size, policy, target) for policy in HAND_POLICIES]
-    hand += preset_rows(bench)
+    hand += preset_rows(context)
     return Trade(
         **facts,
-        fixed_bytes=bench.fixed_bytes,
+        fixed_bytes=context.fixed_bytes,
         plans=[row_of(f"{plan.slowdown - 1:+.1%}", plan) for plan in plans],
         hand=hand,
         beside=[_plan_beside(candidates, row) for row in hand],

@@ -15,11 +15,11 @@ from jax_hremat._emit.step import own_step
 from jax_hremat._options.roles import PRESETS
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._plan.region import Region
-from jax_hremat._planner.bench import Costs, Workbench, prepare
 from jax_hremat._planner.candidates import Candidates
+from jax_hremat._planner.context import CostTable, PlanningContext, prepare
 from jax_hremat._planner.goals import Terms, plan_for
 from jax_hremat._shared.units import Budget
-from jax_hremat._solve.regions import Ties, selection_region
+from jax_hremat._solve.regions import Barriers, selection_region
 from jax_hremat._trace.trace import Program, trace_loss
 from jax_hremat._xla.certify import compile_step
 from jax_hremat._xla.compile import compiler_versions
@@ -96,7 +96,7 @@ def prepared(
     config: jax_hremat.PlannerConfig | None = None,
     place: Place = lambda problem: problem,
     **overrides: Any,
-) -> tuple[Workbench, dict[str, Any]]:
+) -> tuple[PlanningContext, dict[str, Any]]:
     """A model up to the costs, and the fields of its `Facts`.
 
     Args:
@@ -111,10 +111,10 @@ def prepared(
     start_s = time.perf_counter()
     program = traced(problem)
     trace_s = time.perf_counter() - start_s
-    bench = prepare(own_step(program), target, config or jax_hremat.PlannerConfig(), trace_s, say)
-    return bench, dict(
-        **pieces_of(problem, target.name, bench.costs, bench.timings_s),
-        no_remat=Row("no remat", bench.baseline.memory.peak_bytes, bench.baseline.step_s),
+    context = prepare(own_step(program), target, config or jax_hremat.PlannerConfig(), trace_s, say)
+    return context, dict(
+        **pieces_of(problem, target.name, context.costs, context.timings_s),
+        no_remat=Row("no remat", context.baseline.memory.peak_bytes, context.baseline.step_s),
     )
 
 
@@ -132,26 +132,26 @@ def hand_row(
     return Row(policy, step.memory.peak_bytes, step.step_s)
 
 
-def preset_rows(bench: Workbench) -> list[Row]:
+def preset_rows(context: PlanningContext) -> list[Row]:
     """MaxText's presets on every layer or step of a scan, compiled; none where there is no
     attention."""
-    under = bench.steps_under if bench.costs.has_scans else bench.layers_under
+    under = context.steps_under if context.costs.has_scans else context.layers_under
     rows = []
-    for name in (name for name in bench.costs.policies if name in PRESETS):
-        root = selection_region(bench.costs.graph, *under(name), Ties.NONE)
-        step = bench.compile_step(root)
+    for name in (name for name in context.costs.policies if name in PRESETS):
+        root = selection_region(context.costs.graph, *under(name), Barriers.NONE)
+        step = context.compile_step(root)
         rows.append(Row(name, step.memory.peak_bytes, step.step_s))
     return rows
 
 
-def candidates_of(bench: Workbench) -> Candidates:
+def candidates_of(context: PlanningContext) -> Candidates:
     """What all budgets of a model share."""
-    return Candidates(bench, say)
+    return Candidates(context, say)
 
 
 def plan_row(candidates: Candidates, label: str, budget_bytes: int) -> tuple[Row, RematPlan]:
     """A plan for a budget, and its figures."""
-    terms = Terms((0,), candidates.bench.program.has_aux)
+    terms = Terms((0,), candidates.context.program.has_aux)
     plan = plan_for(candidates, Budget(bytes=budget_bytes), terms)
     return row_of(label, plan), plan
 
@@ -197,7 +197,7 @@ def setting_of(problem: zoo.Problem, target_name: str) -> dict[str, Any]:
 
 
 def pieces_of(
-    problem: zoo.Problem, target_name: str, costs: Costs, timings_s: Mapping[str, float]
+    problem: zoo.Problem, target_name: str, costs: CostTable, timings_s: Mapping[str, float]
 ) -> dict[str, Any]:
     """The fields of a `Pieces`."""
     return dict(

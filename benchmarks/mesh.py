@@ -127,9 +127,9 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Meshes:
     for key, layout in LAYOUTS.items():
         place = placed(layout)
         hand = hand_row(name, size, "block", target, place)
-        bench, facts = prepared(name, target, size, CONFIG, place)
-        candidates = candidates_of(bench)
-        whole_bytes = bench.baseline.memory.peak_bytes
+        context, facts = prepared(name, target, size, CONFIG, place)
+        candidates = candidates_of(context)
+        whole_bytes = context.baseline.memory.peak_bytes
         budgets = {f"{part:.0%}": int(part * whole_bytes) for part in FRACTIONS}
         budgets["every layer's peak"] = hand.peak_bytes
         plans = []

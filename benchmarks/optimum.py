@@ -23,7 +23,7 @@ from benchmarks import command, zoo
 from benchmarks.measured import Facts, Row, candidates_of, mib, ms, plan_row, prepared
 from jax_hremat._cost.analytic import operation_times_s
 from jax_hremat._plan.region import Region
-from jax_hremat._planner.bench import Workbench
+from jax_hremat._planner.context import PlanningContext
 from jax_hremat._solve.saved import saved_value_sets, value_refs
 from jax_hremat._xla.rates import rates
 
@@ -68,23 +68,23 @@ class Optimum(Facts):
 def measure(name: str, target_name: str, size: zoo.Size = "full") -> Optimum:
     """Solve and compile the flat program at five bounds, and plan at each compiled peak."""
     target = jax_hremat.get_target(target_name)
-    bench, facts = prepared(name, target, size, **SMALL.get(name, {}))
-    flat = _flat_rows(bench)
-    plans = [plan_row(candidates_of(bench), row.label, row.peak_bytes)[0] for row in flat]
+    context, facts = prepared(name, target, size, **SMALL.get(name, {}))
+    flat = _flat_rows(context)
+    plans = [plan_row(candidates_of(context), row.label, row.peak_bytes)[0] for row in flat]
     return Optimum(**facts, flat=flat, plans=plans)
 
 
-def _flat_rows(bench: Workbench) -> list[FlatRow]:
-    num_operations = len(bench.costs.graph.operations)
-    times_s = operation_times_s(bench.costs.graph, rates(bench.target))
+def _flat_rows(context: PlanningContext) -> list[FlatRow]:
+    num_operations = len(context.costs.graph.operations)
+    times_s = operation_times_s(context.costs.graph, rates(context.target))
     answers = saved_value_sets(
-        bench.costs.graph, 0, num_operations, times_s, bench.config.solver, NUM_BOUNDS
+        context.costs.graph, 0, num_operations, times_s, context.config.solver, NUM_BOUNDS
     )
     rows = []
     for answer in answers:
-        refs = value_refs(bench.costs.graph, answer.values)
-        wrapped = Region(0, num_operations, wrapped=True, saved=refs)
-        step = bench.compile_step(Region(0, num_operations, children=(wrapped,)))
+        refs = value_refs(context.costs.graph, answer.values)
+        checkpointed = Region(0, num_operations, checkpointed=True, saved=refs)
+        step = context.compile_step(Region(0, num_operations, children=(checkpointed,)))
         rows.append(
             FlatRow(
                 label=f"{answer.kept_bytes / answers[0].kept_bytes:.0%} kept",

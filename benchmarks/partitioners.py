@@ -63,15 +63,15 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Partitioner
     found = []
     for partitioner in PARTITIONERS:
         config = jax_hremat.PlannerConfig(search=SEARCH, partitioner=partitioner, max_rounds=1)
-        bench, facts = prepared(name, target, size, config)
+        context, facts = prepared(name, target, size, config)
         plans = []
         for fraction in FRACTIONS:
-            budget_bytes = int(fraction * bench.baseline.memory.peak_bytes)
+            budget_bytes = int(fraction * context.baseline.memory.peak_bytes)
             try:
-                plans.append(plan_row(candidates_of(bench), f"{fraction:g}", budget_bytes)[0])
+                plans.append(plan_row(candidates_of(context), f"{fraction:g}", budget_bytes)[0])
             except jax_hremat.InfeasibleBudgetError as error:
                 label = f"{fraction:g} is infeasible: floor"
-                plans.append(plan_row(candidates_of(bench), label, error.min_budget_bytes)[0])
+                plans.append(plan_row(candidates_of(context), label, error.min_budget_bytes)[0])
         found.append(One(**facts, partitioner=partitioner.__name__, plans=plans))
     return Partitioners(name, found)
 

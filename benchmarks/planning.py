@@ -20,7 +20,7 @@ import jax_hremat
 from benchmarks import command, zoo
 from benchmarks.measured import Pieces, pieces_of, say, traced
 from jax_hremat._emit.step import own_step
-from jax_hremat._planner.bench import priced, uniform
+from jax_hremat._planner.context import priced, uniform
 from jax_hremat._solve.prediction import predict
 from jax_hremat._solve.schedule import fastest_within
 
@@ -51,7 +51,7 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Planning:
     costs = priced(own_step(program), target, CONFIG, time.perf_counter() - start_s, None, say)
     # The state comes in and its gradient goes out.
     state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(problem.args[0]))
-    peak_bytes = predict(*uniform(costs.chain(2 * state_bytes, lambda o: (o.bare,)))).peak_bytes
+    peak_bytes = predict(*uniform(costs.chain(2 * state_bytes, lambda o: (o.plain,)))).peak_bytes
     solves_s, answers = [], []
     for part in PARTS:
         start_s = time.perf_counter()

@@ -20,7 +20,7 @@ import jax_hremat
 from benchmarks import command, zoo
 from benchmarks.measured import Facts, Row, candidates_of, mib, ms, plan_row, prepared
 from jax_hremat._plan.region import Loop, Region
-from jax_hremat._planner.bench import Workbench
+from jax_hremat._planner.context import PlanningContext
 from jax_hremat._trace.bodies import Scan
 
 STEPS = (512, 2048, 8192)
@@ -33,8 +33,8 @@ class Length(Facts):
     Attributes:
         steps: The number.
         fixed_bytes: Arguments and outputs of the step, which no plan changes.
-        every_step: Every step wrapped, by hand.
-        segments: Segments of √n steps, each step wrapped too, by hand.
+        every_step: Every step checkpointed, by hand.
+        segments: Segments of √n steps, each step checkpointed too, by hand.
         least: The plan of least peak.
     """
 
@@ -58,31 +58,31 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Recurrence:
     target = jax_hremat.get_target(target_name)
     found = []
     for steps in STEPS:
-        bench, facts = prepared(name, target, size, context=steps)
-        candidates = candidates_of(bench)
+        context, facts = prepared(name, target, size, context=steps)
+        candidates = candidates_of(context)
         least_bytes = min(c.peak_bytes for c in candidates.lowest)
         found.append(
             Length(
                 **facts,
                 steps=steps,
-                fixed_bytes=bench.fixed_bytes,
-                every_step=_by_hand(bench, "every step"),
-                segments=_by_hand(bench, "√n segments", round(math.sqrt(steps))),
+                fixed_bytes=context.fixed_bytes,
+                every_step=_by_hand(context, "every step"),
+                segments=_by_hand(context, "√n segments", round(math.sqrt(steps))),
                 least=plan_row(candidates, "least", least_bytes)[0],
             )
         )
     return Recurrence(name, found)
 
 
-def _by_hand(bench: Workbench, label: str, *segments: int) -> Row:
-    """Every step of every scan wrapped, in segments."""
+def _by_hand(context: PlanningContext, label: str, *segments: int) -> Row:
+    """Every step of every scan checkpointed, in segments."""
     loops = []
-    for at, scan in sorted(bench.costs.bodies.items()):
+    for at, scan in sorted(context.costs.bodies.items()):
         assert isinstance(scan, Scan), "a recurrence has no cond"
-        step = Region(0, len(scan.body.graph.operations), wrapped=True)
+        step = Region(0, len(scan.body.graph.operations), checkpointed=True)
         loops.append(Region(at, at + 1, loop=Loop(step, segments)))
-    root = Region(0, len(bench.costs.graph.operations), children=tuple(loops))
-    compiled = bench.compile_step(root)
+    root = Region(0, len(context.costs.graph.operations), children=tuple(loops))
+    compiled = context.compile_step(root)
     return Row(label, compiled.memory.peak_bytes, compiled.step_s)
 
 

@@ -31,7 +31,7 @@ from benchmarks.measured import (
     prepared,
 )
 from jax_hremat._plan.region import Loop, Region
-from jax_hremat._planner.bench import Workbench
+from jax_hremat._planner.context import PlanningContext
 from jax_hremat._solve.layers import layer_runs
 from jax_hremat._trace.bodies import Scan
 
@@ -48,7 +48,7 @@ class Scale(Facts):
     Attributes:
         num_levels: Deepest nesting of checkpoints in the plan of least peak.
         fixed_bytes: Arguments and outputs of the step, which no plan changes.
-        nested: Every layer wrapped, and √n layers together again; None where no layer repeats.
+        nested: Every layer checkpointed, and √n layers together again; None where no layer repeats.
     """
 
     num_levels: int
@@ -62,17 +62,17 @@ class Scale(Facts):
 def measure(name: str, target_name: str, size: zoo.Size = "full") -> Scale:
     """Plan one model at its floor and three budgets above it."""
     target = jax_hremat.get_target(target_name)
-    bench, facts = prepared(name, target, size, CONFIG)
-    candidates = candidates_of(bench)
+    context, facts = prepared(name, target, size, CONFIG)
+    candidates = candidates_of(context)
     least = min(candidates.lowest, key=lambda c: (c.peak_bytes, c.step_s))
     floor, plan = plan_row(candidates, "least", least.peak_bytes)
-    span = bench.baseline.memory.peak_bytes - floor.peak_bytes
+    span = context.baseline.memory.peak_bytes - floor.peak_bytes
     return Scale(
         **facts,
         num_levels=plan.root.depth,
-        fixed_bytes=bench.fixed_bytes,
+        fixed_bytes=context.fixed_bytes,
         hand=hand_row(name, size, "block", target),
-        nested=_nested_row(bench),
+        nested=_nested_row(context),
         floor=floor,
         plans=[
             plan_row(candidates, f"{part:g}", int(floor.peak_bytes + part * span))[0]
@@ -81,27 +81,29 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Scale:
     )
 
 
-def _nested_row(bench: Workbench) -> Row | None:
+def _nested_row(context: PlanningContext) -> Row | None:
     """`flax.linen.remat_scan` with two levels, over scanned layers or unrolled ones."""
     scans = [
         Region(at, at + 1, loop=_remat_scan(inside))
-        for at, inside in bench.costs.bodies.items()
+        for at, inside in context.costs.bodies.items()
         if isinstance(inside, Scan)
     ]
     stretches = [
-        _stretch(bench, stretch)
-        for run in layer_runs(bench.costs.partition.kinds)
+        _stretch(context, stretch)
+        for run in layer_runs(context.costs.partition.kinds)
         for stretch in _in_stretches(run)
     ]
     regions = sorted([*scans, *stretches], key=lambda region: region.start)
     if not regions:
         return None
-    step = bench.compile_step(Region(0, len(bench.costs.graph.operations), children=tuple(regions)))
+    step = context.compile_step(
+        Region(0, len(context.costs.graph.operations), children=tuple(regions))
+    )
     return Row("√n layers", step.memory.peak_bytes, step.step_s)
 
 
 def _remat_scan(scan: Scan) -> Loop:
-    step = Region(0, len(scan.body.graph.operations), wrapped=True)
+    step = Region(0, len(scan.body.graph.operations), checkpointed=True)
     return Loop(step, (max(2, round(scan.trips**0.5)),))
 
 
@@ -110,11 +112,11 @@ def _in_stretches(layers: Sequence[tuple[int, int]]) -> list[Sequence[tuple[int,
     return [layers[i : i + size] for i in range(0, len(layers), size)]
 
 
-def _stretch(bench: Workbench, layers: Sequence[tuple[int, int]]) -> Region:
-    """Layers, each wrapped, wrapped together; a layer is its first and last block."""
-    blocks = bench.costs.partition.blocks
-    inner = tuple(Region(blocks[a].start, blocks[b].stop, wrapped=True) for a, b in layers)
-    return Region(inner[0].start, inner[-1].stop, wrapped=True, children=inner)
+def _stretch(context: PlanningContext, layers: Sequence[tuple[int, int]]) -> Region:
+    """Layers, each checkpointed, checkpointed together; a layer is its first and last block."""
+    blocks = context.costs.partition.blocks
+    inner = tuple(Region(blocks[a].start, blocks[b].stop, checkpointed=True) for a, b in layers)
+    return Region(inner[0].start, inner[-1].stop, checkpointed=True, children=inner)
 
 
 def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:

@@ -29,7 +29,7 @@ from benchmarks.measured import (
     plan_row,
     prepared,
 )
-from jax_hremat._planner.bench import Workbench, uniform
+from jax_hremat._planner.context import PlanningContext, uniform
 from jax_hremat._solve.prediction import predict
 
 HAND_POLICIES = ("block", "dots_saveable", "dots_with_no_batch_dims_saveable")
@@ -49,39 +49,39 @@ class Measurement(Facts):
 def measure(name: str, target_name: str, size: zoo.Size = "full") -> Measurement:
     """Plan and compile everything about one model."""
     target = jax_hremat.get_target(target_name)
-    bench, facts = prepared(name, target, size)
+    context, facts = prepared(name, target, size)
     hand = [hand_row(name, size, policy, target) for policy in HAND_POLICIES]
     return Measurement(
         **facts,
         predicted_no_remat_bytes=predict(
-            *uniform(bench.chain(lambda options: (options.bare,)))
+            *uniform(context.chain(lambda options: (options.plain,)))
         ).peak_bytes,
         hand=hand,
-        plans=_plan_rows(bench),
-        at_hand_peaks=[_alone(bench, row.label, row.peak_bytes) for row in hand],
+        plans=_plan_rows(context),
+        at_hand_peaks=[_alone(context, row.label, row.peak_bytes) for row in hand],
     )
 
 
-def _alone(bench: Workbench, label: str, budget_bytes: int) -> Row:
+def _alone(context: PlanningContext, label: str, budget_bytes: int) -> Row:
     """A plan that knows of no other."""
-    return plan_row(candidates_of(bench), label, budget_bytes)[0]
+    return plan_row(candidates_of(context), label, budget_bytes)[0]
 
 
-def _plan_rows(bench: Workbench) -> list[Row]:
+def _plan_rows(context: PlanningContext) -> list[Row]:
     """Plans at the fractions; below the floor, one at the floor and one halfway to it."""
-    whole = bench.baseline.memory.peak_bytes
+    whole = context.baseline.memory.peak_bytes
     rows: list[Row] = []
     for fraction in FRACTIONS:
         budget_bytes = int(fraction * whole)
         try:
-            rows.append(_alone(bench, f"{fraction:g}", budget_bytes))
+            rows.append(_alone(context, f"{fraction:g}", budget_bytes))
         except jax_hremat.InfeasibleBudgetError as error:
             lowest = rows[-1].budget_bytes if rows else whole
             assert lowest is not None
             middle = (lowest + error.min_budget_bytes) // 2
-            rows.append(_alone(bench, f"{middle / whole:.3f} (halfway)", middle))
+            rows.append(_alone(context, f"{middle / whole:.3f} (halfway)", middle))
             floor = error.min_budget_bytes
-            rows.append(_alone(bench, f"{floor / whole:.3f} (floor)", floor))
+            rows.append(_alone(context, f"{floor / whole:.3f} (floor)", floor))
             break
     return rows
 

@@ -29,8 +29,8 @@ from benchmarks import command, zoo
 from benchmarks.device import Timed, is_attached, measured_peak_bytes, timed_in_turn
 from benchmarks.measured import Facts, candidates_of, mib, prepared
 from jax_hremat._emit.emit import emit
+from jax_hremat._planner.budget_search import BudgetSearch
 from jax_hremat._planner.candidates import Candidate, Candidates
-from jax_hremat._planner.rounds import Rounds
 from jax_hremat._xla.compile import memory_stats
 from jax_hremat._xla.hlo.parse import parse_hlo
 from jax_hremat._xla.hlo.roofline import estimate_step
@@ -94,8 +94,8 @@ def measure(name: str, target_name: str, size: zoo.Size = "small") -> Times:
         raise SystemExit(f"steps are run on this machine, where no {target_name} is attached")
     problem = zoo.make(name, size)
     target = this_device()
-    bench, facts = prepared(name, target, size, CONFIG)
-    candidates = candidates_of(bench)
+    context, facts = prepared(name, target, size, CONFIG)
+    candidates = candidates_of(context)
     # From the least peak up, so that each run's is the highest so far.
     chosen = sorted(_different(candidates), key=lambda c: c.peak_bytes)
     args = problem.concrete(0)
@@ -105,7 +105,7 @@ def measure(name: str, target_name: str, size: zoo.Size = "small") -> Times:
         return jax.jit(step, compiler_options=dict(target.compiler_options)).lower(*args).compile()
 
     original = compiled(problem.loss_fn)
-    steps = [compiled(emit(bench.program, c.root)) for c in chosen]
+    steps = [compiled(emit(context.program, c.root)) for c in chosen]
     peaks = [measured_peak_bytes(step, args) for step in steps]
     first, *runs = timed_in_turn([original, *steps], args, NUM_RUNS)
     texts = [parse_hlo(step.as_text() or "") for step in steps]
@@ -121,7 +121,7 @@ def measure(name: str, target_name: str, size: zoo.Size = "small") -> Times:
         original=first,
         pairs=[
             Pair(
-                checkpoints=candidate.root.num_wrapped,
+                checkpoints=candidate.root.num_checkpointed,
                 peak_bytes=memory_stats(step).peak_bytes,
                 certified_bytes=candidate.peak_bytes,
                 estimated_s=estimate_step(text, rates(target)).time_s,
@@ -153,20 +153,20 @@ def this_device() -> jax_hremat.Target:
 
 def _different(candidates: Candidates) -> list[Candidate]:
     """Plans that differ: no rematerialization, the solver's at a few budgets, standard ones."""
-    whole_bytes = candidates.bare.peak_bytes
+    whole_bytes = candidates.plain.peak_bytes
     for fraction in FRACTIONS:
-        Rounds(candidates, int(fraction * whole_bytes)).search()
+        BudgetSearch(candidates, int(fraction * whole_bytes)).search()
     _ = candidates.lowest
     for chain, selection, _ in candidates.standard:
         if candidates.num_compiled >= MAX_PLANS:
             break
-        candidates.add(chain, selection, candidates.bare.outcome)
-    others = [c for c in candidates.within(10 * whole_bytes) if c is not candidates.bare]
+        candidates.add(chain, selection, candidates.plain.outcome)
+    others = [c for c in candidates.within(10 * whole_bytes) if c is not candidates.plain]
     others.sort(key=lambda c: c.peak_bytes)
     # Both ends and evenly between.
     last = len(others) - 1
     count = min(MAX_PLANS - 1, len(others))
-    return [candidates.bare, *(others[round(i * last / max(count - 1, 1))] for i in range(count))]
+    return [candidates.plain, *(others[round(i * last / max(count - 1, 1))] for i in range(count))]
 
 
 def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
@@ -223,10 +223,10 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         "|---|---|---|---|",
     ]
     for data in found:
-        written, emitted = data["original"], _bare(data)["measured"]
+        under_policy, emitted = data["original"], _plain(data)["measured"]
         lines.append(
-            f"| {data['model']} | {_ms(written)} | {_ms(emitted)} "
-            f"| {emitted['median_s'] / written['median_s']:.3f} |"
+            f"| {data['model']} | {_ms(under_policy)} | {_ms(emitted)} "
+            f"| {emitted['median_s'] / under_policy['median_s']:.3f} |"
         )
     lines += [
         "",
@@ -270,11 +270,11 @@ def _device_sections(found: Sequence[Mapping[str, Any]]) -> list[str]:
         "|---|---|---|",
     ]
     for data in found:
-        bare = _bare(data)
-        median_s = bare["measured"]["median_s"]
+        plain = _plain(data)
+        median_s = plain["measured"]["median_s"]
         lines.append(
-            f"| {data['model']} | {median_s / bare['estimated_s']:.2f} "
-            f"| {median_s / bare['published_s']:.2f} |"
+            f"| {data['model']} | {median_s / plain['estimated_s']:.2f} "
+            f"| {median_s / plain['published_s']:.2f} |"
         )
     return [
         *lines,
@@ -308,20 +308,20 @@ def _rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
 
 def _relative(data: Mapping[str, Any], estimate: str = "estimated_s") -> list[tuple[float, float]]:
     """Estimated and measured slowdown of each plan of a model that has checkpoints."""
-    bare = _bare(data)
+    plain = _plain(data)
     return [
         (
-            p[estimate] / bare[estimate],
-            p["measured"]["median_s"] / bare["measured"]["median_s"],
+            p[estimate] / plain[estimate],
+            p["measured"]["median_s"] / plain["measured"]["median_s"],
         )
         for p in data["pairs"]
-        if p is not bare
+        if p is not plain
     ]
 
 
-def _bare(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    (bare,) = [p for p in data["pairs"] if p["checkpoints"] == 0]
-    return bare
+def _plain(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    (plain,) = [p for p in data["pairs"] if p["checkpoints"] == 0]
+    return plain
 
 
 def _ms(timed: Mapping[str, float]) -> str:

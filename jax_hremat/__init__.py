@@ -12,14 +12,14 @@ from jax_hremat._fit import FittedStep as FittedStep
 from jax_hremat._fit import fit_step as fit_step
 from jax_hremat._jax.cudnn import load_cudnn as load_cudnn
 from jax_hremat._options.block_options import SearchConfig as SearchConfig
+from jax_hremat._partition.cut_points import partition_by_width as partition_by_width
 from jax_hremat._partition.flat import partition_flat as partition_flat
 from jax_hremat._partition.repeats import partition_by_repeats as partition_by_repeats
 from jax_hremat._partition.score import partition_by_score as partition_by_score
-from jax_hremat._partition.valleys import partition_by_width as partition_by_width
 from jax_hremat._plan.certificate import Certificate as Certificate
 from jax_hremat._plan.frontier import Frontier as Frontier
 from jax_hremat._plan.plan import RematPlan as RematPlan
-from jax_hremat._planner.bench import PlannerConfig as PlannerConfig
+from jax_hremat._planner.context import PlannerConfig as PlannerConfig
 from jax_hremat._report.page import report as report
 from jax_hremat._shared.errors import BudgetFormatError as BudgetFormatError
 from jax_hremat._shared.errors import CertificationError as CertificationError

@@ -14,7 +14,7 @@ from jax_hremat._emit.step import Step, own_step
 from jax_hremat._plan.frontier import Frontier
 from jax_hremat._plan.openings import Openings
 from jax_hremat._plan.plan import RematPlan
-from jax_hremat._planner.bench import PlannerConfig
+from jax_hremat._planner.context import PlannerConfig
 from jax_hremat._planner.goals import Terms, frontier_plans
 from jax_hremat._planner.request import PlanRequest, positions_of, warn_beyond_device
 from jax_hremat._planner.transfer import certified_again

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from jax_hremat._emit.step import LossFunction, MakeStep
 from jax_hremat._fit import FittedStep, fit_step
-from jax_hremat._planner.bench import PlannerConfig
+from jax_hremat._planner.context import PlannerConfig
 from jax_hremat._shared.errors import InfeasibleBudgetError
 from jax_hremat._shared.format import format_bytes, format_seconds
 from jax_hremat._shared.text import plain_table, plain_text

@@ -34,7 +34,7 @@ _UNARY = {
     "pool": lambda v: jax.lax.reduce_window(v, -jnp.inf, jax.lax.max, (2, 2), (1, 1), "SAME"),
     "turn": lambda v: jnp.real(jnp.exp(1j * v) * (v + 1j)),
 }
-# Not emitted in a wrapped region as they are, so that more operations come of them.
+# Not emitted in a checkpointed region as they are, so that more operations come of them.
 _REWRITTEN = ("pool", "turn")
 _BINARY = {"mul": jnp.multiply, "add": jnp.add, "matmul": jnp.matmul}
 
@@ -112,19 +112,19 @@ def loops(draw: st.DrawFn, eqn: Any, moving: list[bool], depth: int) -> Loop:
 def region_trees(
     draw: st.DrawFn, program: Program, max_depth: int = 3, *, in_loops: bool = True
 ) -> Region:
-    """Any nest of bare and wrapped regions, each wrapped one saving any values made in it; any
+    """Any nest of plain and checkpointed regions, each checkpointed one saving any values made in it; any
     scan or cond in another mode, if `in_loops`."""
     jaxpr = compat.open_jaxpr(program.jaxpr)
     equations = jaxpr.eqns
     moved = active_variables(jaxpr, program.moving)
 
     def region(start: int, stop: int, depth: int) -> Region:
-        wrapped = draw(st.booleans())
+        checkpointed = draw(st.booleans())
         made = [(op, k) for op in range(start, stop) for k in range(len(equations[op].outvars))]
-        saved = draw(st.sets(st.sampled_from(made), max_size=3)) if wrapped and made else ()
+        saved = draw(st.sets(st.sampled_from(made), max_size=3)) if checkpointed and made else ()
         children: list[Region] = []
         alone = equations[start].primitive.name if stop - start == 1 else ""
-        if in_loops and alone in BODIES and not wrapped and draw(st.booleans()):
+        if in_loops and alone in BODIES and not checkpointed and draw(st.booleans()):
             eqn = equations[start]
             moving = are_in(moved, eqn.invars)
             if alone == "scan":
@@ -143,7 +143,7 @@ def region_trees(
                 for a, b in itertools.pairwise(edges)
                 if draw(st.integers(0, 3))
             ]
-        return Region(start, stop, wrapped, tuple(sorted(saved)), tuple(children))
+        return Region(start, stop, checkpointed, tuple(sorted(saved)), tuple(children))
 
     return region(0, len(equations), 0)
 

@@ -53,7 +53,7 @@ def scanned(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def step_of(layer: Callable[..., Any], wrap: Callable[..., Any]) -> Callable[..., Any]:
-    """Gradients of nine layers, wrapped by threes, the innermost ones again."""
+    """Gradients of nine layers, checkpointed by threes, the innermost ones again."""
 
     def loss(weights: Any, x: Any) -> Any:
         for start in range(0, 9, 3):

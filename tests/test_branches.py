@@ -19,12 +19,12 @@ from random_plans import QUICK, struct
 
 import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig
-from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._emit.emit import emit, emit_flat
 from jax_hremat._jax import compat
 from jax_hremat._options.branch_options import _together
 from jax_hremat._partition.blocks import partition_graph
-from jax_hremat._partition.valleys import partition_by_width
+from jax_hremat._partition.cut_points import partition_by_width
 from jax_hremat._plan.region import Loop, Region
 from jax_hremat._trace.bodies import Cond, Scan, bodies_of, branch_bodies
 from jax_hremat._trace.graph import build_graph
@@ -81,14 +81,14 @@ def inputs(index: int) -> list[jax.Array]:
 def branch_modes(count: int) -> list[Region]:
     """Of a branch of some operations."""
     half = count // 2
-    wrapped = Region(0, count, wrapped=True)
-    runs = (Region(0, half, wrapped=True), Region(half, count, wrapped=True))
+    checkpointed = Region(0, count, checkpointed=True)
+    runs = (Region(0, half, checkpointed=True), Region(half, count, checkpointed=True))
     return [
         Region(0, count),
-        wrapped,
-        Region(0, count, wrapped=True, saved=((half, 0),)),
+        checkpointed,
+        Region(0, count, checkpointed=True, saved=((half, 0),)),
         Region(0, count, children=runs),
-        Region(0, count, wrapped=True, children=runs),
+        Region(0, count, checkpointed=True, children=runs),
     ]
 
 
@@ -141,12 +141,12 @@ def test_a_cond_in_a_scan_and_a_scan_in_that() -> None:
     assert isinstance(cond, Cond) and cond.branches[1].inner.keys() == {0}
     count = len(scan.body.graph.operations)
     sizes = [len(body.graph.operations) for body in cond.branches]
-    branches = (Region(0, sizes[0], wrapped=True), branch_modes(sizes[1])[1])
+    branches = (Region(0, sizes[0], checkpointed=True), branch_modes(sizes[1])[1])
     child = Region(inner_at, inner_at + 1, branches=branches)
-    step = Region(0, count, wrapped=True, children=(child,))
+    step = Region(0, count, checkpointed=True, children=(child,))
     one = Region(at, at + 1, loop=Loop(step, (2,)))
     root = Region(0, program.num_operations, children=(one,))
-    assert (root.num_wrapped, root.depth) == (4, 3)
+    assert (root.num_checkpointed, root.depth) == (4, 3)
     assert_same_step(program, root, 0)
 
 
@@ -168,7 +168,7 @@ def test_a_cond_is_a_block_of_its_own_if_its_branches_keep_something() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        dict(wrapped=True),
+        dict(checkpointed=True),
         dict(stop=2),
         dict(loop=Loop(Region(0, 1))),
         dict(children=(Region(0, 1),)),
@@ -207,7 +207,7 @@ def test_a_budget_is_held_by_what_is_done_in_branches(fun: Any, budget: float, c
 
 
 costs = st.builds(
-    lambda time_s, kept: ModeCost(
+    lambda time_s, kept: OptionCost(
         forward_s=time_s,
         backward_s=0.0,
         kept_bytes=kept,
@@ -224,7 +224,7 @@ costs = st.builds(
 @given(st.lists(st.lists(costs, min_size=1, max_size=4), min_size=1, max_size=3))
 @QUICK
 def test_modes_of_branches_are_put_together_as_no_others_are_better(
-    of_branches: list[list[ModeCost]],
+    of_branches: list[list[OptionCost]],
 ) -> None:
     named = [{Region(i, i + 1): c for i, c in enumerate(found)} for found in of_branches]
 
@@ -270,7 +270,7 @@ def test_branches_of_other_platforms_are_not_lowered() -> None:
         if eqn.primitive.name == "cond"
     )
     bodies = branch_bodies(compat.open_jaxpr(program.jaxpr).eqns[at])
-    branches = tuple(Region(0, body.num_operations, wrapped=True) for body in bodies)
+    branches = tuple(Region(0, body.num_operations, checkpointed=True) for body in bodies)
     root = Region(0, program.num_operations, children=(Region(at, at + 1, branches=branches),))
     planned = jax.jit(jax.value_and_grad(emit(program, root)))
     jax.tree.map(

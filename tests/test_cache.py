@@ -19,7 +19,7 @@ import pytest
 
 import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig
-from jax_hremat._planner.known import _decode, best_of
+from jax_hremat._planner.plan_cache import _decode, best_of
 from jax_hremat._shared.units import Budget, Slowdown
 from jax_hremat._xla.cache import ENVIRONMENT_VARIABLE, CompileCache
 from jax_hremat._xla.compile import compile_flat
@@ -177,7 +177,7 @@ def test_an_answer_that_compiles_to_something_else_is_planned_again(
 ) -> None:
     first = planner(tmp_path, 0.8, cost="analytic")(*ARGS)
     monkeypatch.setattr(
-        "jax_hremat._planner.known._decode",
+        "jax_hremat._planner.plan_cache._decode",
         lambda value: {
             asked: dataclasses.replace(
                 plan, certificate=dataclasses.replace(plan.certificate, peak_bytes=1)

@@ -43,14 +43,14 @@ def test_the_whole_program_is_in_the_tree(program: Program) -> None:
 
 def test_what_must_run_once_is_not_recomputed(program: Program) -> None:
     at = place(program, "rng_uniform")
-    said = refused(program, Region(at, at + 2, wrapped=True))
+    said = refused(program, Region(at, at + 2, checkpointed=True))
     assert f"at operation {at} it recomputes it, and it must run exactly once" in said
     assert f"→ {at} rng_uniform  " in said and "test_check.py" in said
 
 
 def test_saved_values_are_outputs(program: Program) -> None:
     at = place(program, "mul")
-    said = refused(program, Region(at, at + 1, wrapped=True, saved=((at, 1),)))
+    said = refused(program, Region(at, at + 1, checkpointed=True, saved=((at, 1),)))
     assert "saves output 1 of it" in said
 
 

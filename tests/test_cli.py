@@ -83,7 +83,7 @@ def test_plan_saves_what_explain_shows(run: Callable[..., Result], tmp_path: Pat
     made = run("plan", "cli_problem:problem", "--budget", "0.6", "--target", "cpu", "-o", "p.json")
     assert made.exit_code == 0
     plan = jax_hremat.RematPlan.load(tmp_path / "p.json")
-    assert plan.certificate.holds and plan.root.num_wrapped > 0
+    assert plan.certificate.holds and plan.root.num_checkpointed > 0
     assert "certified peak" in made.output and "wrote p.json" in made.output
     shown = run("explain", "p.json")
     assert shown.exit_code == 0

@@ -17,7 +17,7 @@ import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig
 from jax_hremat._cost.analytic import analytic_cost
 from jax_hremat._cost.block_step import block_step
-from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._partition.blocks import make_block
 from jax_hremat._plan.region import Region
 from jax_hremat._trace.graph import build_graph
@@ -31,7 +31,7 @@ CPU = rates(get_target("cpu"))
 PLAIN = Rates(flops_per_s={"f32": 1.0}, vector_flops_per_s=1.0, bytes_per_s=1e3, launch_s=0.0)
 
 
-def cost_of(program: Program, mode: Region, target_rates: Rates = CPU) -> ModeCost:
+def cost_of(program: Program, mode: Region, target_rates: Rates = CPU) -> OptionCost:
     graph = build_graph(program)
     block = make_block(graph, mode.start, mode.stop)
     return analytic_cost(block_step(program, graph, block, mode), target_rates)
@@ -45,12 +45,15 @@ def whole(program: Program, **how: Any) -> Region:
 @FEW
 def test_wrapping_keeps_nothing_and_takes_no_less_time(loss: Any) -> None:
     program = trace_loss(loss, (struct(WIDTH, WIDTH), struct(WIDTH, WIDTH)), {})
-    bare, wrapped = cost_of(program, whole(program)), cost_of(program, whole(program, wrapped=True))
-    assert wrapped.kept_bytes == 0 <= bare.kept_bytes
-    assert wrapped.kept_outputs == ()
-    assert wrapped.time_s >= bare.time_s * (1 - 1e-9)
-    assert wrapped.forward_peak_bytes <= bare.forward_peak_bytes
-    assert cost_of(program, whole(program)) == bare
+    plain, checkpointed = (
+        cost_of(program, whole(program)),
+        cost_of(program, whole(program, checkpointed=True)),
+    )
+    assert checkpointed.kept_bytes == 0 <= plain.kept_bytes
+    assert checkpointed.kept_outputs == ()
+    assert checkpointed.time_s >= plain.time_s * (1 - 1e-9)
+    assert checkpointed.forward_peak_bytes <= plain.forward_peak_bytes
+    assert cost_of(program, whole(program)) == plain
 
 
 def test_what_shapes_say_of_two_products_by_hand() -> None:
@@ -58,19 +61,19 @@ def test_what_shapes_say_of_two_products_by_hand() -> None:
         return (jnp.sin(x @ w) @ w).sum()
 
     program = trace_loss(loss, (struct(8, 8), struct(4, 8)), {})
-    bare = cost_of(program, whole(program), PLAIN)
+    plain = cost_of(program, whole(program), PLAIN)
     size = 4 * 8 * 4
     # The sine, for the second weight's gradient, and the cosine that JAX makes of its argument.
-    assert bare.kept_bytes == 2 * size
+    assert plain.kept_bytes == 2 * size
     # Two products forward; three backward, for x is not differentiated; each 2·4·8·8 flops. The
     # sum is a flop an element and each elementwise operation a quarter of its result's bytes.
     product_s = 2 * 4 * 8 * 8
     fused_s = 0.25 * size / 1e3
-    assert bare.forward_s == pytest.approx(2 * product_s + 2 * fused_s + 4 * 8, rel=0.02)
-    assert bare.backward_s == pytest.approx(3 * product_s, rel=0.02)
-    # Wrapped, the first product and the sine run again; the second product's result is not read.
-    wrapped = cost_of(program, whole(program, wrapped=True), PLAIN)
-    assert wrapped.backward_s - bare.backward_s == pytest.approx(product_s, rel=0.02)
+    assert plain.forward_s == pytest.approx(2 * product_s + 2 * fused_s + 4 * 8, rel=0.02)
+    assert plain.backward_s == pytest.approx(3 * product_s, rel=0.02)
+    # Checkpointed, the first product and the sine run again; the second product's result is not read.
+    checkpointed = cost_of(program, whole(program, checkpointed=True), PLAIN)
+    assert checkpointed.backward_s - plain.backward_s == pytest.approx(product_s, rel=0.02)
 
 
 def test_a_loop_takes_its_body_each_time() -> None:

@@ -192,7 +192,7 @@ def case(fun: Any) -> Case:
 
 
 def whole(program: Program) -> Region:
-    return Region(0, program.num_operations, wrapped=True)
+    return Region(0, program.num_operations, checkpointed=True)
 
 
 def every_operation(program: Program) -> Region:
@@ -404,7 +404,7 @@ def test_a_wrapped_max_pool_keeps_no_zeros_through_the_step(h200: Target) -> Non
 
     program = traced(remat=False)
     names = [eqn.primitive.name for eqn in compat.open_jaxpr(program.jaxpr).eqns]
-    stem = Region(0, names.index("reduce_window_max") + 1, wrapped=True)
+    stem = Region(0, names.index("reduce_window_max") + 1, checkpointed=True)
     written_bytes = peak_bytes(traced(remat=True))
     # Two arrays of this size with jax 0.10, one with 0.12.
     zeros_bytes = 2 * images.size

@@ -119,9 +119,9 @@ def test_a_trainer_that_a_yaml_file_drives(tmp_path: Path) -> None:
     assert losses[-1] < losses[0] - 0.3
     assert list(tmp_path.iterdir())
     del given["remat"]
-    nothing, bare = train_yaml.main(given)
+    nothing, plain = train_yaml.main(given)
     assert nothing is None
-    np.testing.assert_allclose(losses, bare, rtol=1e-2)
+    np.testing.assert_allclose(losses, plain, rtol=1e-2)
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ def test_symbolic_shapes_are_refused_by_name() -> None:
 
 def test_a_planned_step_is_exported_at_its_shapes() -> None:
     plan = jax_hremat.plan_remat(loss, max_slowdown=10.0, target="cpu", config=QUICK)(W, X)
-    assert plan.root.num_wrapped
+    assert plan.root.num_checkpointed
     planned = jax_hremat.apply_plan(loss, plan)
     step = jax.value_and_grad(loss)
     exported = export.export(jax.jit(jax.value_and_grad(planned)))(W, X)

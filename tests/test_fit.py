@@ -88,7 +88,7 @@ def test_the_whole_step_is_what_is_bounded(fitted: jax_hremat.FittedStep) -> Non
     assert plan.certificate.peak_bytes == jit_peak_bytes(fitted.step, *args)
     assert plan.certificate.peak_bytes <= plan.certificate.budget_bytes
     assert plan.certificate.budget_bytes == int(0.6 * plan.baseline_peak_bytes)
-    assert plan.root.num_wrapped > 0
+    assert plan.root.num_checkpointed > 0
     # Arguments are the state and the batch, by their paths.
     assert any("args[" in buffer.made_by for buffer in plan.buffers)
     # So are the activations, which are in the loop over microbatches.

@@ -121,7 +121,7 @@ def test_submodule_trains_as_the_original_and_is_planned_once():
     expected = train_call(Model(), variables, x)
     assert_same(train_call(Model(PlannedBlock), variables, x), expected)
     (plan,) = PlannedBlock.hremat_plans()
-    assert plan.root.num_wrapped >= 1
+    assert plan.root.num_checkpointed >= 1
     assert plan.certificate.holds
     assert plan.certificate.peak_bytes <= 0.9 * plan.baseline_peak_bytes
     # Three masks, each of its own: the shared plan has not shared the keys.

@@ -58,11 +58,11 @@ def scan_index(program: Program) -> int:
     return next(i for i, e in enumerate(program.jaxpr.jaxpr.eqns) if e.primitive.name == "scan")
 
 
-def in_mode(program: Program, loop: Loop, *, wrapped: bool = False) -> Region:
+def in_mode(program: Program, loop: Loop, *, checkpointed: bool = False) -> Region:
     at = scan_index(program)
     scan = Region(at, at + 1, loop=loop)
-    if wrapped:
-        scan = Region(at, at + 1, wrapped=True, children=(scan,))
+    if checkpointed:
+        scan = Region(at, at + 1, checkpointed=True, children=(scan,))
     return Region(0, program.num_operations, children=(scan,))
 
 
@@ -76,10 +76,10 @@ def body_modes(program: Program) -> list[Region]:
     product = next(i for i, e in enumerate(eqns) if e.primitive.name == "dot_general")
     return [
         Region(0, n),
-        Region(0, n, wrapped=True),
-        Region(0, n, wrapped=True, saved=((product, 0),)),
-        Region(0, n, children=(Region(product, n, wrapped=True),)),
-        Region(0, n, wrapped=True, children=(Region(product, n - 1, wrapped=True),)),
+        Region(0, n, checkpointed=True),
+        Region(0, n, checkpointed=True, saved=((product, 0),)),
+        Region(0, n, children=(Region(product, n, checkpointed=True),)),
+        Region(0, n, checkpointed=True, children=(Region(product, n - 1, checkpointed=True),)),
     ]
 
 
@@ -102,7 +102,7 @@ def test_a_complex_carry(segments: tuple[int, ...]) -> None:
 
     inputs = [jnp.linspace(0.1, 1.0, WIDTH), jnp.ones((13, WIDTH))]
     program = trace_loss(loss, tuple(inputs), {}, argnums=(0, 1))
-    body = Region(0, body_of(program).num_operations, wrapped=True)
+    body = Region(0, body_of(program).num_operations, checkpointed=True)
     assert_same_step(program, inputs, in_mode(program, Loop(body, segments)))
 
 
@@ -132,7 +132,7 @@ QUICKLY = [CASES[i] for i in (0, 3, 4, 6, 7)]
 def test_every_mode_gives_the_same_step(
     reverse: bool, mode: int, segments: tuple[int, ...]
 ) -> None:
-    check_mode(reverse, mode, segments, wrapped=False)
+    check_mode(reverse, mode, segments, checkpointed=False)
 
 
 @pytest.mark.parametrize(
@@ -145,12 +145,12 @@ def test_every_mode_gives_the_same_step(
 def test_every_mode_in_a_wrapped_region_gives_the_same_step(
     reverse: bool, mode: int, segments: tuple[int, ...]
 ) -> None:
-    check_mode(reverse, mode, segments, wrapped=True)
+    check_mode(reverse, mode, segments, checkpointed=True)
 
 
-def check_mode(reverse: bool, mode: int, segments: tuple[int, ...], *, wrapped: bool) -> None:
+def check_mode(reverse: bool, mode: int, segments: tuple[int, ...], *, checkpointed: bool) -> None:
     program, inputs = traced(13, reverse=reverse)
-    root = in_mode(program, Loop(body_modes(program)[mode], segments), wrapped=wrapped)
+    root = in_mode(program, Loop(body_modes(program)[mode], segments), checkpointed=checkpointed)
     assert_same_step(program, inputs, root)
 
 
@@ -207,10 +207,10 @@ def kept_bytes(program: Program, root: Region) -> int:
 def test_a_wrapped_body_keeps_less_and_segments_less_still() -> None:
     program, _ = traced(64, reverse=False)
     n = len(body_of(program).jaxpr.jaxpr.eqns)
-    bare, wrapped = (Region(0, n, wrapped=w) for w in (False, True))
+    plain, checkpointed = (Region(0, n, checkpointed=w) for w in (False, True))
     kept = [
         kept_bytes(program, in_mode(program, loop))
-        for loop in (Loop(bare), Loop(wrapped), Loop(bare, (8,)))
+        for loop in (Loop(plain), Loop(checkpointed), Loop(plain, (8,)))
     ]
     assert kept[0] > 1.5 * kept[1] > 3 * kept[2]
 
@@ -227,7 +227,7 @@ def test_names_of_two_scans_are_apart() -> None:
     program = trace_loss(two, (jnp.eye(WIDTH), jnp.ones((WIDTH,))), {})
     at = [i for i, e in enumerate(program.jaxpr.jaxpr.eqns) if e.primitive.name == "scan"]
     n = len(scan_body(program.jaxpr.jaxpr.eqns[at[0]]).jaxpr.jaxpr.eqns)
-    body = Region(0, n, wrapped=True, saved=((0, 0),))
+    body = Region(0, n, checkpointed=True, saved=((0, 0),))
     root = Region(
         0,
         program.num_operations,
@@ -242,12 +242,12 @@ def test_a_loop_is_one_bare_scan_and_its_lengths_decrease() -> None:
     with pytest.raises(ValueError, match="one bare scan"):
         Region(0, 2, loop=Loop(body))
     with pytest.raises(ValueError, match="one bare scan"):
-        Region(0, 1, wrapped=True, loop=Loop(body))
+        Region(0, 1, checkpointed=True, loop=Loop(body))
     for segments in ((2, 4), (3, 3), (0,)):
         with pytest.raises(ValueError, match="decreasing"):
             Loop(body, segments)
-    region = Region(3, 4, loop=Loop(Region(0, 4, wrapped=True), (9, 3)))
-    assert (region.num_wrapped, region.depth) == (3, 3)
+    region = Region(3, 4, loop=Loop(Region(0, 4, checkpointed=True), (9, 3)))
+    assert (region.num_checkpointed, region.depth) == (3, 3)
     assert region.shifted(2) == Region(5, 6, loop=region.loop)
 
 
@@ -263,13 +263,13 @@ def test_the_steps_of_an_unrolled_scan_take_no_more_than_wrapped_by_hand(unroll:
     args = jnp.eye(16), jnp.ones((64, 16))
     options = {"compiler_options": jax_hremat.compiler_options("cpu")}
     program = trace_loss(lambda w, x: mlp_scan(w, x, unroll), args, {})
-    body = Region(0, len(body_of(program).jaxpr.jaxpr.eqns), wrapped=True)
+    body = Region(0, len(body_of(program).jaxpr.jaxpr.eqns), checkpointed=True)
     planned = emit(program, in_mode(program, Loop(body)))
     by_hand = functools.partial(mlp_scan, unroll=unroll, wrap=jax.checkpoint)
-    bare = functools.partial(mlp_scan, unroll=unroll)
+    plain = functools.partial(mlp_scan, unroll=unroll)
     peaks_bytes = [
         jit_peak_bytes(jax.jit(jax.value_and_grad(fun)), *args, **options)
-        for fun in (planned, by_hand, bare)
+        for fun in (planned, by_hand, plain)
     ]
     assert peaks_bytes[0] <= 1.01 * peaks_bytes[1]
     assert peaks_bytes[0] < 0.8 * peaks_bytes[2]
@@ -304,6 +304,6 @@ def test_recomputes_in_reach_of_their_first_run_are_kept_apart(
     unroll: int, segments: tuple[int, ...], expected: list[bool]
 ) -> None:
     program, args = traced(4, reverse=False, unroll=unroll)
-    body = Region(0, len(body_of(program).jaxpr.jaxpr.eqns), wrapped=True)
+    body = Region(0, len(body_of(program).jaxpr.jaxpr.eqns), checkpointed=True)
     planned = emit(program, in_mode(program, Loop(body, segments)))
     assert barriers(jax.make_jaxpr(planned)(*args)) == expected

@@ -15,14 +15,14 @@ from jax_hremat._emit.step import own_step
 from jax_hremat._options.inner import BodySearch, near_divisor
 from jax_hremat._options.loop_options import _segments
 from jax_hremat._partition.blocks import partition_graph
-from jax_hremat._partition.valleys import partition_by_width
-from jax_hremat._planner.bench import Workbench, prepare
+from jax_hremat._partition.cut_points import partition_by_width
 from jax_hremat._planner.candidates import Candidates
+from jax_hremat._planner.context import PlanningContext, prepare
 from jax_hremat._planner.goals import Terms, plan_for
 from jax_hremat._shared.units import parse_budget
 from jax_hremat._solve.chain import Selection
 from jax_hremat._solve.prediction import predict
-from jax_hremat._solve.regions import Ties, selection_region
+from jax_hremat._solve.regions import Barriers, selection_region
 from jax_hremat._trace.bodies import Scan, bodies_of
 from jax_hremat._trace.graph import build_graph
 from jax_hremat._trace.trace import Program, trace_loss
@@ -89,23 +89,23 @@ def two_deep(ws: jax.Array, x: jax.Array) -> jax.Array:
     return (jax.lax.scan(outer, x, ws)[0] ** 2).mean()
 
 
-def workbench(fun: Any, *args: Any) -> Workbench:
+def workbench(fun: Any, *args: Any) -> PlanningContext:
     program = trace_loss(fun, args, {})
     return prepare(own_step(program), get_target("cpu"), QUICK, 0.0, lambda *_: None)
 
 
-def plan_of(bench: Workbench, budget: int | float) -> RematPlan:
-    return plan_for(Candidates(bench, lambda *_: None), parse_budget(budget), Terms((0,)))
+def plan_of(context: PlanningContext, budget: int | float) -> RematPlan:
+    return plan_for(Candidates(context, lambda *_: None), parse_budget(budget), Terms((0,)))
 
 
-def floor_of(bench: Workbench) -> int:
+def floor_of(context: PlanningContext) -> int:
     with pytest.raises(InfeasibleBudgetError) as caught:
-        plan_of(bench, 0.01)
+        plan_of(context, 0.01)
     return caught.value.min_budget_bytes
 
 
 @pytest.fixture(scope="module")
-def stacked() -> Workbench:
+def stacked() -> PlanningContext:
     return workbench(stack, *STACK)
 
 
@@ -159,7 +159,7 @@ def test_scans_inside_scans_are_found_and_scans_without_a_backward_left_out() ->
 
 
 @pytest.mark.parametrize("budget", [1.0, 0.7, 0.4])
-def test_a_scanned_stack_keeps_its_budget(stacked: Workbench, budget: float) -> None:
+def test_a_scanned_stack_keeps_its_budget(stacked: PlanningContext, budget: float) -> None:
     plan = plan_of(stacked, budget)
     assert plan.certificate.holds
     assert RematPlan.from_json(plan.to_json()) == plan
@@ -168,25 +168,25 @@ def test_a_scanned_stack_keeps_its_budget(stacked: Workbench, budget: float) -> 
         assert f"each of {STEPS} steps" in str(plan)
 
 
-def test_a_scanned_stack_is_no_slower_than_by_hand(stacked: Workbench) -> None:
+def test_a_scanned_stack_is_no_slower_than_by_hand(stacked: PlanningContext) -> None:
     by_hand = stacked.standard_plans()
     assert len(by_hand) >= 3
     for chain, selection in by_hand:
         step = stacked.compile_step(
-            selection_region(stacked.costs.graph, chain, selection, Ties.NONE)
+            selection_region(stacked.costs.graph, chain, selection, Barriers.NONE)
         )
         plan = plan_of(stacked, step.memory.peak_bytes)
         assert plan.estimated_step_s <= step.step_s
 
 
-def test_predicted_peaks_of_scans_are_near(stacked: Workbench) -> None:
+def test_predicted_peaks_of_scans_are_near(stacked: PlanningContext) -> None:
     for chain, selection in stacked.standard_plans():
         predicted = predict(chain, selection).peak_bytes
-        root = selection_region(stacked.costs.graph, chain, selection, Ties.NONE)
+        root = selection_region(stacked.costs.graph, chain, selection, Barriers.NONE)
         assert predicted == pytest.approx(stacked.compile_step(root).memory.peak_bytes, rel=0.2)
 
 
-def test_a_planned_scan_computes_the_same(stacked: Workbench) -> None:
+def test_a_planned_scan_computes_the_same(stacked: PlanningContext) -> None:
     keys = iter(jax.random.split(jax.random.key(0), 8))
     args = jax.tree.map(lambda s: 0.3 * jax.random.normal(next(keys), s.shape), STACK)
     plan = plan_of(stacked, 0.5)
@@ -204,22 +204,24 @@ def test_a_planned_scan_computes_the_same(stacked: Workbench) -> None:
 @pytest.mark.slow
 def test_a_long_recurrence_goes_below_one_state_per_step() -> None:
     steps = 256
-    bench = workbench(recurrent, struct(32, 64), struct(steps, 16, 32))
-    chain = bench.chain(lambda o: (o.written("block"),))
-    every_step = selection_region(bench.costs.graph, chain, Selection((0,) * len(chain)), Ties.NONE)
-    hand = bench.compile_step(every_step).memory.peak_bytes
-    floor = floor_of(bench)
+    context = workbench(recurrent, struct(32, 64), struct(steps, 16, 32))
+    chain = context.chain(lambda o: (o.under_policy("block"),))
+    every_step = selection_region(
+        context.costs.graph, chain, Selection((0,) * len(chain)), Barriers.NONE
+    )
+    hand = context.compile_step(every_step).memory.peak_bytes
+    floor = floor_of(context)
     # Beyond what no plan can change, a state for each of about 2 √n steps and no more.
-    assert floor - bench.fixed_bytes < 0.35 * (hand - bench.fixed_bytes)
-    plan = plan_of(bench, floor)
+    assert floor - context.fixed_bytes < 0.35 * (hand - context.fixed_bytes)
+    plan = plan_of(context, floor)
     assert plan.certificate.holds
     assert any(loop.segments for loop in loops_of(plan))
 
 
 def test_a_scan_of_scans_is_planned_inside() -> None:
-    bench = workbench(two_deep, struct(8, 32, 32), struct(64, 32))
-    plan = plan_of(bench, floor_of(bench))
-    assert plan.certificate.peak_bytes < 0.6 * bench.baseline.memory.peak_bytes
+    context = workbench(two_deep, struct(8, 32, 32), struct(64, 32))
+    plan = plan_of(context, floor_of(context))
+    assert plan.certificate.peak_bytes < 0.6 * context.baseline.memory.peak_bytes
     assert loops_of(plan)
 
 

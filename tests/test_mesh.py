@@ -30,10 +30,10 @@ from jax_hremat._partition.repeats import partition_by_repeats
 from jax_hremat._plan.device_mesh import DeviceMesh
 from jax_hremat._trace.graph import Graph, build_graph
 from jax_hremat._trace.mesh import abstract_sharding, device_mesh, sharding_on_mesh, spec_of
-from jax_hremat._trace.sharding import Layout, on_one_device
+from jax_hremat._trace.sharding import Shardings, on_one_device
 from jax_hremat._trace.trace import Program, trace_loss
 from jax_hremat._xla.compile import compile_flat
-from jax_hremat._xla.inferred_sharding import inferred_layout
+from jax_hremat._xla.inferred_sharding import inferred_shardings
 from jax_hremat._xla.target import get_target
 
 AUTO = (AxisType.Auto,) * 2
@@ -112,7 +112,7 @@ def test_the_certificate_is_of_each_device_of_the_users_step(loss: Any, tmp_path
     args = arguments(MESH)
     plan = jax_hremat.plan_remat(loss, budget=0.8, **ON_CPU)(*args)
     assert plan.certificate.holds
-    assert plan.root.num_wrapped > 0
+    assert plan.root.num_checkpointed > 0
     assert plan.certificate.mesh == DeviceMesh((("data", 4), ("model", 2)))
     assert "each of 8 cpu (data 4 × model 2)" in str(plan)
     # That for the layout, the step without rematerialization, and the plan's.
@@ -181,8 +181,8 @@ def test_a_gpu_of_a_mesh_takes_its_share_and_prices_what_it_exchanges() -> None:
     """No such devices are here; the function names those that are."""
     args = arguments(MESH)
     config = PlannerConfig(search=LEAST, max_rounds=0)
-    bench = jax_hremat.plan_remat(gathering(MESH), budget=1.0, target="h200", config=config)
-    plan = bench(*args)
+    context = jax_hremat.plan_remat(gathering(MESH), budget=1.0, target="h200", config=config)
+    plan = context(*args)
     assert plan.certificate.mesh == DeviceMesh((("data", 4), ("model", 2)))
     assert plan.certificate.argument_bytes == sum(
         s.size * s.dtype.itemsize // (4 if s.shape == (BATCH, WIDTH) else 2)
@@ -217,7 +217,7 @@ def test_a_whole_training_step_on_a_mesh() -> None:
     args = jax.tree.map(described, (state, batch))
     step, plan = jax_hremat.fit_step(make_step, mlp, budget=0.85, **ON_CPU)(*args)
     assert plan.certificate.mesh is not None
-    assert plan.root.num_wrapped > 0
+    assert plan.root.num_checkpointed > 0
     original = jax.jit(make_step(mlp))(state, batch)
     assert jit_peak_bytes(step, *args) == plan.certificate.peak_bytes
     close(step(state, batch), original)
@@ -239,7 +239,7 @@ def test_what_one_device_holds_and_does_by_hand() -> None:
     assert x is not None and w is not None
     whole[x], whole[w] = (("data",), ()), ((), ("model",))
     whole[product.outputs[0]] = (("data",), ("model",))
-    layout = Layout(mesh, tuple(whole))
+    layout = Shardings(mesh, tuple(whole))
     one = on_one_device(program, graph, layout)
     # Five rows over four devices: the fullest has two.
     assert one.values[x].size_bytes == 2 * 6 * 4
@@ -258,7 +258,7 @@ def test_blocks_that_lie_differently_are_not_alike() -> None:
     shapes = [v.aval.shape for v in program.values]
 
     def kinds(specs: Any) -> int:
-        one = on_one_device(program, graph, Layout(mesh, tuple(specs)))
+        one = on_one_device(program, graph, Shardings(mesh, tuple(specs)))
         return len(partition_graph(one, partition_by_repeats).unique)
 
     alike = kinds(whole)
@@ -274,7 +274,7 @@ def test_the_compilers_layout_is_read_of_every_value() -> None:
     program, graph = graph_of(mlp, args)
     step = own_step(program)
     assert step.mesh is not None
-    layout = inferred_layout(step, step.mesh, get_target("cpu"))
+    layout = inferred_shardings(step, step.mesh, get_target("cpu"))
     hidden = [
         spec
         for v, spec in zip(program.values, layout.specs, strict=True)
@@ -293,7 +293,7 @@ def test_a_constraint_that_moves_nothing_is_no_kernel(spec: Any) -> None:
     program, graph = graph_of(loss, arguments(MESH))
     step = own_step(program)
     assert step.mesh is not None
-    layout = inferred_layout(step, step.mesh, get_target("cpu"))
+    layout = inferred_shardings(step, step.mesh, get_target("cpu"))
     one = on_one_device(program, graph, layout)
     (said,) = (op for op in one.operations if op.primitive == "sharding_constraint")
     assert said.fusible == (spec == ("data",))
@@ -308,7 +308,7 @@ def test_a_layout_is_known_with_a_compilation_cache(tmp_path: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
     try:
         for _ in range(2):
-            layouts.append(inferred_layout(step, step.mesh, get_target("cpu")))
+            layouts.append(inferred_shardings(step, step.mesh, get_target("cpu")))
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
     assert layouts[0] == layouts[1]

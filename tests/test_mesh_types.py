@@ -29,7 +29,7 @@ from jax_hremat._trace.call import Arguments
 from jax_hremat._trace.trace import Program, trace_loss
 from jax_hremat._verify.replay import replay
 from jax_hremat._xla.certify import compile_step
-from jax_hremat._xla.inferred_sharding import inferred_layout
+from jax_hremat._xla.inferred_sharding import inferred_shardings
 from jax_hremat._xla.target import get_target
 
 AXES = ("data", "model")
@@ -78,17 +78,18 @@ def exchanging(params: Any, x: jax.Array) -> jax.Array:
 
 
 def regions(program: Program) -> Region:
-    """Each step of a scan wrapped, or, where there is none, two thirds of the operations."""
+    """Each step of a scan checkpointed, or, where there is none, two thirds of the operations."""
     eqns = compat.open_jaxpr(program.jaxpr).eqns
     whole = len(eqns)
     scans = [
-        Region(at, at + 1, loop=Loop(Region(0, len(body.eqns), wrapped=True)))
+        Region(at, at + 1, loop=Loop(Region(0, len(body.eqns), checkpointed=True)))
         for at, eqn in enumerate(eqns)
         if eqn.primitive.name == "scan"
         for body in [compat.open_jaxpr(eqn.params["jaxpr"])]
     ]
     thirds = [
-        Region(start, start + whole // 3, wrapped=True, tied=True) for start in (0, whole // 3)
+        Region(start, start + whole // 3, checkpointed=True, barrier=True)
+        for start in (0, whole // 3)
     ]
     return Region(0, whole, children=tuple(scans or thirds))
 
@@ -120,8 +121,8 @@ def check(make_step: Callable[[Any], Any], loss: Any, args: Any) -> Step:
     baseline = compile_step(steps[0], Region(0, program.num_operations), CPU)
     assert baseline.memory.peak_bytes == jit_peak_bytes(original, *args)
     assert certified.memory.peak_bytes < baseline.memory.peak_bytes
-    bare = Region(0, program.num_operations)
-    assert replay(program, regions(program)).flops > replay(program, bare).flops
+    plain = Region(0, program.num_operations)
+    assert replay(program, regions(program)).flops > replay(program, plain).flops
     return steps[0]
 
 
@@ -238,7 +239,7 @@ def test_a_mesh_in_force_around_plain_arguments() -> None:
     with jax.set_mesh(AUTO):
         step = check(gradient_step, loss, jax.tree.map(np.asarray, (PARAMS, X)))
         assert step.mesh is not None
-        layout = inferred_layout(step, step.mesh, CPU)
+        layout = inferred_shardings(step, step.mesh, CPU)
     assert (("data",), ()) in layout.specs
 
 
@@ -316,7 +317,7 @@ def test_it_is_planned_on_explicit_axes() -> None:
     with jax.set_mesh(EXPLICIT):
         plan = make(*structs)
         planned = gradient_step(jax_hremat.apply_plan(tensor_parallel, plan))
-        assert plan.root.num_wrapped > 0
+        assert plan.root.num_checkpointed > 0
         assert plan.certificate.peak_bytes == jit_peak_bytes(planned, *args)
         close(planned(*args), gradient_step(tensor_parallel)(*args))
     assert jax_hremat.RematPlan.from_json(plan.to_json()) == plan

@@ -25,7 +25,7 @@ from jax_hremat._partition.blocks import (
     make_block,
     partition_graph,
 )
-from jax_hremat._partition.valleys import partition_by_width
+from jax_hremat._partition.cut_points import partition_by_width
 from jax_hremat._plan.region import Region
 from jax_hremat._trace.graph import Graph, Operation, build_graph
 from jax_hremat._trace.trace import Program, trace_loss
@@ -101,9 +101,9 @@ def is_product(op: Operation) -> bool:
 
 
 def wrap(graph: Graph, block: Block, start: int, stop: int, **options: Any) -> Region:
-    """A wrapped region inside a block, tied where the planner ties it."""
-    tied = has_deferrable_input(graph, block, start, stop)
-    return Region(start, stop, wrapped=True, tied=tied, **options)
+    """A checkpointed region inside a block, tied where the planner ties it."""
+    barrier = has_deferrable_input(graph, block, start, stop)
+    return Region(start, stop, checkpointed=True, barrier=barrier, **options)
 
 
 def whole(graph: Graph, children: list[Region]) -> Region:
@@ -115,7 +115,7 @@ def every_block(graph: Graph, partition: Partition) -> Region:
 
 
 def products_saved(graph: Graph, partition: Partition) -> Region:
-    """Every block wrapped; all matrix products and convolutions kept by name."""
+    """Every block checkpointed; all matrix products and convolutions kept by name."""
     regions = []
     for block in partition.blocks:
         inside = graph.operations[block.start : block.stop]
@@ -125,14 +125,14 @@ def products_saved(graph: Graph, partition: Partition) -> Region:
 
 
 def runs_of(graph: Graph, block: Block) -> list[Region]:
-    """Every other stretch between two products of a block, wrapped."""
+    """Every other stretch between two products of a block, checkpointed."""
     products = [op.id for op in graph.operations[block.start : block.stop] if is_product(op)]
     edges = sorted({block.start, *products, block.stop})
     return [wrap(graph, block, a, b) for a, b in list(pairwise(edges))[::2]]
 
 
 def pairs_with_runs(graph: Graph, partition: Partition) -> Region:
-    """Blocks wrapped two and two, with wrapped runs inside."""
+    """Blocks checkpointed two and two, with checkpointed runs inside."""
     regions = []
     for first in range(0, len(partition.blocks), 2):
         blocks = partition.blocks[first : first + 2]
@@ -197,12 +197,12 @@ def test_compiled_step_recomputes_what_the_replay_says(name, tree):
 def test_trees_have_everything_a_plan_may_have(name):
     one = model(name, "float32")
     trees = {kind: make(one.graph, one.partition) for kind, make in TREES.items()}
-    assert trees["every_block"].num_wrapped == len(one.partition.blocks) > 1
+    assert trees["every_block"].num_checkpointed == len(one.partition.blocks) > 1
     assert trees["pairs_with_runs"].depth == 2
     assert any(r.saved for _, r in trees["products_saved"].walk())
     # A memory or a skip connection is what a region is tied for.
     if name in ("encdec", "unet"):
-        assert any(r.tied for tree in trees.values() for _, r in tree.walk())
+        assert any(r.barrier for tree in trees.values() for _, r in tree.walk())
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from jax_hremat import CompilationError, SearchConfig, partition_by_width
-from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._cost.source import block_prices
 from jax_hremat._options.search import search_options
 from jax_hremat._partition.blocks import Block, partition_graph
@@ -61,7 +61,7 @@ def search(fails: Callable[[Region], bool]) -> tuple[set[Region], set[Region]]:
     priced = set()
     with block_prices("analytic", program, graph, target, None) as price:
 
-        def some(block: Block, mode: Region) -> ModeCost:
+        def some(block: Block, mode: Region) -> OptionCost:
             if fails(mode):
                 raise CompilationError("too much for it")
             priced.add(mode)
@@ -78,7 +78,7 @@ def search(fails: Callable[[Region], bool]) -> tuple[set[Region], set[Region]]:
             lambda stage, done, total: None,
         )
     starts = {kind: partition.blocks[kind].start for kind in options}
-    found = {o.mode.shifted(starts[k]) for k, kind in options.items() for o in kind.options}
+    found = {o.region.shifted(starts[k]) for k, kind in options.items() for o in kind.options}
     return priced, found
 
 
@@ -98,8 +98,8 @@ def test_a_mode_that_cannot_be_compiled_is_left_out(caplog: pytest.LogCaptureFix
         assert others and lost not in others
         assert [r.levelno for r in caplog.records] == [logging.WARNING]
         assert "left out: too much for it" in caplog.text
-    _, bare = search(lambda mode: not as_it_is(mode))
-    assert bare and all(map(as_it_is, bare))
+    _, plain = search(lambda mode: not as_it_is(mode))
+    assert plain and all(map(as_it_is, plain))
 
 
 def test_a_block_that_cannot_be_compiled_as_it_is_ends_the_search():

@@ -86,7 +86,7 @@ def test_a_loss_trains_as_the_original() -> None:
     # Batch statistics and the counts of random keys have flowed through.
     assert_same(nnx.state(ours), nnx.state(theirs), 1e-3)
     (plan,) = planned.plans
-    assert plan.root.num_wrapped > 0
+    assert plan.root.num_checkpointed > 0
     assert plan.certificate.peak_bytes <= 0.7 * plan.baseline_peak_bytes
 
 

@@ -18,11 +18,11 @@ from jax_hremat._cost.analytic import operation_times_s
 from jax_hremat._emit.emit import emit
 from jax_hremat._options.block_options import BlockSearch, SearchConfig
 from jax_hremat._options.branch_options import BranchSearch
+from jax_hremat._options.checkpoint_all import checkpoint_all
 from jax_hremat._options.inner import BodySearch
 from jax_hremat._options.loop_options import LoopSearch
-from jax_hremat._options.wrapping import wrap_all
 from jax_hremat._partition.blocks import partition_graph
-from jax_hremat._partition.valleys import partition_by_width
+from jax_hremat._partition.cut_points import partition_by_width
 from jax_hremat._plan.region import Region
 from jax_hremat._planner.reports import once_words
 from jax_hremat._solve.backend import SolverConfig
@@ -44,7 +44,7 @@ def least_memory(loss: Callable[..., Any], ws: list[jax.Array], **options: Any) 
 
 
 def wrap(start: int, stop: int) -> Region:
-    return Region(start, stop, wrapped=True)
+    return Region(start, stop, checkpointed=True)
 
 
 def drawn(x: jax.Array) -> jax.Array:
@@ -157,9 +157,9 @@ def with_a_ref_inside(x: jax.Array) -> jax.Array:
 )
 def test_what_must_run_once(fun: Callable[[jax.Array], jax.Array], once: str) -> None:
     graph = build_graph(trace_loss(lambda x: (jnp.sin(x) * fun(x)).sum(), [X], {}))
-    pinned = [op for op in graph.operations if op.pinned]
-    assert len(pinned) == bool(once)
-    for op in pinned:
+    effectful = [op for op in graph.operations if op.effectful]
+    assert len(effectful) == bool(once)
+    for op in effectful:
         # It is named with the line it stands in.
         assert op.once.startswith(f"`{once}` at ")
         assert "test_once.py" in op.once
@@ -205,14 +205,14 @@ def check_gradients(planned: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("loss", [dropout_layers, dropout_scan])
 def test_gradients_around_numbers_drawn(loss: Callable[..., Any]) -> None:
     program = trace_loss(loss, [[W, 2 * W], X], {}, has_aux=True)
-    whole = wrap_all(build_graph(program), Region(0, program.num_operations), wrap)
-    assert whole.num_wrapped
+    whole = checkpoint_all(build_graph(program), Region(0, program.num_operations), wrap)
+    assert whole.num_checkpointed
     check_gradients(emit(program, whole))
 
 
 def test_gradients_of_a_planned_scan_that_draws_numbers() -> None:
     plan = least_memory(dropout_scan, [W, 2 * W], has_aux=True)
-    assert plan.root.num_wrapped
+    assert plan.root.num_checkpointed
     check_gradients(jax_hremat.apply_plan(dropout_scan, plan))
 
 
@@ -238,24 +238,24 @@ def nested(x: jax.Array) -> jax.Array:
     return (jnp.tanh(x @ W) * drawn(x) @ W).sum()
 
 
-def wrapped_once(body: Body, region: Region, wrapped: bool = False) -> Iterator[str]:
+def wrapped_once(body: Body, region: Region, checkpointed: bool = False) -> Iterator[str]:
     """What a region runs again of that which must run once."""
-    wrapped = wrapped or region.wrapped
-    if wrapped:
+    checkpointed = checkpointed or region.checkpointed
+    if checkpointed:
         operations = body.graph.operations[region.start : region.stop]
-        yield from (op.once for op in operations if op.pinned)
+        yield from (op.once for op in operations if op.effectful)
     for child in region.children:
-        yield from wrapped_once(body, child, wrapped)
+        yield from wrapped_once(body, child, checkpointed)
     inside = body.inner.get(region.start)
     if region.loop is not None:
         assert isinstance(inside, Scan)
         yield from wrapped_once(
-            inside.body, region.loop.body, wrapped or bool(region.loop.segments)
+            inside.body, region.loop.body, checkpointed or bool(region.loop.segments)
         )
     if region.branches:
         assert isinstance(inside, Cond)
         for branch, mode in zip(inside.branches, region.branches, strict=True):
-            yield from wrapped_once(branch, mode, wrapped)
+            yield from wrapped_once(branch, mode, checkpointed)
 
 
 def test_no_mode_wraps_what_must_run_once() -> None:
@@ -274,8 +274,8 @@ def test_no_mode_wraps_what_must_run_once() -> None:
             search = BranchSearch(graph, block, inside, target_rates, config, solver)
         else:
             search = BlockSearch(graph, block, {}, times_s, 1e-12, config, solver)
-            pinned = [op for op in graph.operations[block.start : block.stop] if op.pinned]
-            assert not pinned or len(block) == 1
+            effectful = [op for op in graph.operations[block.start : block.stop] if op.effectful]
+            assert not effectful or len(block) == 1
         modes = [*search.plain_modes(), *search.first_wave()]
         assert not [once for mode in modes for once in wrapped_once(whole, mode)]
         num_modes += len(modes)
@@ -292,18 +292,18 @@ def test_a_body_is_wrapped_around_what_must_run_once() -> None:
     (scan,) = bodies_of(program, build_graph(program)).values()
     assert isinstance(scan, Scan)
     operations = scan.body.graph.operations
-    once = [op.id for op in operations if op.pinned]
+    once = [op.id for op in operations if op.effectful]
     assert len(once) == 2
     search = BodySearch(scan.body, rates(get_target("h200")), SearchConfig(), SolverConfig())
-    children = search.wrapped.children
-    assert not search.wrapped.wrapped
-    assert all(child.wrapped for child in children)
+    children = search.checkpointed.children
+    assert not search.checkpointed.checkpointed
+    assert all(child.checkpointed for child in children)
     covered = {op for child in children for op in range(child.start, child.stop)}
     assert covered == {op.id for op in operations if op.active} - set(once)
     # With the inner scan's own body in the same way, and in no segments.
     (inner,) = {c.loop for mode in search.nested_modes() for c in mode.children if c.loop}
     assert inner is not None and not inner.segments
-    assert [child.wrapped for child in inner.body.children] == [True, True]
+    assert [child.checkpointed for child in inner.body.children] == [True, True]
 
 
 def layers_with(seen: Callable[[jax.Array], Any]) -> Callable[..., jax.Array]:
@@ -321,8 +321,8 @@ def test_debugging_callbacks_run_again_as_under_checkpoint() -> None:
     calls: list[None] = []
     loss = layers_with(lambda x: jax.debug.callback(lambda _: calls.append(None), x))
     program = trace_loss(loss, [[W] * 4, X], {})
-    whole = wrap_all(build_graph(program), Region(0, program.num_operations), wrap)
-    assert whole.wrapped
+    whole = checkpoint_all(build_graph(program), Region(0, program.num_operations), wrap)
+    assert whole.checkpointed
 
     def count(fun: Callable[..., Any]) -> int:
         calls.clear()

@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jax_hremat._cost.option import Option, pareto
-from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._plan.region import Region
 
 # Few values, so that options are often comparable and often equal in part.
 SMALL = st.integers(0, 2)
 POSITIONS = st.sampled_from([(), (0,), (1,), (0, 1)])
 OPTIONS = st.builds(
-    lambda cost, kind: Option(Region(0, 3, wrapped=kind == "wrapped"), cost, kind),
-    st.builds(ModeCost, SMALL, SMALL, SMALL, POSITIONS, POSITIONS, SMALL, SMALL),
-    st.sampled_from(["bare", "wrapped"]),
+    lambda cost, kind: Option(Region(0, 3, checkpointed=kind == "checkpointed"), cost, kind),
+    st.builds(OptionCost, SMALL, SMALL, SMALL, POSITIONS, POSITIONS, SMALL, SMALL),
+    st.sampled_from(["plain", "checkpointed"]),
 )
-PLAIN = Option(Region(0, 3), ModeCost(1.0, 2.0, 10, (0,), (0,), 20, 30), "bare")
+PLAIN = Option(Region(0, 3), OptionCost(1.0, 2.0, 10, (0,), (0,), 20, 30), "plain")
 
 
 @given(st.lists(OPTIONS, max_size=12))

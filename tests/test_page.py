@@ -101,10 +101,10 @@ def test_the_picture_of_memory_is_that_of_the_plan(frontier: Frontier) -> None:
     bottom = max(float(y) for points in outlines for _, y in _points(points))
     assert 0 < bare_highest < highest < bottom < height
     fixed = plan.predicted_peak_bytes - max(m.live_bytes for m in plan.moments)
-    bare = fixed + max(m.live_bytes for m in plan.baseline_moments)
+    plain = fixed + max(m.live_bytes for m in plan.baseline_moments)
     assert min(float(y) for points in without for _, y in _points(points)) == bare_highest
     ratio = (bottom - highest) / (bottom - bare_highest)
-    assert ratio == pytest.approx(plan.predicted_peak_bytes / bare, rel=0.01)
+    assert ratio == pytest.approx(plan.predicted_peak_bytes / plain, rel=0.01)
 
 
 def _points(text: str | None) -> list[list[str]]:

@@ -21,10 +21,10 @@ from jax_hremat._partition.blocks import (
     make_block,
     partition_graph,
 )
+from jax_hremat._partition.cut_points import partition_by_width
 from jax_hremat._partition.flat import partition_flat
 from jax_hremat._partition.repeats import partition_by_repeats
 from jax_hremat._partition.score import partition_by_score
-from jax_hremat._partition.valleys import partition_by_width
 from jax_hremat._trace.graph import Graph, build_graph
 from jax_hremat._trace.trace import trace_loss
 
@@ -83,7 +83,7 @@ def assert_covers(graph: Graph, partition: Partition) -> None:
         assert partition.kinds[kind] == kind
 
 
-def crossing(graph: Graph, position: int) -> list[str]:
+def boundary_value(graph: Graph, position: int) -> list[str]:
     """What is made before a position and read after it."""
     return [
         v.text
@@ -111,7 +111,7 @@ def test_only_the_stream_crosses_between_blocks(layers: str) -> None:
     assert_covers(graph, partition)
     assert len(partition.blocks) >= max(1, len(layers) - 1)
     for block in partition.blocks[1:]:
-        assert crossing(graph, block.start) == [f"f32[{BATCH},{LENGTH},{WIDE}]"]
+        assert boundary_value(graph, block.start) == [f"f32[{BATCH},{LENGTH},{WIDE}]"]
 
 
 def dense(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -130,7 +130,7 @@ def test_plain_layers_are_cut_apart_though_the_width_never_rises(layer: Any) -> 
     heavy = [op.id for op in graph.operations if op.primitive == "dot_general"]
     assert all(sum(b.start <= op < b.stop for op in heavy) <= 1 for b in partition.blocks)
     for block in partition.blocks[1:]:
-        assert crossing(graph, block.start) == [f"f32[{BATCH},{WIDE}]"]
+        assert boundary_value(graph, block.start) == [f"f32[{BATCH},{WIDE}]"]
     assert len(partition.unique) <= 5
 
 

@@ -35,8 +35,8 @@ ROOT = Region(
     0,
     6,
     children=(
-        Region(0, 4, True, ((1, 0), (2, 1)), (Region(1, 3, wrapped=True),), tied=True),
-        Region(4, 6, wrapped=True),
+        Region(0, 4, True, ((1, 0), (2, 1)), (Region(1, 3, checkpointed=True),), barrier=True),
+        Region(4, 6, checkpointed=True),
     ),
 )
 FINGERPRINT = Fingerprint(
@@ -64,9 +64,9 @@ def block(scope: str, **changes: Any) -> BlockReport:
         start=0,
         stop=4,
         scope=scope,
-        mode="wrapped, keeps 2 values",
+        mode="checkpointed, keeps 2 values",
         kept_bytes=3 * MIB,
-        bare_bytes=9 * MIB,
+        plain_bytes=9 * MIB,
         added_s=1.5e-3,
         recomputed=2,
         saved=("attention:dot_general bf16[16,8] (3.00 MiB)",),
@@ -109,7 +109,7 @@ def test_json_keeps_everything_but_the_timings() -> None:
     for field in dataclasses.fields(RematPlan):
         if field.name != "timings_s":
             assert getattr(loaded, field.name) == getattr(made, field.name), field.name
-    assert loaded.root.children[0].tied
+    assert loaded.root.children[0].barrier
     assert json.loads(made.to_json())["version"] == 6
 
 
@@ -146,18 +146,18 @@ def test_different_plans_have_different_bytes(changes: dict[str, Any]) -> None:
 
 @st.composite
 def regions(draw: st.DrawFn, start: int = 0, stop: int = 20, depth: int = 3) -> Region:
-    wrapped = draw(st.booleans())
+    checkpointed = draw(st.booleans())
     saved = draw(st.sets(st.tuples(st.integers(start, stop - 1), st.integers(0, 2)), max_size=3))
     edges = sorted(draw(st.sets(st.integers(start, stop), max_size=6))) if depth else []
     return Region(
         start,
         stop,
-        wrapped,
-        tuple(sorted(saved)) if wrapped else (),
+        checkpointed,
+        tuple(sorted(saved)) if checkpointed else (),
         tuple(
             draw(regions(a, b, depth - 1)) for a, b in zip(edges[::2], edges[1::2], strict=False)
         ),
-        tied=wrapped and draw(st.booleans()),
+        barrier=checkpointed and draw(st.booleans()),
     )
 
 
@@ -420,6 +420,6 @@ def test_a_plan_is_applied_where_there_is_no_solver(tmp_path: Path) -> None:
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
     )
     assert run.returncode == 0, run.stderr
-    num_wrapped, same = run.stdout.split()
-    assert int(num_wrapped) >= 1
+    num_checkpointed, same = run.stdout.split()
+    assert int(num_checkpointed) >= 1
     assert same == "True"

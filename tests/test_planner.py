@@ -30,12 +30,12 @@ from jax_hremat import (
 from jax_hremat._emit.checkpoint import checkpoint
 from jax_hremat._emit.step import own_step
 from jax_hremat._plan.region import Region
-from jax_hremat._planner.bench import Workbench, prepare
+from jax_hremat._planner.budget_search import BudgetSearch
 from jax_hremat._planner.candidates import NO_SOLVE, Candidates
+from jax_hremat._planner.context import PlanningContext, prepare
 from jax_hremat._planner.goals import Terms, plan_for
-from jax_hremat._planner.rounds import Rounds
 from jax_hremat._shared.units import parse_budget
-from jax_hremat._solve.regions import Ties, selection_region
+from jax_hremat._solve.regions import Barriers, selection_region
 from jax_hremat._trace.trace import trace_loss
 from jax_hremat._xla.certify import compile_step
 from jax_hremat._xla.target import get_target
@@ -88,25 +88,25 @@ def quiet(stage: str, done: int, total: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def bench() -> Workbench:
+def context() -> PlanningContext:
     program = trace_loss(transformer, TRANSFORMER, {})
     return prepare(own_step(program), get_target("cpu"), QUICK, 0.0, quiet)
 
 
-def plan_of(bench: Workbench, budget: int | float, headroom_bytes: int = 0) -> RematPlan:
+def plan_of(context: PlanningContext, budget: int | float, headroom_bytes: int = 0) -> RematPlan:
     terms = Terms((0,), False, headroom_bytes)
-    return plan_for(Candidates(bench, quiet), parse_budget(budget), terms)
+    return plan_for(Candidates(context, quiet), parse_budget(budget), terms)
 
 
 @pytest.fixture(scope="module")
-def plans(bench: Workbench) -> dict[float, RematPlan]:
-    return {budget: plan_of(bench, budget) for budget in BUDGETS}
+def plans(context: PlanningContext) -> dict[float, RematPlan]:
+    return {budget: plan_of(context, budget) for budget in BUDGETS}
 
 
 @pytest.fixture(scope="module")
-def floor_bytes(bench: Workbench) -> int:
+def floor_bytes(context: PlanningContext) -> int:
     with pytest.raises(InfeasibleBudgetError) as caught:
-        plan_of(bench, 0.01)
+        plan_of(context, 0.01)
     return caught.value.min_budget_bytes
 
 
@@ -121,7 +121,7 @@ def test_the_certificate_holds(plans: dict[float, RematPlan], budget: float) -> 
     assert certificate.peak_bytes <= sum(parts)
     assert certificate.target == "cpu"
     # Where the whole budget of no rematerialization is given, there is nothing to do.
-    assert (plan.root.num_wrapped == 0) == (budget == 1.0)
+    assert (plan.root.num_checkpointed == 0) == (budget == 1.0)
 
 
 def test_less_memory_is_never_faster(plans: dict[float, RematPlan]) -> None:
@@ -130,36 +130,36 @@ def test_less_memory_is_never_faster(plans: dict[float, RematPlan]) -> None:
     assert plans[1.0].slowdown <= 1.0
 
 
-def test_more_than_the_baseline_is_never_slower_than_no_remat(bench: Workbench) -> None:
-    plan = plan_of(bench, 10 * bench.baseline.memory.peak_bytes)
+def test_more_than_the_baseline_is_never_slower_than_no_remat(context: PlanningContext) -> None:
+    plan = plan_of(context, 10 * context.baseline.memory.peak_bytes)
     assert plan.estimated_step_s <= plan.baseline_step_s
     assert plan.certificate.holds
 
 
 def test_a_plan_that_only_the_search_for_the_floor_finds_is_returned(
-    bench: Workbench, floor_bytes: int, monkeypatch: pytest.MonkeyPatch
+    context: PlanningContext, floor_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Rounds, "fastest", lambda self: None)
+    monkeypatch.setattr(BudgetSearch, "fastest", lambda self: None)
     budget_bytes = int(1.05 * floor_bytes)
-    found = Candidates(bench, quiet)
+    found = Candidates(context, quiet)
     plan = plan_for(found, parse_budget(budget_bytes), Terms())
     assert plan.certificate.peak_bytes <= budget_bytes
     assert plan.estimated_step_s == min(c.step_s for c in found.within(budget_bytes))
 
 
 def test_where_the_solver_finds_nothing_a_plan_by_hand_that_fits_is_returned(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    context: PlanningContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by_hand = Candidates(bench, quiet)
+    by_hand = Candidates(context, quiet)
     least = min(
         (
-            by_hand.add(chain, selection, NO_SOLVE, Ties.NONE)
+            by_hand.add(chain, selection, NO_SOLVE, Barriers.NONE)
             for chain, selection, _ in by_hand.standard
         ),
         key=lambda c: c.peak_bytes,
     )
-    monkeypatch.setattr(Rounds, "search", lambda self: None)
-    best = Rounds(Candidates(bench, quiet), least.peak_bytes).fastest()
+    monkeypatch.setattr(BudgetSearch, "search", lambda self: None)
+    best = BudgetSearch(Candidates(context, quiet), least.peak_bytes).fastest()
     assert best is not None
     assert best.peak_bytes <= least.peak_bytes
     assert best.step_s <= least.step_s
@@ -184,23 +184,23 @@ SLOWLY = [pytest.param(margin, 1, marks=pytest.mark.slow) for margin in (1.0, 1.
 
 @pytest.mark.parametrize(("margin", "every"), [(1.0, 4), *SLOWLY])
 def test_where_a_standard_plan_fits_it_is_not_faster(
-    bench: Workbench, margin: float, every: int
+    context: PlanningContext, margin: float, every: int
 ) -> None:
-    for chain, selection in bench.standard_plans()[::every]:
-        by_hand = selection_region(bench.costs.graph, chain, selection, Ties.NONE)
-        step = bench.compile_step(by_hand)
+    for chain, selection in context.standard_plans()[::every]:
+        by_hand = selection_region(context.costs.graph, chain, selection, Barriers.NONE)
+        step = context.compile_step(by_hand)
         limit = int(margin * step.memory.peak_bytes)
-        assert plan_of(bench, limit).estimated_step_s <= step.step_s, selection
+        assert plan_of(context, limit).estimated_step_s <= step.step_s, selection
 
 
 def test_the_smallest_budget_is_feasible_and_a_hundredth_below_is_not(
-    bench: Workbench, floor_bytes: int
+    context: PlanningContext, floor_bytes: int
 ) -> None:
-    assert floor_bytes < 0.5 * bench.baseline.memory.peak_bytes
-    plan = plan_of(bench, floor_bytes)
+    assert floor_bytes < 0.5 * context.baseline.memory.peak_bytes
+    plan = plan_of(context, floor_bytes)
     assert plan.certificate.holds
     with pytest.raises(InfeasibleBudgetError, match=str(floor_bytes)) as caught:
-        plan_of(bench, int(0.99 * floor_bytes))
+        plan_of(context, int(0.99 * floor_bytes))
     error = caught.value
     assert (error.min_budget_bytes, error.budget_bytes) == (floor_bytes, int(0.99 * floor_bytes))
     # It says what is in the way: a buffer, how large, and where.
@@ -219,22 +219,22 @@ def test_the_smallest_budget_is_feasible_and_a_hundredth_below_is_not(
 def test_any_partitioner_gives_certified_budgets(partitioner: Any) -> None:
     program = trace_loss(mlp, MLP, {})
     config = dataclasses.replace(TINY, partitioner=partitioner)
-    bench = prepare(own_step(program), get_target("cpu"), config, 0.0, quiet)
+    context = prepare(own_step(program), get_target("cpu"), config, 0.0, quiet)
     for budget in (0.9, 0.7):
-        plan = plan_of(bench, budget)
+        plan = plan_of(context, budget)
         assert plan.certificate.holds
-        assert plan.certificate.budget_bytes == int(budget * bench.baseline.memory.peak_bytes)
+        assert plan.certificate.budget_bytes == int(budget * context.baseline.memory.peak_bytes)
 
 
-def test_headroom_is_taken_off_first(bench: Workbench, floor_bytes: int) -> None:
+def test_headroom_is_taken_off_first(context: PlanningContext, floor_bytes: int) -> None:
     headroom = 12345
-    plan = plan_of(bench, 0.7, headroom)
+    plan = plan_of(context, 0.7, headroom)
     assert plan.certificate.headroom_bytes == headroom
     assert plan.certificate.holds
     # A fraction is one of the peak and the headroom together.
     assert plan.certificate.budget_bytes == int(0.7 * (plan.baseline_peak_bytes + headroom))
     with pytest.raises(InfeasibleBudgetError) as caught:
-        plan_of(bench, floor_bytes, headroom)
+        plan_of(context, floor_bytes, headroom)
     assert caught.value.min_budget_bytes == floor_bytes + headroom
 
 
@@ -252,7 +252,7 @@ def test_a_plan_says_what_it_does(plans: dict[float, RematPlan]) -> None:
     assert all(a.stop == b.start for a, b in itertools.pairwise(plan.blocks))
     assert plan.blocks[-1].stop == plan.root.stop
     assert any(b.recomputed for b in plan.blocks)
-    assert sum(b.kept_bytes for b in plan.blocks) < sum(b.bare_bytes for b in plan.blocks)
+    assert sum(b.kept_bytes for b in plan.blocks) < sum(b.plain_bytes for b in plan.blocks)
     assert plan.buffers
     assert {"trace", "partition", "cost", "solve", "certify"} <= plan.timings_s.keys()
     text = str(plan)
@@ -265,7 +265,7 @@ def test_the_same_input_gives_the_same_plan() -> None:
     # Arrays and shapes alike.
     arrays = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), MLP)
     first, second = make(*MLP), make(*arrays)
-    assert first.root.num_wrapped > 0
+    assert first.root.num_checkpointed > 0
     assert first.to_json() == second.to_json()
 
 
@@ -393,13 +393,13 @@ def test_remat3_is_refused(remat3: None) -> None:
 
 
 def test_without_rounds_for_the_floor_a_refusal_names_what_was_found_first(
-    bench: Workbench, floor_bytes: int
+    context: PlanningContext, floor_bytes: int
 ) -> None:
-    hasty = dataclasses.replace(bench, config=dataclasses.replace(bench.config, floor_rounds=0))
+    hasty = dataclasses.replace(context, config=dataclasses.replace(context.config, floor_rounds=0))
     with pytest.raises(InfeasibleBudgetError) as caught:
         plan_of(hasty, 1)
     assert caught.value.min_budget_bytes >= floor_bytes
-    assert plan_of(bench, caught.value.min_budget_bytes).certificate.holds
+    assert plan_of(context, caught.value.min_budget_bytes).certificate.holds
 
 
 @pytest.mark.parametrize("width", [16, 64])

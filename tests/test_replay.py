@@ -32,7 +32,7 @@ def primitives(program: Program) -> list[str]:
     return [eqn.primitive.name for eqn in compat.open_jaxpr(program.jaxpr).eqns]
 
 
-def bare(program: Program, *children: Region) -> Region:
+def untouched(program: Program, *children: Region) -> Region:
     return Region(0, len(primitives(program)), children=children)
 
 
@@ -109,11 +109,11 @@ def odd_program(loss: Any = oddities) -> Program:
 @pytest.mark.parametrize("fun", [oddities, branching])
 def test_a_bare_program_recomputes_nothing(fun):
     program = odd_program(fun)
-    found = replay(program, bare(program))
+    found = replay(program, untouched(program))
     assert not any(found.recomputed)
     assert found.num_barriers == 0
     # The same count from JAX's own jaxpr, wrappers and all.
-    body = emit_flat(program, bare(program))
+    body = emit_flat(program, untouched(program))
 
     def loss(active, inputs):
         for i, value in zip(program.differentiated, active, strict=True):
@@ -143,7 +143,7 @@ def test_each_level_of_nesting_recomputes_once_more():
     expected = {1: (0, 1, 0, 0, 0, 0, 0, 0), 2: (0, 2, 1, 0, 0, 0, 0, 0)}
     expected[3] = (0, 3, 2, 1, 0, 0, 0, 0)
     for depth in (1, 2, 3):
-        found = replay(program, bare(program, root))
+        found = replay(program, untouched(program, root))
         # A region's last operation feeds only what follows it, so its own level spares it.
         assert found.recomputed == expected[depth]
         root = Region(1, root.stop + 1, True, children=(root,))
@@ -153,16 +153,16 @@ def test_nested_regions_that_end_together_recompute_once():
     program = chain(jnp.sin, jnp.exp, jnp.cos)
     inner = Region(1, 4, True)
     once, twice = (inner, Region(0, 4, True, children=(inner,)))
-    assert replay(program, bare(program, once)).recomputed == (0, 1, 1, 0, 0, 0)
+    assert replay(program, untouched(program, once)).recomputed == (0, 1, 1, 0, 0, 0)
     # Nothing in the outer region reads the inner one's result: only its input is made again.
-    assert replay(program, bare(program, twice)).recomputed == (1, 1, 1, 0, 0, 0)
+    assert replay(program, untouched(program, twice)).recomputed == (1, 1, 1, 0, 0, 0)
 
 
 def test_a_value_only_its_consumers_outside_read_is_not_recomputed():
     program = chain(jnp.sin, jnp.cos)
     # cos is the run's last operation: its derivative reads its input, and the run keeps none
     # of its inside, so sin runs again and cos does not.
-    found = replay(program, bare(program, Region(1, 3, True)))
+    found = replay(program, untouched(program, Region(1, 3, True)))
     assert found.recomputed == (0, 1, 0, 0, 0)
 
 
@@ -215,7 +215,7 @@ def test_a_power_in_a_derivative_is_no_recompute():
     program = trace_loss(loss, (struct(8), struct(8)), {}, argnums=(0, 1))
     power, cube = find(program, "pow"), find(program, "integer_pow")
     names = primitives(program)
-    found = replay(program, bare(program, Region(0, names.index("add"), True)))
+    found = replay(program, untouched(program, Region(0, names.index("add"), True)))
     # pow's derivative in w reads x ** w itself; the cube's reads a square, another operation.
     assert found.recomputed[power] == 1
     assert found.recomputed[cube] == 0
@@ -224,7 +224,7 @@ def test_a_power_in_a_derivative_is_no_recompute():
 def test_what_an_operation_recomputes_of_its_own_accord_is_not_the_plan():
     block = jax.checkpoint(lambda x: jnp.sin(jnp.exp(x)))
     program = chain(jnp.sin, block, jnp.cos)
-    found = replay(program, bare(program))
+    found = replay(program, untouched(program))
     assert not any(found.recomputed)
     assert found.num_barriers == 1
     found = replay(program, Region(0, 6, True))
@@ -239,7 +239,7 @@ def test_wrapping_a_normalisation_with_its_product_recomputes_the_normalisation_
 
     program = trace_loss(loss, (struct(8, 8), struct(8, 8)), {}, argnums=(0, 1))
     product, sine = find(program, "dot_general"), find(program, "sin")
-    found = replay(program, bare(program, Region(0, sine, True)))
+    found = replay(program, untouched(program, Region(0, sine, True)))
     assert found.recomputed[product] == 0
     assert found.recomputed[find(program, "rsqrt")] == 1
     # What sin's derivative reads is kept, being outside.
@@ -247,19 +247,19 @@ def test_wrapping_a_normalisation_with_its_product_recomputes_the_normalisation_
 
 
 @pytest.mark.parametrize(
-    ("wrapped", "segments", "forwards"),
+    ("checkpointed", "segments", "forwards"),
     [(False, (), 0), (True, (), 1), (False, (4,), 1), (True, (6, 3), 3), (False, (5,), 1)],
 )
-def test_the_flops_of_a_loop_tell_how_often_its_steps_run_again(wrapped, segments, forwards):
+def test_the_flops_of_a_loop_tell_how_often_its_steps_run_again(checkpointed, segments, forwards):
     def loss(w, x):
         return jax.lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, None, length=12)[0].sum()
 
     program = trace_loss(loss, (struct(8, 8), struct(8, 8)), {}, argnums=(0, 1))
     at = find(program, "scan")
-    loop = Loop(Region(0, 2, wrapped=wrapped), segments)
-    found = replay(program, bare(program, Region(at, at + 1, loop=loop)))
+    loop = Loop(Region(0, 2, checkpointed=checkpointed), segments)
+    found = replay(program, untouched(program, Region(at, at + 1, loop=loop)))
     one_forward = 12 * (2 * 8**3 + 8**2)
-    added = found.flops - replay(program, bare(program)).flops
+    added = found.flops - replay(program, untouched(program)).flops
     # Each level of segments also adds up the cotangent of `w`.
     assert forwards * one_forward <= added < (forwards + 0.1) * one_forward
 
@@ -278,7 +278,7 @@ def test_recomputed_operations_account_for_all_added_flops(data):
         loss = data.draw(losses(rewritten=False))
         program = trace_loss(loss, (struct(4, 4), struct(4, 4)), {})
     found = replay(program, data.draw(region_trees(program, in_loops=False)))
-    plain = replay(program, bare(program))
+    plain = replay(program, untouched(program))
     equations = compat.open_jaxpr(program.jaxpr).eqns
     costs = [equation_flops(eqn) for eqn in equations]
     added = sum(times * cost for times, cost in zip(found.recomputed, costs, strict=True))
@@ -302,7 +302,7 @@ def test_recomputed_operations_are_those_lowering_emits(data):
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
         return Counter({p: text.count(f"stablehlo.{p} ") for p in counted})
 
-    told = count(bare(program))
+    told = count(untouched(program))
     for name, times in zip(names, found.recomputed, strict=True):
         told[name] += times
     told["optimization_barrier"] += found.num_barriers
@@ -324,7 +324,7 @@ def test_flops_follow_xla_on_a_deep_network():
     nested = Region(blocks[0].start, blocks[3].stop, True, children=(pair, *blocks[2:4]))
     plans = [(), tuple(blocks), saving, (pair, blocks[4]), (nested,)]
     for children in plans:
-        root = bare(program, *children)
+        root = untouched(program, *children)
         assert replay(program, root).flops == pytest.approx(xla_flops(program, root), rel=0.05)
 
 
@@ -342,24 +342,24 @@ def test_flops_follow_xla_on_attention():
         (Region(0, len(names), True, children=(Region(0, half, True, children=(core,)),)),),
     ]
     for children in plans:
-        root = bare(program, *children)
+        root = untouched(program, *children)
         assert replay(program, root).flops == pytest.approx(xla_flops(program, root), rel=0.05)
 
 
 def test_wrapping_the_blocks_of_a_deep_network_lowers_its_peak():
     program, blocks = mlp(depth=16, batch=256, width=16)
-    none = replay(program, bare(program))
-    each = replay(program, bare(program, *blocks))
+    none = replay(program, untouched(program))
+    each = replay(program, untouched(program, *blocks))
     fours = [
         Region(blocks[i].start, blocks[i + 3].stop, True, children=tuple(blocks[i : i + 4]))
         for i in range(0, 16, 4)
     ]
-    nested = replay(program, bare(program, *fours))
+    nested = replay(program, untouched(program, *fours))
     assert nested.peak_bytes < each.peak_bytes < none.peak_bytes
     assert nested.kept_bytes < each.kept_bytes < none.kept_bytes
     assert none.flops < each.flops < nested.flops
     activation = 256 * 16 * 4
-    # Blocks wrapped one by one keep their outputs; groups of four theirs (the first group's
+    # Blocks checkpointed one by one keep their outputs; groups of four theirs (the first group's
     # input is an argument).
     assert each.kept_bytes - nested.kept_bytes == 12 * activation
 
@@ -370,7 +370,7 @@ def test_the_peak_tells_where_it_is():
         return (jnp.tanh(big).sum(0) * w).sum()
 
     program = trace_loss(loss, (struct(64), struct(64)), {})
-    found = replay(program, bare(program))
+    found = replay(program, untouched(program))
     assert found.peak_operation is not None
     shape = compat.open_jaxpr(program.jaxpr).eqns[found.peak_operation].outvars[0].aval.shape
     assert shape == (64, 64)
@@ -379,7 +379,7 @@ def test_the_peak_tells_where_it_is():
 
 def test_a_call_counts_its_cotangents_as_arguments():
     program = trace_call(lambda w, x: jnp.sin(x @ w), (struct(8, 8), struct(8, 8)), (0, 1))
-    found = replay(program, bare(program))
+    found = replay(program, untouched(program))
     size = 8 * 8 * 4
     # Two arguments and a cotangent; the value and two gradients; x @ w or its cosine, and
     # the cotangent of the product.

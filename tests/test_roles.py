@@ -18,12 +18,12 @@ from jax_hremat._options.block_options import BlockSearch, SearchConfig
 from jax_hremat._options.roles import PRESETS, Role, product_roles
 from jax_hremat._partition.blocks import make_block
 from jax_hremat._plan.region import Region
-from jax_hremat._planner.bench import PlannerConfig, prepare
 from jax_hremat._planner.candidates import Candidates
+from jax_hremat._planner.context import PlannerConfig, prepare
 from jax_hremat._planner.goals import Terms, plan_for
 from jax_hremat._shared.units import Budget
 from jax_hremat._solve.backend import SolverConfig
-from jax_hremat._solve.regions import Ties, selection_region
+from jax_hremat._solve.regions import Barriers, selection_region
 from jax_hremat._trace.graph import build_graph
 from jax_hremat._trace.trace import trace_loss
 from jax_hremat._verify.replay import replay
@@ -261,13 +261,13 @@ def test_presets_are_the_policies_over_the_names(presets: tuple[str, ...]) -> No
         by_hand = step_of(count, names)
         nothing = Region(0, by_hand.program.num_operations)
         hand = compile_step(by_hand, nothing, target)
-        wrapped = []
+        checkpointed = []
         for layer in layers:
             roles = product_roles(operations[layer.start : layer.stop])
             saved = tuple((op, 0) for op, role in roles.items() if role in PRESETS[preset].roles)
             assert len(saved) == len(names)
-            wrapped.append(Region(layer.start, layer.stop, wrapped=True, saved=saved))
-        root = Region(0, len(operations), children=tuple(wrapped))
+            checkpointed.append(Region(layer.start, layer.stop, checkpointed=True, saved=saved))
+        root = Region(0, len(operations), children=tuple(checkpointed))
         assert compile_step(plain, root, target).memory == hand.memory
         peaks.add(hand.memory.peak_bytes)
     # A context is as large as what an MLP returns.
@@ -302,8 +302,8 @@ def candidates() -> Candidates:
     quick = PlannerConfig(
         search=SearchConfig(max_runs=2, max_packings=1, max_saved_sets=1), max_rounds=1
     )
-    bench = prepare(own_step(program), get_target("cpu"), quick, 0.0, lambda *_: None)
-    return Candidates(bench, lambda *_: None)
+    context = prepare(own_step(program), get_target("cpu"), quick, 0.0, lambda *_: None)
+    return Candidates(context, lambda *_: None)
 
 
 @pytest.mark.parametrize(
@@ -311,13 +311,13 @@ def candidates() -> Candidates:
     [pytest.param(p, marks=[] if p == QUICKLY[0] else [pytest.mark.slow]) for p in PRESETS],
 )
 def test_a_plan_at_a_presets_peak_is_not_slower(candidates: Candidates, preset: str) -> None:
-    bench = candidates.bench
-    assert set(PRESETS) <= set(bench.costs.policies)
-    chain, selection = bench.layers_under(preset)
+    context = candidates.context
+    assert set(PRESETS) <= set(context.costs.policies)
+    chain, selection = context.layers_under(preset)
     assert selection.groups or any(selection.options)
-    assert (chain, selection) in bench.standard_plans()
-    root = selection_region(bench.costs.graph, chain, selection, Ties.NONE)
-    hand = bench.compile_step(root)
+    assert (chain, selection) in context.standard_plans()
+    root = selection_region(context.costs.graph, chain, selection, Barriers.NONE)
+    hand = context.compile_step(root)
     plan = plan_for(candidates, Budget(bytes=hand.memory.peak_bytes), Terms((0, 1), False))
     assert plan.certificate.peak_bytes <= hand.memory.peak_bytes
     assert plan.estimated_step_s <= hand.step_s

@@ -72,8 +72,8 @@ def kernels(program: Program, region: Region, primitive: str = KERNEL) -> int:
     return count(jax.make_jaxpr(step)(*program.in_avals, *program.cotangent_avals), primitive)
 
 
-def whole(program: Program, *, saved: Any = (), wrapped: bool = True) -> Region:
-    return Region(0, program.num_operations, wrapped=wrapped, saved=tuple(saved))
+def whole(program: Program, *, saved: Any = (), checkpointed: bool = True) -> Region:
+    return Region(0, program.num_operations, checkpointed=checkpointed, saved=tuple(saved))
 
 
 def made_by(program: Program, primitive: str) -> list[tuple[int, int]]:
@@ -102,15 +102,15 @@ def same_gradients(loss: Callable[..., Any], others: Any, *args: Any) -> None:
 def check(
     loss: Callable[..., Any], *args: Any, argnums: Any = 0, more: Callable[..., Any] | None = None
 ) -> Program:
-    """The loss has the same value and gradient with its rules apart, bare, wrapped, and with every
-    value saved; wrapped, also whatever `more` computes of it."""
+    """The loss has the same value and gradient with its rules apart, plain, checkpointed, and with every
+    value saved; checkpointed, also whatever `more` computes of it."""
     program = trace_loss(loss, args, {}, argnums=argnums)
     everything = [
         (i, k)
         for i, eqn in enumerate(compat.open_jaxpr(program.jaxpr).eqns)
         for k in range(len(eqn.outvars))
     ]
-    regions = [whole(program, wrapped=False), whole(program, saved=everything), whole(program)]
+    regions = [whole(program, checkpointed=False), whole(program, saved=everything), whole(program)]
     modes = [emit(program, region) for region in regions]
 
     @jax.jit
@@ -143,7 +143,7 @@ def test_a_rule_is_its_forward_and_an_operation_that_only_hands_on() -> None:
 
 def test_kept_residuals_spare_the_kernel() -> None:
     program = trace_loss(lambda x: jnp.sin(fused(jnp.sin(x), x)).sum(), (X,), {})
-    assert kernels(program, whole(program, wrapped=False)) == 2
+    assert kernels(program, whole(program, checkpointed=False)) == 2
     assert kernels(program, whole(program)) == 3
     saved = made_by(program, KERNEL)
     assert kernels(program, whole(program, saved=saved)) == 2
@@ -396,7 +396,7 @@ def residuals_of_flash(program: Program) -> list[tuple[int, int]]:
 
 def test_flash_attention_runs_once_where_its_residuals_are_kept() -> None:
     program = check(lambda w, h: attention(h, w).sum(), W, H)
-    assert flash_runs(program, whole(program, wrapped=False)) == 1
+    assert flash_runs(program, whole(program, checkpointed=False)) == 1
     assert flash_runs(program, whole(program)) == 2
     assert flash_runs(program, whole(program, saved=residuals_of_flash(program))) == 1
     # Many equations, one after the other kept or not: a scan that keeps all it returns.
@@ -473,7 +473,7 @@ def test_a_rule_with_an_effect_stays_one_operation() -> None:
     noted.defvjp(forward, lambda _, g: (g * 2,))
     program = trace_loss(lambda x: noted(x).sum(), (X,), {})
     assert compat.DETACH not in primitives(program)
-    emitted = emit(program, whole(program, wrapped=False))
+    emitted = emit(program, whole(program, checkpointed=False))
     jax.jit(emitted)(X)
     jax.effects_barrier()
     assert seen == []
@@ -522,8 +522,8 @@ def test_the_function_itself_runs_where_nothing_is_differentiated() -> None:
 
     told.defvjp(lambda x: (x * 0 + 1, None), lambda _, g: (g * 5,))
     program = trace_loss(lambda x: told(x).sum(), (X,), {})
-    for wrapped in (False, True):
-        emitted = emit(program, whole(program, wrapped=wrapped))
+    for checkpointed in (False, True):
+        emitted = emit(program, whole(program, checkpointed=checkpointed))
         for evaluate in (emitted, jax.jit(emitted)):
             assert evaluate(X) == 0
         value, grad = jax.value_and_grad(emitted)(X)
@@ -603,7 +603,7 @@ def test_a_bare_program_is_compiled_to_what_it_was() -> None:
         return attention(h, w).sum()
 
     program = trace_loss(loss, (W, H), {})
-    emitted = emit(program, whole(program, wrapped=False))
+    emitted = emit(program, whole(program, checkpointed=False))
     for transform in (jax.value_and_grad, lambda f: f):
         mine, theirs = (jax.jit(transform(f)).lower(W, H).compile() for f in (emitted, loss))
         assert mine.memory_analysis().temp_size_in_bytes == (

@@ -14,7 +14,7 @@ from random_plans import QUICK, WIDTH, losses, struct
 
 from jax_hremat._options.runs import Run, candidate_runs, evaluate_run
 from jax_hremat._partition.blocks import Block, make_block, partition_graph
-from jax_hremat._partition.valleys import partition_by_width
+from jax_hremat._partition.cut_points import partition_by_width
 from jax_hremat._trace.graph import Graph, build_graph
 from jax_hremat._trace.trace import trace_loss
 
@@ -56,7 +56,7 @@ def assert_sound(graph: Graph, block: Block, runs: tuple[Run, ...]) -> None:
     for run in runs:
         assert block.start <= run.start < run.stop <= block.stop
         assert (run.start, run.stop) != (block.start, block.stop)
-        assert not any(op.pinned for op in graph.operations[run.start : run.stop])
+        assert not any(op.effectful for op in graph.operations[run.start : run.stop])
         assert run.freed_bytes > 0
         assert run.added_s >= 0
 
@@ -74,11 +74,11 @@ def test_runs_lie_in_their_block(loss: Any) -> None:
 
 def test_runs_never_hold_an_effect() -> None:
     graph = attention(effect=True)
-    (effect,) = [op.id for op in graph.operations if op.pinned]
+    (effect,) = [op.id for op in graph.operations if op.effectful]
     whole = make_block(graph, 0, len(graph.operations))
     runs = runs_of(graph, whole)
     assert_sound(graph, whole, runs)
-    # There is something worth wrapping on either side.
+    # There is something worth checkpointing on either side.
     assert any(r.stop <= effect for r in runs)
     assert any(r.start > effect for r in runs)
 
@@ -126,7 +126,7 @@ def test_what_a_run_frees_and_costs_by_hand() -> None:
     size = 4 * 8 * 4
     times = [1.0, 2.0, 4.0, 8.0, 16.0]
     held = frozenset({product.outputs[0], sine.outputs[0], cosine.outputs[0]})
-    # Sine and cosine wrapped: the argument of the cosine goes; it is made again from that of the
+    # Sine and cosine checkpointed: the argument of the cosine goes; it is made again from that of the
     # sine, which is held anyway. The result, which the product after the run reads, stays.
     run = evaluate_run(graph, sine.id, cosine.id + 1, held, times)
     assert (run.freed_bytes, run.added_s) == (size, times[sine.id])

@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jax_hremat._cost.option import Option, Origin
-from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._plan.region import Region
 from jax_hremat._shared.errors import SolverError
 from jax_hremat._solve import schedule
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
-from jax_hremat._solve.chain import Chain, Crossing, Selection
+from jax_hremat._solve.chain import BoundaryValue, Chain, Selection
 from jax_hremat._solve.groups import MAX_GROUP
 from jax_hremat._solve.keeping import keeping_groups
 from jax_hremat._solve.prediction import Prediction, predict
@@ -48,10 +48,10 @@ def option(
     kept: int,
     forward_peak: int,
     backward_peak: int,
-    origin: Origin = "bare",
+    origin: Origin = "plain",
 ) -> Option:
     """An option from times in ms and sizes in MiB."""
-    cost = ModeCost(
+    cost = OptionCost(
         forward_s=forward_ms * 1e-3,
         backward_s=backward_ms * 1e-3,
         kept_bytes=kept * MIB,
@@ -66,7 +66,7 @@ def option(
 def make(
     options: list[list[Option]],
     recompute_ms: list[float],
-    crossings: list[Crossing],
+    boundary_values: list[BoundaryValue],
     fixed: int = 10,
     last_recompute_ms: list[list[float]] | None = None,
     shared: list[int] | None = None,
@@ -83,7 +83,7 @@ def make(
             else tuple(tuple(r * 1e-3 for r in row) for row in last_recompute_ms)
         ),
         shared_bytes=tuple(s * MIB for s in shared or [0] * len(options)),
-        crossings=tuple(crossings),
+        boundary_values=tuple(boundary_values),
         fixed_bytes=fixed * MIB,
     )
 
@@ -94,11 +94,11 @@ def chains(draw: st.DrawFn) -> Chain:
     num_blocks = draw(st.integers(3, 5))
     most = 2 if num_blocks < 5 else 1
     size, time_ms = st.integers(0, 12), st.integers(0, 9)
-    others = st.sampled_from(["wrapped", "names", "names"])
+    others = st.sampled_from(["checkpointed", "names", "names"])
     options = [
         [
             option(*(draw(time_ms) for _ in range(2)), *(draw(size) for _ in range(3)), origin)
-            for origin in ("bare", *(draw(others) for _ in range(draw(st.integers(0, most)))))
+            for origin in ("plain", *(draw(others) for _ in range(draw(st.integers(0, most)))))
         ]
         for _ in range(num_blocks)
     ]
@@ -107,11 +107,11 @@ def chains(draw: st.DrawFn) -> Chain:
         producer = draw(st.integers(0, num_blocks - 2))
         later = st.integers(producer + 1, num_blocks - 1)
         ends.append((producer, tuple(sorted(draw(st.sets(later, min_size=1))))))
-    crossings = []
+    boundary_values = []
     for producer, readers in ends:
         pairs = [(k, o) for k in (producer, *readers) for o in range(len(options[k]))]
-        crossings.append(
-            Crossing(
+        boundary_values.append(
+            BoundaryValue(
                 size_bytes=draw(size) * MIB,
                 producer=producer,
                 readers=readers,
@@ -125,9 +125,9 @@ def chains(draw: st.DrawFn) -> Chain:
         for r, opts in zip(recompute_ms, options, strict=True)
     ]
     shared = [draw(st.sampled_from([0, 0, 3])) for _ in options]
-    chain = make(options, recompute_ms, crossings, draw(size), last_ms, shared)
-    pinned = draw(st.sampled_from([frozenset(), frozenset(), frozenset({1})]))
-    chain = replace(chain, pinned=pinned)
+    chain = make(options, recompute_ms, boundary_values, draw(size), last_ms, shared)
+    effectful = draw(st.sampled_from([frozenset(), frozenset(), frozenset({1})]))
+    chain = replace(chain, effectful=effectful)
     return replace(chain, keeping=keeping_groups(chain))
 
 
@@ -137,7 +137,7 @@ def group_sets(chain: Chain, first: int = 0) -> Iterator[tuple[tuple[int, int], 
     last = len(chain) - 2
     for a in range(first, last):
         for b in range(a + 1, min(last, a + MAX_GROUP - 1) + 1):
-            if not chain.pinned.intersection(range(a, b + 1)):
+            if not chain.effectful.intersection(range(a, b + 1)):
                 for rest in group_sets(chain, b + 1):
                     yield ((a, b), *rest)
 
@@ -160,7 +160,7 @@ def all_keeps(
 
     def by_name(group: tuple[int, int]) -> list[tuple[tuple[int, int], ...]]:
         blocks = range(group[0], group[1] + 1)
-        if any(chain.options[b][pick[b]].origin != "bare" for b in blocks):
+        if any(chain.options[b][pick[b]].origin != "plain" for b in blocks):
             return [()]
         named = (
             [(), *(((b, o),) for o, opt in enumerate(chain.options[b]) if opt.origin == "names")]
@@ -173,25 +173,25 @@ def all_keeps(
 
 
 def alike(num_blocks: int) -> Chain:
-    """Equal blocks, bare or wrapped, the stream needed by every backward."""
+    """Equal blocks, plain or checkpointed, the stream needed by every backward."""
     blocks = [[option(2, 3, 9, 10, 14), option(2, 5, 0, 3, 14)] for _ in range(num_blocks)]
-    crossings = [
-        Crossing(2 * MIB, k, (k + 1,), True, frozenset({(k + 1, 0), (k + 1, 1)}))
+    boundary_values = [
+        BoundaryValue(2 * MIB, k, (k + 1,), True, frozenset({(k + 1, 0), (k + 1, 1)}))
         for k in range(num_blocks - 1)
     ]
-    return make(blocks, [2.0] * num_blocks, crossings)
+    return make(blocks, [2.0] * num_blocks, boundary_values)
 
 
 def test_predict_by_hand() -> None:
     chain = alike(4)
     # The last backward: three blocks' 9 kept, three streams of 2, its own 14, 10 fixed.
-    bare = predict(chain, Selection((0, 0, 0, 0)))
-    assert bare.peak_bytes == (10 + 27 + 6 + 14) * MIB
-    assert (bare.peak.block, bare.peak.in_backward) == (3, True)
-    assert bare.time_s == pytest.approx(20e-3)
-    wrapped = predict(chain, Selection((1, 1, 1, 1)))
-    assert wrapped.peak_bytes == (10 + 6 + 14) * MIB
-    assert wrapped.time_s == pytest.approx(28e-3)
+    plain = predict(chain, Selection((0, 0, 0, 0)))
+    assert plain.peak_bytes == (10 + 27 + 6 + 14) * MIB
+    assert (plain.peak.block, plain.peak.in_backward) == (3, True)
+    assert plain.time_s == pytest.approx(20e-3)
+    checkpointed = predict(chain, Selection((1, 1, 1, 1)))
+    assert checkpointed.peak_bytes == (10 + 6 + 14) * MIB
+    assert checkpointed.time_s == pytest.approx(28e-3)
     # A group of the first three keeps nothing (block 0 reads no stream), so that the last block
     # is alone with its input; in the group the third backward is the worst.
     grouped = predict(chain, Selection((0, 0, 0, 0), ((0, 2),)))
@@ -204,7 +204,7 @@ def test_predict_by_hand() -> None:
 
 def test_predict_counts_skips_and_pending_cotangents() -> None:
     blocks = [[option(1, 1, 0, 1, 1)] for _ in range(4)]
-    skip = Crossing(50 * MIB, 0, (3,), True, frozenset())
+    skip = BoundaryValue(50 * MIB, 0, (3,), True, frozenset())
     # Nothing needs the skip's value, but its cotangent waits from block 3 to block 0, and the
     # value itself from block 0 to block 3.
     for active, peak_block, in_backward in [(True, 1, False), (False, 1, False)]:
@@ -249,11 +249,13 @@ def uneven() -> Chain:
         for k in range(6)
     ]
     ends = [(k, (k + 1,)) for k in range(5)] + [(0, (2, 4)), (1, (5,)), (2, (3, 5))]
-    crossings = [
-        Crossing((2 + i % 3) * MIB, a, b, i % 2 == 0, frozenset((k, 0) for k in b) | {(b[0], 1)})
+    boundary_values = [
+        BoundaryValue(
+            (2 + i % 3) * MIB, a, b, i % 2 == 0, frozenset((k, 0) for k in b) | {(b[0], 1)}
+        )
         for i, (a, b) in enumerate(ends)
     ]
-    return make(blocks, [0.5] * 6, crossings, 3, shared=[0, 1, 2, 0, 0, 0])
+    return make(blocks, [0.5] * 6, boundary_values, 3, shared=[0, 1, 2, 0, 0, 0])
 
 
 @pytest.mark.slow
@@ -279,10 +281,14 @@ def test_every_limit_of_a_chain_where_groups_pay() -> None:
 
 def test_a_group_that_keeps_something_is_chosen_where_it_pays() -> None:
     # The third option keeps a product of the block, which is most of what there is to recompute.
-    ways = [(2, 3, 9, 6, 14, "bare"), (2, 5, 0, 3, 14, "wrapped"), (2, 3.2, 2, 4, 14, "names")]
+    ways = [
+        (2, 3, 9, 6, 14, "plain"),
+        (2, 5, 0, 3, 14, "checkpointed"),
+        (2, 3.2, 2, 4, 14, "names"),
+    ]
     blocks = [[option(*way) for way in ways]] * 5
     stream = [
-        Crossing(4 * MIB, k, (k + 1,), True, frozenset((k + 1, o) for o in range(3)))
+        BoundaryValue(4 * MIB, k, (k + 1,), True, frozenset((k + 1, o) for o in range(3)))
         for k in range(4)
     ]
     chain = make(blocks, [2.0] * 5, stream)
@@ -394,17 +400,17 @@ def test_the_regions_of_a_selection() -> None:
 
     graph = build_graph(trace_loss(loss, (jnp.ones(4),), {}))
     assert len(graph.operations) == 16
-    run = Region(0, 4, children=(Region(1, 3, wrapped=True),))
-    whole = Region(0, 4, wrapped=True, saved=((2, 0),))
-    modes = [[replace(option(1, 1, 0, 0, 0), mode=m) for m in (Region(0, 4), run, whole)]] * 4
+    run = Region(0, 4, children=(Region(1, 3, checkpointed=True),))
+    whole = Region(0, 4, checkpointed=True, saved=((2, 0),))
+    modes = [[replace(option(1, 1, 0, 0, 0), region=m) for m in (Region(0, 4), run, whole)]] * 4
     chain = make(modes, [1.0] * 4, [])
-    inside = (Region(5, 7, wrapped=True), whole.shifted(8))
+    inside = (Region(5, 7, checkpointed=True), whole.shifted(8))
     single = selection_region(graph, chain, Selection((0, 1, 2, 0)))
     assert single == Region(0, 16, children=inside)
     grouped = selection_region(graph, chain, Selection((0, 1, 2, 0), ((1, 2),)))
-    group = Region(4, 12, wrapped=True, children=inside)
+    group = Region(4, 12, checkpointed=True, children=inside)
     assert grouped == Region(0, 16, children=(group,))
-    assert grouped.num_wrapped == 3
+    assert grouped.num_checkpointed == 3
     assert grouped.depth == 2
 
 

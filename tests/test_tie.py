@@ -60,13 +60,14 @@ def barriers(step, inputs):
     return str(jax.make_jaxpr(step)(*inputs)).count("hremat_barrier")
 
 
-@pytest.mark.parametrize("wrapped", [True, False])
-def test_a_tied_region_ties_cotangents_and_changes_no_value(wrapped):
+@pytest.mark.parametrize("checkpointed", [True, False])
+def test_a_tied_region_ties_cotangents_and_changes_no_value(checkpointed):
     program, graph, inputs = traced()
     start, stop = layer_bounds(graph)
-    loose = Region(start, stop, wrapped=wrapped)
+    loose = Region(start, stop, checkpointed=checkpointed)
     trees = [
-        Region(0, len(graph.operations), children=(r,)) for r in (loose, replace(loose, tied=True))
+        Region(0, len(graph.operations), children=(r,))
+        for r in (loose, replace(loose, barrier=True))
     ]
     steps = [program.step(emit_flat(program, tree)) for tree in trees]
     plain = program.step(emit_flat(program, Region(0, len(graph.operations))))
@@ -81,9 +82,9 @@ def test_a_tied_region_ties_cotangents_and_changes_no_value(wrapped):
 def test_a_tied_region_still_has_forward_mode():
     program, graph, inputs = traced()
     start, stop = layer_bounds(graph)
-    tied = Region(0, len(graph.operations), children=(Region(start, stop, True, tied=True),))
+    barrier = Region(0, len(graph.operations), children=(Region(start, stop, True, barrier=True),))
     tangents = [jnp.ones_like(x) for x in inputs]
     plain = emit_flat(program, Region(0, len(graph.operations)))
     _, expected = jax.jvp(lambda *a: plain(*a)[0], inputs, tangents)
-    _, got = jax.jvp(lambda *a: emit_flat(program, tied)(*a)[0], inputs, tangents)
+    _, got = jax.jvp(lambda *a: emit_flat(program, barrier)(*a)[0], inputs, tangents)
     np.testing.assert_allclose(got, expected, rtol=1e-6)

@@ -19,9 +19,9 @@ def block(index: int, **changes: Any) -> BlockReport:
         start=SIZE * index,
         stop=SIZE * (index + 1),
         scope=f"layer_{index}",
-        mode="bare",
+        mode="plain",
         kept_bytes=3,
-        bare_bytes=7,
+        plain_bytes=7,
         added_s=1e-3,
         recomputed=2,
         saved=(),
@@ -31,7 +31,7 @@ def block(index: int, **changes: Any) -> BlockReport:
 
 
 def group(first: int, last: int, *inside: Region, **options: Any) -> Region:
-    return Region(SIZE * first, SIZE * (last + 1), wrapped=True, children=inside, **options)
+    return Region(SIZE * first, SIZE * (last + 1), checkpointed=True, children=inside, **options)
 
 
 def root(count: int, *children: Region) -> Region:
@@ -43,7 +43,7 @@ def shown(region: Region, blocks: list[BlockReport]) -> list[tuple[int, int, str
 
 
 def test_blocks_alone() -> None:
-    blocks = [block(0), block(1), block(2, mode="wrapped"), block(3)]
+    blocks = [block(0), block(1), block(2, mode="checkpointed"), block(3)]
     assert shown(root(4, group(2, 2)), blocks) == [
         (0, 2, "layer_0", "layer_1"),
         (0, 1, "layer_2", "layer_2"),
@@ -60,7 +60,7 @@ def test_equal_groups_are_one_line_above_the_blocks_of_the_first() -> None:
         (0, 1, "layer_6", "layer_6"),
     ]
     line = tree_lines(region, blocks)[0].report
-    assert (line.kept_bytes, line.bare_bytes, line.recomputed) == (9, 21, 6)
+    assert (line.kept_bytes, line.plain_bytes, line.recomputed) == (9, 21, 6)
     assert line.mode == "one checkpoint around 3 blocks"
 
 
@@ -91,11 +91,11 @@ def test_differences_that_are_not_shown_are_none() -> None:
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=12), st.data())
 def test_every_block_is_told_once(kinds: list[int], data: st.DataObject) -> None:
-    blocks = [block(i, bare_bytes=kind) for i, kind in enumerate(kinds)]
+    blocks = [block(i, plain_bytes=kind) for i, kind in enumerate(kinds)]
     edges = sorted(data.draw(st.sets(st.integers(0, len(kinds)))))
     groups = [group(a, b - 1) for a, b in zip(edges, edges[1:], strict=False)]
     lines = tree_lines(root(len(kinds), *groups), blocks)
-    assert sum(x.count * x.report.bare_bytes for x in lines if x.depth == 0) == sum(kinds)
+    assert sum(x.count * x.report.plain_bytes for x in lines if x.depth == 0) == sum(kinds)
     assert sum(x.count * x.report.recomputed for x in lines if x.depth == 0) == 2 * len(kinds)
     for above, below in zip(lines, lines[1:], strict=False):
         assert below.depth <= above.depth + 1

@@ -1,4 +1,4 @@
-"""The benchmark models: wrapping their blocks by hand changes no number."""
+"""The benchmark models: checkpointing their blocks by hand changes no number."""
 
 from __future__ import annotations
 
@@ -150,9 +150,9 @@ def test_only_a_scan_does_without_barriers(name, scans, prevent_cse):
     eqns = jax.make_jaxpr(problem.loss_fn)(*problem.args).eqns
     assert sum(eqn.primitive.name == "scan" for eqn in eqns) == scans
     # Two layers each, so two blocks, unless they are the one body of a scan.
-    wrapped = remat_equations(problem)
-    assert len(wrapped) == (scans or 2)
-    assert all(np.all(eqn.params["prevent_cse"]) == prevent_cse for eqn in wrapped)
+    checkpointed = remat_equations(problem)
+    assert len(checkpointed) == (scans or 2)
+    assert all(np.all(eqn.params["prevent_cse"]) == prevent_cse for eqn in checkpointed)
 
 
 @pytest.mark.parametrize("remat", [pytest.param(None, marks=pytest.mark.slow), "block"])
@@ -175,7 +175,7 @@ def test_batch_statistics_are_updated(name):
 
 
 def test_overrides_and_untied_head():
-    problem = zoo.make("gpt2-small", "tiny", layers=1, dtype="bfloat16", tied=False, batch=3)
+    problem = zoo.make("gpt2-small", "tiny", layers=1, dtype="bfloat16", barrier=False, batch=3)
     params, batch = problem.args
     assert set(params) == {"tokens", "positions", "block_0", "norm", "head"}
     assert batch["tokens"].shape[0] == 3

@@ -118,7 +118,7 @@ def make(
 def with_remat(
     block: type[nn.Module], remat: Remat | None, *, prevent_cse: bool = True
 ) -> type[nn.Module]:
-    """Returns `block`, wrapped in `flax.linen.remat` unless `remat` is None.
+    """Returns `block`, checkpointed in `flax.linen.remat` unless `remat` is None.
 
     Args:
         block: The module to wrap.

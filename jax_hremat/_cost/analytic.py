@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from jax_hremat._cost.block_step import MARK, BlockStep
-from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._jax import compat
 from jax_hremat._jax.sizes import size_bytes_of
 from jax_hremat._primitives.primitives import equation_work, runs_bodies
@@ -38,7 +38,7 @@ def operation_times_s(graph: Graph, rates: Rates) -> tuple[float, ...]:
     return tuple(_time_s(graph, op, rates) for op in graph.operations)
 
 
-def analytic_cost(step: BlockStep, rates: Rates) -> ModeCost:
+def analytic_cost(step: BlockStep, rates: Rates) -> OptionCost:
     """The cost of a block's step from its equations, nothing compiled.
 
     What is kept are the residuals of JAX's linearization.
@@ -61,8 +61,8 @@ def analytic_cost(step: BlockStep, rates: Rates) -> ModeCost:
     kept = {v for v in made if last_read.get(v, -1) > mark}
     # The argument before these is the last of the constants.
     parameters = flat.inputs[len(flat.inputs) - len(step.avals) :]
-    written = _written(equations) | kept
-    own = {v for e in equations for v in e.outputs} - written - {*flat.outputs}
+    under_policy = _written(equations) | kept
+    own = {v for e in equations for v in e.outputs} - under_policy - {*flat.outputs}
     weights = {*flat.outputs[step.num_outputs :]} - {*made_after.values()}
     forward = live_bytes(equations, flat.sizes_bytes, own | weights, results)
     backward = live_bytes(
@@ -71,7 +71,7 @@ def analytic_cost(step: BlockStep, rates: Rates) -> ModeCost:
     for i in step.cotangent_parameters:
         for at in range(mark, max(mark, last_read.get(parameters[i], mark)) + 1):
             backward[at] += flat.sizes_bytes[parameters[i]]
-    return ModeCost(
+    return OptionCost(
         forward_s=sum(_equation_s(e.eqn, rates) for e in equations[:mark]),
         backward_s=sum(_equation_s(e.eqn, rates) for e in equations[mark + 1 :]),
         kept_bytes=sum(flat.sizes_bytes[v] for v in kept.difference(results)),
@@ -107,6 +107,6 @@ def _equation_s(eqn: Any, rates: Rates) -> float:
 
 def _time_s(graph: Graph, op: Operation, rates: Rates) -> float:
     if op.fusible:
-        written = sum(graph.values[v].size_bytes for v in op.outputs)
-        return _FUSED_TRAFFIC * written / rates.bytes_per_s
+        under_policy = sum(graph.values[v].size_bytes for v in op.outputs)
+        return _FUSED_TRAFFIC * under_policy / rates.bytes_per_s
     return rates.busy_s(op.work) + rates.launch_s

@@ -58,7 +58,7 @@ def _block_step(program: Program, graph: Graph, block: Block, mode: Region) -> B
     atoms = program.values
     inputs = [atoms[v] for v in block.inputs]
     outputs = [atoms[v] for v in block.outputs]
-    # A region's own mode is its parent's business, so the block gets a bare parent.
+    # A region's own mode is its parent's business, so the block gets a plain parent.
     parent = Region(block.start, block.stop, children=(mode,))
     body = emit_range(program, parent, inputs, outputs)
     active_in = tuple(i for i, v in enumerate(block.inputs) if graph.values[v].active)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from jax_hremat._cost.block_step import MARK, BlockStep
-from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._primitives.kernels import KernelBook
 from jax_hremat._trace.mesh import abstract_mesh
 from jax_hremat._xla.cache import CompileCache
@@ -30,7 +30,7 @@ def compiled_cost(
     target: Target,
     cache: CompileCache | None = None,
     book: KernelBook | None = None,
-) -> ModeCost:
+) -> OptionCost:
     """Compile a block's step and read its cost.
 
     Args:
@@ -77,7 +77,7 @@ def compiled_cost(
     backward = _live_bytes(in_backward, inner)
     forward_peak = max(range(mark + 1), key=lambda i: forward[i])
     backward_peak = max(range(mark, len(backward)), key=lambda i: backward[i])
-    return ModeCost(
+    return OptionCost(
         forward_s=sum(k.time_s for k in kernels[:split]),
         backward_s=sum(k.time_s for k in kernels[split + 1 :]),
         kept_bytes=sum(b.nbytes for b in kept),

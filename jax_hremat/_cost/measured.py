@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_hremat._cost.block_step import BlockStep
-from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._shared.errors import TargetUnavailableError
 from jax_hremat._xla.target import Target
 
@@ -48,7 +48,7 @@ def _why_not(target: Target, instead: str) -> str:
     )
 
 
-def measured_cost(step: BlockStep, compiled: ModeCost, target: Target, device: Any) -> ModeCost:
+def measured_cost(step: BlockStep, compiled: OptionCost, target: Target, device: Any) -> OptionCost:
     """The compiled cost, with its time replaced by the median of several runs.
 
     Run once to warm up, then five times. How the time is parted between forward and backward is

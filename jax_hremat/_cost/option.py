@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._plan.region import Region
 
-Origin = Literal["bare", "wrapped", "runs", "names", "loop", "branches"]
+Origin = Literal["plain", "checkpointed", "runs", "names", "loop", "branches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,14 +17,14 @@ class Option:
     """One way to run a block.
 
     Attributes:
-        mode: The block's region, its operations counted from 0.
+        region: The block's region, its operations counted from 0.
         cost: What it costs.
-        origin: What it is: the block bare, wrapped, with wrapped runs, wrapped with values kept
+        origin: What it is: the block plain, checkpointed, with checkpointed runs, checkpointed with values kept
             by name, or a scan or the branches of a cond in other modes.
     """
 
-    mode: Region
-    cost: ModeCost
+    region: Region
+    cost: OptionCost
     origin: Origin
 
     def dominates(self, other: Option) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class ModeCost:
+class OptionCost:
     """One block, run in one way.
 
     Attributes:

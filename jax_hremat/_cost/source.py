@@ -11,7 +11,7 @@ from jax_hremat._cost.analytic import analytic_cost
 from jax_hremat._cost.block_step import block_step
 from jax_hremat._cost.compiled import compiled_cost
 from jax_hremat._cost.measured import attached_device, measured_cost
-from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._partition.blocks import Block
 from jax_hremat._plan.region import Region
 from jax_hremat._primitives.kernels import KernelBook
@@ -25,7 +25,7 @@ from jax_hremat._xla.target import Target
 CostSource = Literal["compiled", "analytic", "measured"]
 
 # Prices a block in a mode, which is a region with the block's `start` and `stop`.
-Price = Callable[[Block, Region], ModeCost]
+Price = Callable[[Block, Region], OptionCost]
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def block_prices(
     with tempfile.TemporaryDirectory(prefix="jax_hremat_") as directory:
         quick = with_quick_code(target, directory)
 
-        def price(block: Block, mode: Region) -> ModeCost:
+        def price(block: Block, mode: Region) -> OptionCost:
             step = block_step(program, graph, block, mode)
             cost = compiled_cost(step, quick, cache, kernels)
             return cost if device is None else measured_cost(step, cost, target, device)

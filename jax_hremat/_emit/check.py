@@ -45,7 +45,7 @@ def check_region(jaxpr: Any, root: Region) -> None:
         for index, position in region.saved:
             if not 0 <= position < len(eqns[index].outvars):
                 raise _wrong(eqns, index, f"saves output {position} of it")
-        if region.wrapped and any(once[region.start : region.stop]):
+        if region.checkpointed and any(once[region.start : region.stop]):
             index = once.index(True, region.start)
             raise _wrong(eqns, index, "recomputes it, and it must run exactly once")
         if region.loop is not None:

@@ -31,10 +31,10 @@ def checkpoint(
         return fun(*jax.tree.map(_whole, args, is_leaf=lambda x: isinstance(x, _Parts)))
 
     policy = KeptApart(frozenset(names))
-    wrapped = jax.checkpoint(of_parts, policy=policy, prevent_cse=prevent_cse)
+    checkpointed = jax.checkpoint(of_parts, policy=policy, prevent_cse=prevent_cse)
 
     def run(*args: Any) -> Any:
-        return wrapped(*jax.tree.map(_apart, args))
+        return checkpointed(*jax.tree.map(_apart, args))
 
     return run
 

@@ -42,8 +42,8 @@ def emit_flat(
     jaxpr = compat.open_jaxpr(program.jaxpr)
     check_region(jaxpr, root)
     consts = compat.jaxpr_consts(program.jaxpr)
-    if root.wrapped:
-        # A region is wrapped by the one around it.
+    if root.checkpointed:
+        # A region is checkpointed by the one around it.
         root = Region(root.start, root.stop, children=(root,))
     inputs = (*jaxpr.constvars, *jaxpr.invars)
     with program.context.entered():
@@ -60,7 +60,7 @@ def emit_range(
 ) -> FlatFunction:
     """Operations of one region as a function from `inputs` to `outputs`, both jaxpr atoms.
 
-    The region itself is run bare, whatever its own mode; the regions inside it are not.
+    The region itself is run plain, whatever its own mode; the regions inside it are not.
     """
     emitter = _Emitter(program)
     return emitter.function(region, tuple(inputs), tuple(outputs))
@@ -110,7 +110,9 @@ class _Emitter:
         saved: frozenset[tuple[int, int]] = frozenset(),
     ) -> FlatFunction:
         saved = saved | frozenset(region.saved)
-        steps = self._steps(region, saved, _Inside(loop=self._in_loop, wrapped=region.wrapped))
+        steps = self._steps(
+            region, saved, _Inside(loop=self._in_loop, checkpointed=region.checkpointed)
+        )
 
         def run(*values: Any) -> list[Any]:
             env = dict(zip(inputs, values, strict=True))
@@ -127,14 +129,14 @@ class _Emitter:
         position = region.start
         for child in region.children:
             steps += [self._equation(i, saved, inside) for i in range(position, child.start)]
-            if child.wrapped:
+            if child.checkpointed:
                 steps.append(self._checkpoint(child, saved, inside))
             elif child.loop is not None:
                 steps.append(self._scan(child.start, child.loop, saved, inside))
             elif child.branches:
                 steps.append(self._cond(child.start, child.branches, saved))
-            elif child.tied:
-                steps.append(self._tied(child, saved))
+            elif child.barrier:
+                steps.append(self._with_barriers(child, saved))
             else:
                 steps += self._steps(child, saved, inside)
             position = child.stop
@@ -145,7 +147,7 @@ class _Emitter:
         self, index: int, saved: frozenset[tuple[int, int]], inside: _Inside
     ) -> Callable[[dict[Any, Any]], None]:
         eqn = self._jaxpr.eqns[index]
-        bind = bind_apart if inside.wrapped else compat.bind_equation
+        bind = bind_apart if inside.checkpointed else compat.bind_equation
         names = self._names(index, saved)
         if not names or not reads_its_results(eqn, bind, are_in(self._moving, eqn.invars), names):
             return self._assign(index, saved, lambda inputs: bind(eqn, inputs))
@@ -216,21 +218,21 @@ class _Emitter:
     ) -> Callable[[dict[Any, Any]], None]:
         inputs, outputs = self._boundary(region)
         names = [self._name(op, k) for op, k in region.saved]
-        wrapped = checkpoint(
+        checkpointed = checkpoint(
             self.function(region, inputs, outputs, saved),
             names=names,
             prevent_cse=inside.prevents_cse,
         )
-        tied = [v for v in inputs if v in self._active] if region.tied else []
-        return _step(wrapped, inputs, outputs, tied)
+        joined = [v for v in inputs if v in self._active] if region.barrier else []
+        return _step(checkpointed, inputs, outputs, joined)
 
-    def _tied(
+    def _with_barriers(
         self, region: Region, saved: frozenset[tuple[int, int]]
     ) -> Callable[[dict[Any, Any]], None]:
         inputs, outputs = self._boundary(region)
         inner = self.function(region, inputs, outputs, saved)
-        tied = [v for v in inputs if v in self._active or v in self._arguments]
-        return _step(inner, inputs, outputs, tied)
+        joined = [v for v in inputs if v in self._active or v in self._arguments]
+        return _step(inner, inputs, outputs, joined)
 
     def _boundary(self, region: Region) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         inputs: dict[Any, None] = {}
@@ -246,38 +248,41 @@ class _Emitter:
 
 @dataclass(frozen=True, slots=True)
 class _Inside:
-    """What an operation stands in: a scan's body that is one step, a wrapped region of the same
+    """What an operation stands in: a scan's body that is one step, a checkpointed region of the same
     body."""
 
     loop: bool
-    wrapped: bool
+    checkpointed: bool
 
     @property
     def prevents_cse(self) -> bool:
         """Whether a recompute could be merged with the first run. The outermost recompute of a
         scan's body is in another loop than the first run, out of XLA's reach."""
-        return self.wrapped or not self.loop
+        return self.checkpointed or not self.loop
 
 
 def _step(
-    function: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any], tied: Sequence[Any]
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    joined: Sequence[Any],
 ) -> Callable[[dict[Any, Any]], None]:
     """Calls a region's function on values of the environment, some of them tied."""
 
     def step(env: dict[Any, Any]) -> None:
         given = {v: env[v] for v in inputs}
-        for alike in _of_one_type(tied, env):
+        for alike in _of_one_type(joined, env):
             given.update(zip(alike, _tie(*(env[v] for v in alike)), strict=True))
         env.update(zip(outputs, function(*given.values()), strict=True))
 
     return step
 
 
-def _of_one_type(tied: Sequence[Any], env: dict[Any, Any]) -> list[list[Any]]:
+def _of_one_type(joined: Sequence[Any], env: dict[Any, Any]) -> list[list[Any]]:
     """Several values each that vary along the same axes of a `shard_map` around, as a barrier
     makes all that goes through it."""
     groups: dict[Any, list[Any]] = {}
-    for var in tied:
+    for var in joined:
         groups.setdefault(compat.varying_axes(jax.typeof(env[var])), []).append(var)
     return [group for group in groups.values() if len(group) > 1]
 

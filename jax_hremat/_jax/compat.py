@@ -268,12 +268,12 @@ def bind_attached(
         out_tree, residual_tree, sources = trees()
         return out_tree, residual_tree, [None] * len(sources)
 
-    def wrapped(fun: Callable[..., Any], like: Any) -> Any:
+    def checkpointed(fun: Callable[..., Any], like: Any) -> Any:
         return linear_util.wrap_init(fun, debug_info=like.debug_info.with_unknown_names())
 
     subfuns = (
-        wrapped(attached, function),
-        wrapped(attached_forward, forward),
+        checkpointed(attached, function),
+        checkpointed(attached_forward, forward),
         # What it makes has no cotangents.
         custom_derivatives._handle_consts_in_bwd(backward, [jax.typeof(x) for x in made]),
     )
@@ -627,7 +627,7 @@ _BY_VALUE = (int, float, str, bytes, type(None), type, tree_util.PyTreeDef, core
 
 
 def _identity(value: Any, outer: tuple[int, ...] = ()) -> Any:
-    """Equal for functions of the same code that close over the same. JAX wraps a rule in new
+    """Equal for functions of the same code that close over the same. JAX checkpoints a rule in new
     functions at each use, all of the same code."""
 
     def inner(part: Any) -> Any:
@@ -642,7 +642,7 @@ def _identity(value: Any, outer: tuple[int, ...] = ()) -> Any:
     if isinstance(value, (linear_util.Store, linear_util.EqualStore, linear_util.DebugInfo)):
         return type(value)  # What a run of it leaves behind.
     if isinstance(value, linear_util.WrappedFun):
-        return ("wrapped", inner(value.f), inner(value.transforms))
+        return ("checkpointed", inner(value.f), inner(value.transforms))
     if isinstance(value, FunctionType) and value.__closure__:
         cells = zip(value.__code__.co_freevars, value.__closure__, strict=True)
         if value.__code__ is _MEMOIZED:

@@ -9,18 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jax_hremat._cost.option import Option, Origin, pareto
-from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._cost.option_cost import OptionCost
+from jax_hremat._options.checkpoint_all import checkpoint_all
 from jax_hremat._options.packing import pareto_packings
 from jax_hremat._options.roles import PRESETS, Role, named_results
 from jax_hremat._options.runs import PRICES, Run, candidate_runs
-from jax_hremat._options.wrapping import wrap_all
 from jax_hremat._partition.blocks import Block, has_deferrable_input
 from jax_hremat._plan.region import Region, ValueRef
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._solve.saved import materialised_values, saved_value_sets, value_refs
 from jax_hremat._trace.graph import Graph, Operation
 
-# Part of what a bare block keeps beyond which a run that frees it is as good as the whole block.
+# Part of what a plain block keeps beyond which a run that frees it is as good as the whole block.
 _MOST = 0.9
 
 
@@ -32,12 +32,12 @@ class SearchConfig:
     the less it holds.
 
     Attributes:
-        max_runs: Runs wrapped alone, for each kind of block.
-        max_packings: Sets of runs wrapped together.
-        max_saved_sets: Sets of values that a wholly wrapped block keeps.
+        max_runs: Runs checkpointed alone, for each kind of block.
+        max_packings: Sets of runs checkpointed together.
+        max_saved_sets: Sets of values that a wholly checkpointed block keeps.
         max_segments: Lengths of checkpointed segments of a scan.
         fair_share: Share of the program's residual bytes from which a kind gets the maximum.
-        max_modes: Modes in all, beyond the bare, the wrapped and the standard ones of each kind;
+        max_modes: Modes in all, beyond the plain, the checkpointed and the standard ones of each kind;
             where a program has very many kinds, each gets fewer.
         max_workers: Compilations at a time.
     """
@@ -74,15 +74,15 @@ class BlockOptions:
 
     Attributes:
         options: Pareto-optimal ones, fastest first.
-        bare: The block left as it is.
-        wrapped: The block under one plain `jax.checkpoint`, as far as it may be.
+        plain: The block left as it is.
+        checkpointed: The block under one plain `jax.checkpoint`, as far as it may be.
         by_hand: The block as a user would write it, by the policy's name; "block" is without.
         num_measured: How many modes were compiled or timed.
     """
 
     options: tuple[Option, ...]
-    bare: Option
-    wrapped: Option
+    plain: Option
+    checkpointed: Option
     by_hand: tuple[tuple[str, Option], ...]
     num_measured: int
 
@@ -91,11 +91,11 @@ class BlockOptions:
         """All that a group may be made of: the options, the block as it is, and every set of its
         values that is known by name, whatever else beats it where the block is alone."""
         named = (option for _, option in self.by_hand if option.origin == "names")
-        return tuple(dict.fromkeys((*self.options, self.bare, *named)))
+        return tuple(dict.fromkeys((*self.options, self.plain, *named)))
 
-    def written(self, policy: str) -> Option:
-        """The block as a user would write it under a policy; bare if it cannot be."""
-        return dict(self.by_hand).get(policy, self.bare)
+    def under_policy(self, policy: str) -> Option:
+        """The block as a user would write it under a policy; plain if it cannot be."""
+        return dict(self.by_hand).get(policy, self.plain)
 
 
 class BlockSearch:
@@ -116,8 +116,8 @@ class BlockSearch:
         self._roles = roles
         self._config = config
         self._solver = solver
-        self.bare = Region(block.start, block.stop)
-        self.wrapped = wrap_all(graph, self.bare, self._wrap)
+        self.plain = Region(block.start, block.stop)
+        self.checkpointed = checkpoint_all(graph, self.plain, self._checkpoint)
         operations = graph.operations[block.start : block.stop]
         self._trivial = not any(op.needs or op.opaque_bytes for op in operations)
         self._times_s = times_s
@@ -137,29 +137,29 @@ class BlockSearch:
     def plain_modes(self) -> list[Region]:
         """Those that need no search: the block as it is, and as a user would write it."""
         if self._trivial:
-            return [self.bare]
-        return [self.bare, self.wrapped, *self.hand_modes().values()]
+            return [self.plain]
+        return [self.plain, self.checkpointed, *self.hand_modes().values()]
 
     def first_wave(self) -> list[Region]:
-        """Single runs, and values kept by the wrapped block."""
+        """Single runs, and values kept by the checkpointed block."""
         if self._trivial:
             return []
         modes = [self._with_runs((run,)) for run in self._runs]
-        if self.wrapped.wrapped:
-            modes += [replace(self.wrapped, saved=refs) for refs in self._saved_sets()]
+        if self.checkpointed.checkpointed:
+            modes += [replace(self.checkpointed, saved=refs) for refs in self._saved_sets()]
         return modes
 
-    def second_wave(self, measured: Mapping[Region, ModeCost]) -> list[Region]:
+    def second_wave(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
         """Sets of runs, by what each of them alone was measured to do; not those that a mode
         already measured would beat."""
-        bare = measured[self.bare]
+        plain = measured[self.plain]
         modes_alone = {run: self._with_runs((run,)) for run in self._runs}
         alone = {run: measured[mode] for run, mode in modes_alone.items() if mode in measured}
         by_measure = {
             replace(
                 run,
-                freed_bytes=bare.kept_bytes - cost.kept_bytes,
-                added_s=cost.time_s - bare.time_s,
+                freed_bytes=plain.kept_bytes - cost.kept_bytes,
+                added_s=cost.time_s - plain.time_s,
             ): cost
             for run, cost in alone.items()
         }
@@ -169,29 +169,29 @@ class BlockSearch:
         modes = []
         for packing in packings:
             mode = self._with_runs(packing.runs)
-            cost = _together(bare, [by_measure[run] for run in packing.runs])
+            cost = _together(plain, [by_measure[run] for run in packing.runs])
             expected = _option(self._block.start, mode, cost)
             if not any(option.dominates(expected) for option in options):
                 modes.append(mode)
-        if self.wrapped.wrapped:
-            # Inside a wrapped block the runs lower the peak of its backward, not what it keeps;
+        if self.checkpointed.checkpointed:
+            # Inside a checkpointed block the runs lower the peak of its backward, not what it keeps;
             # but one backward that needs nearly everything again peaks as the whole block's does.
             nested = [
                 self._with_runs(p.runs)
                 for p in packings
-                if len(p.runs) > 1 or p.freed_bytes <= _MOST * bare.kept_bytes
+                if len(p.runs) > 1 or p.freed_bytes <= _MOST * plain.kept_bytes
             ]
             modes += [
-                replace(self.wrapped, children=m.children) for m in (nested[:1] + nested[-1:])
+                replace(self.checkpointed, children=m.children) for m in (nested[:1] + nested[-1:])
             ]
         return modes
 
     def hand_modes(self) -> dict[str, Region]:
-        """The block wrapped, plainly, under each standard policy, and as MaxText's presets would
+        """The block checkpointed, plainly, under each standard policy, and as MaxText's presets would
         have it; the saved values named one by one. Of a product that its author has named, a
         preset keeps what the name is of."""
-        if not self.wrapped.wrapped:
-            return {"block": self.wrapped} if self.wrapped.children else {}
+        if not self.checkpointed.checkpointed:
+            return {"block": self.checkpointed} if self.checkpointed.children else {}
         operations = self._graph.operations[self._block.start : self._block.stop]
         products = [op for op in operations if op.primitive == "dot_general"]
         saved = {
@@ -207,7 +207,7 @@ class BlockSearch:
             instead = named if preset.by_name else {}
             saved[name] = [instead.get(op.id, v) for op in by_role for v in op.outputs]
         return {
-            name: replace(self.wrapped, saved=value_refs(self._graph, kept))
+            name: replace(self.checkpointed, saved=value_refs(self._graph, kept))
             for name, kept in saved.items()
         }
 
@@ -223,16 +223,16 @@ class BlockSearch:
         return [value_refs(self._graph, s.values) for s in sets[1:]]
 
     def _with_runs(self, runs: Sequence[Run]) -> Region:
-        children = tuple(self._wrap(r.start, r.stop) for r in runs)
-        return replace(self.bare, children=children)
+        children = tuple(self._checkpoint(r.start, r.stop) for r in runs)
+        return replace(self.plain, children=children)
 
-    def _wrap(self, start: int, stop: int) -> Region:
-        tied = has_deferrable_input(self._graph, self._block, start, stop)
-        return Region(start, stop, wrapped=True, tied=tied)
+    def _checkpoint(self, start: int, stop: int) -> Region:
+        barrier = has_deferrable_input(self._graph, self._block, start, stop)
+        return Region(start, stop, checkpointed=True, barrier=barrier)
 
-    def options(self, measured: Mapping[Region, ModeCost]) -> BlockOptions:
+    def options(self, measured: Mapping[Region, OptionCost]) -> BlockOptions:
         return block_options(
-            self._block.start, self.bare, self.wrapped, self.hand_modes(), measured
+            self._block.start, self.plain, self.checkpointed, self.hand_modes(), measured
         )
 
 
@@ -242,17 +242,17 @@ def _results(operations: Iterable[Operation]) -> list[int]:
 
 def block_options(
     start: int,
-    bare: Region,
-    wrapped: Region,
+    plain: Region,
+    checkpointed: Region,
     by_hand: Mapping[str, Region],
-    measured: Mapping[Region, ModeCost],
+    measured: Mapping[Region, OptionCost],
 ) -> BlockOptions:
     """What was measured of one block, as options.
 
     Args:
         start: Its first operation.
-        bare: The mode that leaves it as it is.
-        wrapped: The mode that wraps all of it.
+        plain: The mode that leaves it as it is.
+        checkpointed: The mode that checkpoints all of it.
         by_hand: Modes that a user would write.
         measured: The cost of each mode that was compiled.
     """
@@ -262,24 +262,24 @@ def block_options(
 
     return BlockOptions(
         options=pareto(option(mode) for mode in measured),
-        bare=option(bare),
-        wrapped=option(wrapped if wrapped in measured else bare),
+        plain=option(plain),
+        checkpointed=option(checkpointed if checkpointed in measured else plain),
         by_hand=tuple((name, option(mode)) for name, mode in by_hand.items() if mode in measured),
         num_measured=len(measured),
     )
 
 
-def _option(start: int, mode: Region, cost: ModeCost) -> Option:
+def _option(start: int, mode: Region, cost: OptionCost) -> Option:
     return Option(mode.shifted(-start), cost, _origin(mode))
 
 
-def _together(bare: ModeCost, alone: Sequence[ModeCost]) -> ModeCost:
+def _together(plain: OptionCost, alone: Sequence[OptionCost]) -> OptionCost:
     """What runs are expected to cost together: what each alone saves and adds, in sum, and the
     least of everything else."""
-    return ModeCost(
-        forward_s=bare.forward_s + sum(cost.forward_s - bare.forward_s for cost in alone),
-        backward_s=bare.backward_s + sum(cost.backward_s - bare.backward_s for cost in alone),
-        kept_bytes=bare.kept_bytes + sum(cost.kept_bytes - bare.kept_bytes for cost in alone),
+    return OptionCost(
+        forward_s=plain.forward_s + sum(cost.forward_s - plain.forward_s for cost in alone),
+        backward_s=plain.backward_s + sum(cost.backward_s - plain.backward_s for cost in alone),
+        kept_bytes=plain.kept_bytes + sum(cost.kept_bytes - plain.kept_bytes for cost in alone),
         kept_inputs=_in_all([cost.kept_inputs for cost in alone]),
         kept_outputs=_in_all([cost.kept_outputs for cost in alone]),
         forward_peak_bytes=min(cost.forward_peak_bytes for cost in alone),
@@ -300,4 +300,4 @@ def _origin(mode: Region) -> Origin:
         return "names"
     if mode.children:
         return "runs"
-    return "wrapped" if mode.wrapped else "bare"
+    return "checkpointed" if mode.checkpointed else "plain"

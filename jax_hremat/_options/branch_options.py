@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._options.block_options import BlockOptions, SearchConfig, block_options
 from jax_hremat._options.inner import BodySearch
 from jax_hremat._partition.blocks import Block
@@ -35,49 +35,55 @@ class BranchSearch:
     ) -> None:
         self._block = block
         self._config = config
-        self.bare = Region(block.start, block.stop)
-        self.wrapped = replace(self.bare, wrapped=not graph.operations[block.start].pinned)
+        self.plain = Region(block.start, block.stop)
+        self.checkpointed = replace(
+            self.plain, checkpointed=not graph.operations[block.start].effectful
+        )
         share = config.scaled(1 / len(cond.branches))
         self._branches = [BodySearch(body, rates, share, solver) for body in cond.branches]
 
     def plain_modes(self) -> list[Region]:
-        return [self.bare, self.wrapped, *self._by_hand().values()]
+        return [self.plain, self.checkpointed, *self._by_hand().values()]
 
     def first_wave(self) -> list[Region]:
-        """Each branch in another mode, the others bare."""
+        """Each branch in another mode, the others plain."""
         return [
             self._alone(i, mode)
             for i, branch in enumerate(self._branches)
-            for mode in (branch.wrapped, *branch.first_wave(), *branch.nested_modes())
-            if mode != branch.bare
+            for mode in (branch.checkpointed, *branch.first_wave(), *branch.nested_modes())
+            if mode != branch.plain
         ]
 
-    def second_wave(self, measured: Mapping[Region, ModeCost]) -> list[Region]:
+    def second_wave(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
         """Sets of runs in one branch, then what was measured of each branch put together."""
         of_branches = [self._measured_alone(i, measured) for i in range(len(self._branches))]
         modes = []
         for i, (branch, found) in enumerate(zip(self._branches, of_branches, strict=True)):
             nested = branch.nested_modes()
             plain = {mode: cost for mode, cost in found.items() if mode not in nested}
-            modes += [self._alone(i, m) for m in branch.second_wave(plain) if m != branch.bare]
+            modes += [self._alone(i, m) for m in branch.second_wave(plain) if m != branch.plain]
         together = _together(of_branches, max(1, self._config.max_packings))
         return modes + [self._cond(branches) for branches in together]
 
-    def options(self, measured: Mapping[Region, ModeCost]) -> BlockOptions:
-        return block_options(self._block.start, self.bare, self.wrapped, self._by_hand(), measured)
+    def options(self, measured: Mapping[Region, OptionCost]) -> BlockOptions:
+        return block_options(
+            self._block.start, self.plain, self.checkpointed, self._by_hand(), measured
+        )
 
     def _by_hand(self) -> dict[str, Region]:
         """Under one policy, which JAX carries into the branches."""
         of_branches = [branch.hand_modes() for branch in self._branches]
         shared = [name for name in of_branches[0] if all(name in m for m in of_branches)]
         inside = {name: self._cond([m[name] for m in of_branches]) for name in shared}
-        return inside | ({"block": self.wrapped} if inside and self.wrapped.wrapped else {})
+        return inside | (
+            {"block": self.checkpointed} if inside and self.checkpointed.checkpointed else {}
+        )
 
     def _measured_alone(
-        self, i: int, measured: Mapping[Region, ModeCost]
-    ) -> dict[Region, ModeCost]:
+        self, i: int, measured: Mapping[Region, OptionCost]
+    ) -> dict[Region, OptionCost]:
         """What was measured with only one branch in another mode, by its mode."""
-        found = {self._branches[i].bare: measured[self.bare]}
+        found = {self._branches[i].plain: measured[self.plain]}
         for mode, cost in measured.items():
             for child in mode.children:
                 if child.branches and mode == self._alone(i, child.branches[i]):
@@ -85,36 +91,36 @@ class BranchSearch:
         return found
 
     def _alone(self, i: int, mode: Region) -> Region:
-        return self._cond([mode if j == i else b.bare for j, b in enumerate(self._branches)])
+        return self._cond([mode if j == i else b.plain for j, b in enumerate(self._branches)])
 
     def _cond(self, branches: Sequence[Region]) -> Region:
         start = self._block.start
         child = Region(start, start + 1, branches=tuple(branches))
-        return replace(self.bare, children=(child,))
+        return replace(self.plain, children=(child,))
 
 
 def _together(
-    of_branches: Sequence[Mapping[Region, ModeCost]], count: int
+    of_branches: Sequence[Mapping[Region, OptionCost]], count: int
 ) -> list[tuple[Region, ...]]:
     """One mode for each branch, at several prices of memory.
 
     At a price of λ seconds a kept byte, the least Σ_i (time_i + λ · kept_i) is that of the best
-    mode of each branch by itself. Prices are those at which a mode is worth as much as the bare
+    mode of each branch by itself. Prices are those at which a mode is worth as much as the plain
     one, and an infinite one; of the answers, up to `count`, evenly spread from the last.
     """
 
-    def charged(cost: ModeCost, price: float) -> tuple[float, float]:
+    def charged(cost: OptionCost, price: float) -> tuple[float, float]:
         if price == math.inf:
             return (cost.kept_bytes, cost.time_s)
         return (cost.time_s + price * cost.kept_bytes, cost.kept_bytes)
 
     prices = {math.inf}
     for found in of_branches:
-        bare = next(iter(found.values()))
+        plain = next(iter(found.values()))
         for cost in found.values():
-            freed = bare.kept_bytes - cost.kept_bytes
+            freed = plain.kept_bytes - cost.kept_bytes
             if freed > 0:
-                prices.add(max((cost.time_s - bare.time_s) / freed, 0.0))
+                prices.add(max((cost.time_s - plain.time_s) / freed, 0.0))
     answers = list(
         dict.fromkeys(
             tuple(min(found, key=lambda m: charged(found[m], price)) for found in of_branches)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from jax_hremat._cost.option import Option
 from jax_hremat._options.block_options import BlockOptions
 from jax_hremat._partition.blocks import Partition
-from jax_hremat._solve.chain import Chain, Crossing
+from jax_hremat._solve.chain import BoundaryValue, Chain
 from jax_hremat._trace.graph import Graph
 
 
@@ -43,14 +43,14 @@ def make_chain(
                 needed.setdefault(block.inputs[position], set()).add((index, o))
             for position in option.cost.kept_outputs:
                 needed.setdefault(block.outputs[position], set()).add((index, o))
-    crossings = []
+    boundary_values = []
     for index, block in enumerate(partition.blocks):
         for v in block.outputs:
             value = graph.values[v]
             readers = sorted({block_of[u] for u in value.users} - {index})
             if readers:
-                crossings.append(
-                    Crossing(
+                boundary_values.append(
+                    BoundaryValue(
                         size_bytes=value.size_bytes,
                         producer=index,
                         readers=tuple(readers),
@@ -61,20 +61,20 @@ def make_chain(
     return Chain(
         starts=tuple(b.start for b in partition.blocks),
         options=chosen,
-        # The first forward of a group writes no residuals, like that of a wrapped block.
-        recompute_s=tuple(options[kind].wrapped.cost.forward_s for kind in partition.kinds),
+        # The first forward of a group writes no residuals, like that of a checkpointed block.
+        recompute_s=tuple(options[kind].checkpointed.cost.forward_s for kind in partition.kinds),
         last_recompute_s=tuple(
             tuple(_last_recompute_s(options[kind], option) for option in chosen[index])
             for index, kind in enumerate(partition.kinds)
         ),
-        # Wrapped, a block keeps nothing else.
-        shared_bytes=tuple(options[kind].wrapped.cost.kept_bytes for kind in partition.kinds),
-        crossings=tuple(crossings),
+        # Checkpointed, a block keeps nothing else.
+        shared_bytes=tuple(options[kind].checkpointed.cost.kept_bytes for kind in partition.kinds),
+        boundary_values=tuple(boundary_values),
         fixed_bytes=fixed_bytes,
-        pinned=frozenset(
+        effectful=frozenset(
             index
             for index, block in enumerate(partition.blocks)
-            if any(op.pinned for op in graph.operations[block.start : block.stop])
+            if any(op.effectful for op in graph.operations[block.start : block.stop])
         ),
     )
 
@@ -82,10 +82,10 @@ def make_chain(
 def _last_recompute_s(options: BlockOptions, option: Option) -> float:
     """What a group's recompute of its last block takes.
 
-    A wrapped block is a group of one, so what it takes over the bare one is the forward as far as
-    the backward reads it. What an option that is wrapped as a whole runs again itself, the group
+    A checkpointed block is a group of one, so what it takes over the plain one is the forward as far as
+    the backward reads it. What an option that is checkpointed as a whole runs again itself, the group
     need not run.
     """
-    spared = option if option.mode.wrapped else options.bare
-    added_s = options.wrapped.cost.time_s - spared.cost.time_s
-    return min(max(added_s, 0.0), options.wrapped.cost.forward_s)
+    spared = option if option.region.checkpointed else options.plain
+    added_s = options.checkpointed.cost.time_s - spared.cost.time_s
+    return min(max(added_s, 0.0), options.checkpointed.cost.forward_s)

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from jax_hremat._cost.analytic import operation_times_s
 from jax_hremat._options.block_options import BlockSearch, SearchConfig
+from jax_hremat._options.checkpoint_all import checkpoint_all
 from jax_hremat._options.roles import product_roles
 from jax_hremat._options.runs import PRICES, Run
-from jax_hremat._options.wrapping import wrap_all
 from jax_hremat._partition.blocks import make_block
 from jax_hremat._plan.region import Loop, Region
 from jax_hremat._solve.backend import SolverConfig
@@ -47,7 +47,7 @@ class BodySearch(BlockSearch):
         return self._best_runs(self._body.kept, (*PRICES, 256.0))
 
     def nested_modes(self) -> list[Region]:
-        """The body, bare and wrapped, with the scans and conds inside it in modes that keep
+        """The body, plain and checkpointed, with the scans and conds inside it in modes that keep
         little."""
         inner = self._body.inner.values()
         styles = [_wrapped_inside] if inner else []
@@ -56,7 +56,7 @@ class BodySearch(BlockSearch):
         return [
             mode
             for inside in (_keeping_little(self._body, style) for style in styles)
-            for mode in (inside, wrap_all(self._body.graph, inside, self._wrap))
+            for mode in (inside, checkpoint_all(self._body.graph, inside, self._checkpoint))
         ]
 
 
@@ -71,7 +71,7 @@ _Style = Callable[[Scan], Loop]
 
 
 def _keeping_little(body: Body, style: _Style) -> Region:
-    """The body bare, with the scans inside in a style, and each branch of the conds wrapped."""
+    """The body plain, with the scans inside in a style, and each branch of the conds checkpointed."""
     found = []
     for at, inner in sorted(body.inner.items()):
         if isinstance(inner, Cond):
@@ -83,11 +83,11 @@ def _keeping_little(body: Body, style: _Style) -> Region:
 
 
 def _wrapped(body: Body, style: _Style) -> Region:
-    return wrap_all(body.graph, _keeping_little(body, style), _wrap)
+    return checkpoint_all(body.graph, _keeping_little(body, style), _checkpoint)
 
 
-def _wrap(start: int, stop: int) -> Region:
-    return Region(start, stop, wrapped=True)
+def _checkpoint(start: int, stop: int) -> Region:
+    return Region(start, stop, checkpointed=True)
 
 
 def _wrapped_inside(scan: Scan) -> Loop:
@@ -97,8 +97,8 @@ def _wrapped_inside(scan: Scan) -> Loop:
 def _in_segments(scan: Scan) -> Loop:
     length = near_divisor(round(scan.trips**0.5), scan.trips)
     step = _wrapped(scan.body, _in_segments)
-    if scan.body.pinned:
+    if scan.body.effectful:
         return Loop(step)
     # A step with nothing to wrap inside is spared by its segment already.
-    step = step if step.children else replace(step, wrapped=False)
+    step = step if step.children else replace(step, checkpointed=False)
     return Loop(step, (length,) if 1 < length < scan.trips else ())

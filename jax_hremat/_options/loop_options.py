@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._options.block_options import BlockOptions, SearchConfig, block_options
 from jax_hremat._options.inner import BodySearch, near_divisor
 from jax_hremat._partition.blocks import Block
@@ -38,32 +38,34 @@ class LoopSearch:
         self._block = block
         self._trips = scan.trips
         self._config = config
-        self.bare = Region(block.start, block.stop)
-        self.wrapped = replace(self.bare, wrapped=not graph.operations[block.start].pinned)
+        self.plain = Region(block.start, block.stop)
+        self.checkpointed = replace(
+            self.plain, checkpointed=not graph.operations[block.start].effectful
+        )
         self._body = BodySearch(scan.body, rates, config, solver)
 
     def plain_modes(self) -> list[Region]:
-        modes = [self.bare, self.wrapped]
-        return modes + [self._scan(b) for b in self._body.plain_modes() if b != self._body.bare]
+        modes = [self.plain, self.checkpointed]
+        return modes + [self._scan(b) for b in self._body.plain_modes() if b != self._body.plain]
 
     def first_wave(self) -> list[Region]:
         return [self._scan(body) for body in (*self._body.first_wave(), *self._body.nested_modes())]
 
-    def second_wave(self, measured: Mapping[Region, ModeCost]) -> list[Region]:
+    def second_wave(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
         # Bodies with scans inside in other modes are no ground for sets of runs.
         nested = self._body.nested_modes()
-        of_body = {self._body.bare: measured[self.bare]}
+        of_body = {self._body.plain: measured[self.plain]}
         of_body |= {
             child.loop.body: cost
             for mode, cost in measured.items()
             for child in mode.children
             if child.loop is not None and child.loop.body not in nested
         }
-        packed = [b for b in self._body.second_wave(of_body) if b != self._body.bare]
+        packed = [b for b in self._body.second_wave(of_body) if b != self._body.plain]
         modes = [self._scan(body) for body in packed]
-        if self.wrapped.wrapped:
+        if self.checkpointed.checkpointed:
             least = min(of_body, key=lambda body: (of_body[body].kept_bytes, of_body[body].time_s))
-            bodies = dict.fromkeys([self._body.bare, self._body.wrapped, least, *nested])
+            bodies = dict.fromkeys([self._body.plain, self._body.checkpointed, least, *nested])
             modes += [
                 self._scan(body, segments)
                 for segments in _segments(self._trips, self._config.max_segments)
@@ -71,13 +73,13 @@ class LoopSearch:
             ]
         return modes
 
-    def options(self, measured: Mapping[Region, ModeCost]) -> BlockOptions:
+    def options(self, measured: Mapping[Region, OptionCost]) -> BlockOptions:
         by_hand = {name: self._scan(body) for name, body in self._body.hand_modes().items()}
-        return block_options(self._block.start, self.bare, self.wrapped, by_hand, measured)
+        return block_options(self._block.start, self.plain, self.checkpointed, by_hand, measured)
 
     def _scan(self, body: Region, segments: tuple[int, ...] = ()) -> Region:
         start = self._block.start
-        return replace(self.bare, children=(Region(start, start + 1, loop=Loop(body, segments)),))
+        return replace(self.plain, children=(Region(start, start + 1, loop=Loop(body, segments)),))
 
 
 def _segments(trips: int, count: int) -> list[tuple[int, ...]]:

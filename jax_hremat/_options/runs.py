@@ -1,6 +1,6 @@
-"""Which runs of operations inside a block are worth wrapping: candidates, by an analytic model.
+"""Which runs of operations inside a block are worth checkpointing: candidates, by an analytic model.
 
-A run is a stretch of a block. Wrapped alone, with the rest of the block bare, it drops the
+A run is a stretch of a block. Checkpointed alone, with the rest of the block plain, it drops the
 buffers that only its own backward reads and pays with recomputing them from its inputs. The
 model here only has to put the good runs among the first dozen: those are compiled and measured.
 """
@@ -27,7 +27,7 @@ _WORTH = 0.04
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A stretch `start … stop − 1` wrapped alone.
+    """A stretch `start … stop − 1` checkpointed alone.
 
     Attributes:
         start: First operation.
@@ -57,7 +57,7 @@ def candidate_runs(
 ) -> tuple[Run, ...]:
     """The most promising runs of a block, best first.
 
-    What XLA really holds for a bare block lies between two bounds: the fewest values from
+    What XLA really holds for a plain block lies between two bounds: the fewest values from
     which fusion can make the rest, and every residual of JAX's linearization. Under either,
     for each price of memory: the best set of disjoint runs (weighted interval scheduling) and
     the best single runs. A run that under both bounds nearly equals one before it, or frees little
@@ -109,7 +109,7 @@ def _endpoints(graph: Graph, block: Block) -> list[int]:
     if len(points) > _MAX_ENDPOINTS:
         heavy = sorted(points, key=lambda p: -_weight(graph, block, p))[:_MAX_ENDPOINTS]
         points = {block.start, block.stop, *heavy}
-    points.update(end for op in operations if op.pinned for end in _ends(op))
+    points.update(end for op in operations if op.effectful for end in _ends(op))
     return sorted(points)
 
 
@@ -129,7 +129,7 @@ def _all_runs(
     runs = []
     for i, start in enumerate(points):
         for stop in points[i + 1 :]:
-            if any(op.pinned for op in graph.operations[start:stop]):
+            if any(op.effectful for op in graph.operations[start:stop]):
                 break
             if (start, stop) == (block.start, block.stop):
                 continue
@@ -142,7 +142,7 @@ def _all_runs(
 def evaluate_run(
     graph: Graph, start: int, stop: int, held: frozenset[int], times_s: Sequence[float]
 ) -> Run:
-    """What wrapping one run frees and costs, by the model."""
+    """What checkpointing one run frees and costs, by the model."""
     inside = graph.operations[start:stop]
     again: set[int] = set()
     frontier: set[int] = set()

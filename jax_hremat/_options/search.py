@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 from jax_hremat._cost.analytic import operation_times_s
-from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._cost.source import Price
 from jax_hremat._jax import compat
 from jax_hremat._options.block_options import BlockOptions, BlockSearch, SearchConfig
@@ -38,9 +38,9 @@ def search_options(
 ) -> dict[int, BlockOptions]:
     """Find the options of every kind of block.
 
-    In waves, compiled in parallel: first the whole block, bare, wrapped and under the standard
+    In waves, compiled in parallel: first the whole block, plain, checkpointed and under the standard
     policies; then single runs, which are searched for meanwhile, and sets of values to keep; then,
-    from what was measured, the best sets of runs, alone and inside the wrapped block. A mode that
+    from what was measured, the best sets of runs, alone and inside the checkpointed block. A mode that
     the compiler cannot compile is left out, with a warning.
 
     Args:
@@ -108,7 +108,7 @@ class _Prices:
         self._partition = partition
         self._price = price
         self._progress = progress
-        self._futures: dict[int, dict[Region, Future[ModeCost | None]]] = {}
+        self._futures: dict[int, dict[Region, Future[OptionCost | None]]] = {}
 
     def start(self, kind: int, modes: Iterable[Region]) -> None:
         """Price modes of a kind, in the background."""
@@ -118,7 +118,7 @@ class _Prices:
             if mode not in futures:
                 futures[mode] = self._pool.submit(price, self._partition.blocks[kind], mode)
 
-    def _price_or_none(self, block: Block, mode: Region) -> ModeCost | None:
+    def _price_or_none(self, block: Block, mode: Region) -> OptionCost | None:
         """None for a mode that the compiler fails on, if it is not the block as it is."""
         try:
             return self._price(block, mode)
@@ -129,7 +129,7 @@ class _Prices:
             _logger.warning("a mode of operations %d to %d is left out: %s", *where, error)
             return None
 
-    def of(self, kind: int) -> dict[Region, ModeCost]:
+    def of(self, kind: int) -> dict[Region, OptionCost]:
         """The costs of all modes of a kind that were started, once they are there."""
         costs = {}
         for mode, future in self._futures[kind].items():

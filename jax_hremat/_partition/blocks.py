@@ -69,7 +69,7 @@ def partition_graph(graph: Graph, partitioner: Partitioner) -> Partition:
     """Cut the program where the partitioner says.
 
     A scan or a cond with a backward is a block of its own, for it has bodies to be planned; so is
-    what must run exactly once, which nothing may be wrapped with. Blocks of very many operations
+    what must run exactly once, which nothing may be checkpointed with. Blocks of very many operations
     are halved where little is handed on.
 
     Raises:
@@ -80,7 +80,7 @@ def partition_graph(graph: Graph, partitioner: Partitioner) -> Partition:
     odd = [c for c in cuts if not 0 <= c <= count]
     if odd:
         raise ValueError(f"the partitioner cuts at {odd[0]}, in a program of {count} operations")
-    alone = [op.id for op in graph.operations if is_loop(op) or is_cond(op) or op.pinned]
+    alone = [op.id for op in graph.operations if is_loop(op) or is_cond(op) or op.effectful]
     inner = {*cuts, *(edge for op in alone for edge in (op, op + 1))} - {0, count}
     cuts = _split_long(widths(graph), [0, *sorted(inner), count])
     blocks = [make_block(graph, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
@@ -170,7 +170,7 @@ def _fingerprint(
         for k, v in enumerate(op.outputs):
             names[v] = f"{op.id - start}.{k}"
         wires = ",".join(names[v] for v in op.inputs)
-        lines.append(f"{op.signature}({wires}){'*' if op.active else ''}{'!' * op.pinned}")
+        lines.append(f"{op.signature}({wires}){'*' if op.active else ''}{'!' * op.effectful}")
     lines += [f"{names[v]}{'*' if graph.values[v].active else ''}" for v in outputs]
     made = [v for op in graph.operations[start:stop] for v in op.outputs]
     lines += [f"{names[v]}@{spec}" for v in (*inputs, *made) if (spec := graph.values[v].spec)]

@@ -29,7 +29,7 @@ class BlockReport:
     scope: str
     mode: str
     kept_bytes: int
-    bare_bytes: int
+    plain_bytes: int
     added_s: float
     recomputed: int
     saved: tuple[str, ...]

@@ -91,7 +91,7 @@ class Frontier:
                 format_seconds(plan.estimated_step_s),
                 f"{100 * (plan.slowdown - 1):+.1f} %",
                 "" if price is None else f"{1e3 * price * _GIB:.3g}",
-                str(plan.root.num_wrapped),
+                str(plan.root.num_checkpointed),
             )
         title = f"without rematerialization: {format_bytes(peak_bytes)}, {format_seconds(step_s)}"
         return plain_text(Text(title), Text(), table)
@@ -118,7 +118,7 @@ class Frontier:
                     plan.estimated_step_s,
                     plan.slowdown,
                     "" if price is None else price * _GIB,
-                    plan.root.num_wrapped,
+                    plan.root.num_checkpointed,
                 )
             )
         write_whole(Path(path), text.getvalue().encode())

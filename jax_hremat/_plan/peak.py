@@ -15,7 +15,7 @@ class Moment:
         kept_bytes: What blocks hold for their backwards.
         passed_bytes: Values that pass from block to block, and their cotangents.
         working_bytes: What the block itself takes.
-        lent_bytes: Of all that, what lies in the memory of results that are not there yet.
+        reused_bytes: Of all that, what lies in the memory of results that are not there yet.
     """
 
     block: int
@@ -23,12 +23,12 @@ class Moment:
     kept_bytes: int
     passed_bytes: int
     working_bytes: int
-    lent_bytes: int = 0
+    reused_bytes: int = 0
 
     @property
     def live_bytes(self) -> int:
         """What is alive, in memory of its own."""
-        return self.kept_bytes + self.passed_bytes + self.working_bytes - self.lent_bytes
+        return self.kept_bytes + self.passed_bytes + self.working_bytes - self.reused_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from jax_hremat._shared.files import write_whole
 from jax_hremat._shared.frozen import reduce_record
 
 _FORMAT = "jax_hremat.RematPlan"
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class RematPlan:
         c = self.certificate
         device = c.target if c.mesh is None else f"each {c.target} of {c.mesh}"
         return (
-            f"RematPlan({self.root.num_wrapped} checkpoints, peak {c.peak_bytes} of "
+            f"RematPlan({self.root.num_checkpointed} checkpoints, peak {c.peak_bytes} of "
             f"{c.budget_bytes} bytes on {device}, {self.slowdown:.3f}x the step, "
             f"program {self.fingerprint.digest[:8]})"
         )
@@ -179,12 +179,12 @@ def _encode(value: Any) -> Any:
 
 def _encode_region(region: Region) -> dict[str, Any]:
     data: dict[str, Any] = {"start": region.start, "stop": region.stop}
-    if region.wrapped:
-        data["wrapped"] = True
+    if region.checkpointed:
+        data["checkpointed"] = True
     if region.saved:
         data["saved"] = [list(ref) for ref in region.saved]
-    if region.tied:
-        data["tied"] = True
+    if region.barrier:
+        data["barrier"] = True
     if region.loop is not None:
         data["loop"] = {
             "body": _encode_region(region.loop.body),
@@ -201,9 +201,9 @@ def _decode_region(data: Mapping[str, Any]) -> Region:
     return Region(
         start=data["start"],
         stop=data["stop"],
-        wrapped=data.get("wrapped", False),
+        checkpointed=data.get("checkpointed", False),
         saved=tuple((op, k) for op, k in data.get("saved", ())),
-        tied=data.get("tied", False),
+        barrier=data.get("barrier", False),
         loop=_decode_loop(data["loop"]) if "loop" in data else None,
         branches=tuple(_decode_region(b) for b in data.get("branches", ())),
         children=tuple(_decode_region(c) for c in data.get("children", ())),

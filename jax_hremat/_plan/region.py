@@ -33,7 +33,7 @@ class Loop:
 class Region:
     """Operations `start … stop − 1`, run in one way.
 
-    A bare region is differentiated in place: JAX keeps its residuals. A wrapped one is
+    A plain region is differentiated in place: JAX keeps its residuals. A checkpointed one is
     `jax.checkpoint(region, policy=save_only_these_names(*saved))`: between its forward and its
     backward it keeps the inputs its backward reads and the saved values, and recomputes the
     rest, each inner region in its own mode.
@@ -41,13 +41,13 @@ class Region:
     Attributes:
         start: First operation.
         stop: One past the last operation.
-        wrapped: Whether the region is under `jax.checkpoint`.
-        saved: Values made inside that a wrapped region keeps, in program order.
+        checkpointed: Whether the region is under `jax.checkpoint`.
+        saved: Values made inside that a checkpointed region keeps, in program order.
         children: Regions inside, disjoint and in program order; operations between them
             belong to this region itself.
         tied: Whether the cotangents of all inputs become available together, so that none of the
-            region's backward is put off (`emit.py`); of a bare region those of the function's
-            arguments too, of a wrapped one not.
+            region's backward is put off (`emit.py`); of a plain region those of the function's
+            arguments too, of a checkpointed one not.
         loop: How the region's only operation, a scan, is run; None for as it is.
         branches: How each branch of the region's only operation, a cond, is run, the branch's
             operations counted from 0; empty for as they are.
@@ -55,19 +55,19 @@ class Region:
 
     start: int
     stop: int
-    wrapped: bool = False
+    checkpointed: bool = False
     saved: tuple[ValueRef, ...] = ()
     children: tuple[Region, ...] = ()
-    tied: bool = False
+    barrier: bool = False
     loop: Loop | None = None
     branches: tuple[Region, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.stop:
             raise ValueError(f"region [{self.start}, {self.stop}) is not a range")
-        if self.saved and not self.wrapped:
+        if self.saved and not self.checkpointed:
             raise ValueError(f"bare region [{self.start}, {self.stop}) saves {self.saved}")
-        alone = self.stop - self.start == 1 and not (self.wrapped or self.children)
+        alone = self.stop - self.start == 1 and not (self.checkpointed or self.children)
         if self.bodies and not (alone and (self.loop is None or not self.branches)):
             raise ValueError(f"region [{self.start}, {self.stop}) is not one bare scan or cond")
         edges = [self.start, *(e for c in self.children for e in (c.start, c.stop)), self.stop]
@@ -86,17 +86,19 @@ class Region:
         return Region(
             start=self.start + offset,
             stop=self.stop + offset,
-            wrapped=self.wrapped,
+            checkpointed=self.checkpointed,
             saved=tuple((op + offset, k) for op, k in self.saved),
-            tied=self.tied,
+            barrier=self.barrier,
             loop=self.loop,
             branches=self.branches,
             children=tuple(c.shifted(offset) for c in self.children),
         )
 
-    def untied(self) -> Region:
+    def without_barriers(self) -> Region:
         """The same region with nothing tied."""
-        return replace(self, tied=False, children=tuple(c.untied() for c in self.children))
+        return replace(
+            self, barrier=False, children=tuple(c.without_barriers() for c in self.children)
+        )
 
     @property
     def bodies(self) -> tuple[Region, ...]:
@@ -111,16 +113,16 @@ class Region:
             yield from child.walk(depth + 1)
 
     @property
-    def num_wrapped(self) -> int:
+    def num_checkpointed(self) -> int:
         """How many `jax.checkpoint` calls the region emits, leftover steps of scans apart."""
         regions = [region for _, region in self.walk()]
         segments = sum(len(r.loop.segments) for r in regions if r.loop is not None)
-        bodies = sum(body.num_wrapped for r in regions for body in r.bodies)
-        return sum(r.wrapped for r in regions) + segments + bodies
+        bodies = sum(body.num_checkpointed for r in regions for body in r.bodies)
+        return sum(r.checkpointed for r in regions) + segments + bodies
 
     @property
     def depth(self) -> int:
         """The deepest nesting of `jax.checkpoint` calls."""
         segments = 0 if self.loop is None else len(self.loop.segments)
         inside = max((r.depth for r in (*self.children, *self.bodies)), default=0)
-        return self.wrapped + segments + inside
+        return self.checkpointed + segments + inside

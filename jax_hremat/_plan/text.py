@@ -59,7 +59,7 @@ def _summary(plan: RematPlan) -> Table:
         table.add_row("not priced", "", unpriced_words(plan))
     table.add_row(
         "decisions",
-        str(plan.root.num_wrapped),
+        str(plan.root.num_checkpointed),
         f"checkpoints, nested {plan.root.depth} deep; solver: {plan.solver_status}"
         f" (gap {100 * plan.solver_gap:.2g} %); costs of blocks: {plan.cost_source}",
     )
@@ -123,7 +123,7 @@ def _blocks(plan: RematPlan) -> Table:
         table.add_row(
             Text(indent + count + scope),
             format_bytes(done.kept_bytes),
-            format_bytes(done.bare_bytes),
+            format_bytes(done.plain_bytes),
             format_signed_seconds(done.added_s),
             Text("\n".join(indent + w for w in words)),
         )

@@ -56,13 +56,13 @@ def tree_lines(root: Region, blocks: Sequence[BlockReport]) -> list[Line]:
 
 
 def _nodes(region: Region, blocks: Sequence[BlockReport]) -> tuple[Node, ...]:
-    wrapped = {child.start: child for child in region.children if child.wrapped}
+    checkpointed = {child.start: child for child in region.children if child.checkpointed}
     nodes: list[Node] = []
     at = 0
     while at < len(blocks):
-        child = wrapped.get(blocks[at].start)
+        child = checkpointed.get(blocks[at].start)
         inside = [b for b in blocks[at:] if b.stop <= child.stop] if child else []
-        # One block alone is no group: its own report says how it is wrapped.
+        # One block alone is no group: its own report says how it is checkpointed.
         if child and len(inside) > 1:
             nodes.append(Group(child, _nodes(child, inside)))
             at += len(inside)
@@ -92,7 +92,7 @@ def _whole(group: Group) -> BlockReport:
         scope=blocks[0].scope,
         mode=f"one checkpoint around {len(blocks)} blocks{keeps}",
         kept_bytes=sum(b.kept_bytes for b in blocks),
-        bare_bytes=sum(b.bare_bytes for b in blocks),
+        plain_bytes=sum(b.plain_bytes for b in blocks),
         added_s=sum(b.added_s for b in blocks),
         recomputed=sum(b.recomputed for b in blocks),
         saved=(),
@@ -110,5 +110,5 @@ def _alike(node: Node) -> tuple[object, ...]:
     """What two neighbours have in common that do the same at the same cost, as it is shown."""
     if isinstance(node, BlockReport):
         added = format_signed_seconds(node.added_s)
-        return (node.mode, node.kept_bytes, node.bare_bytes, added, node.saved)
+        return (node.mode, node.kept_bytes, node.plain_bytes, added, node.saved)
     return (len(node.region.saved), *map(_alike, node.inside))

@@ -1,4 +1,4 @@
-"""`Workbench` -> whole plans, compiled: what the rounds of all budgets share."""
+"""`PlanningContext` -> whole plans, compiled: what the rounds of all budgets share."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass, replace
 
 from jax_hremat._plan.fingerprint import Fingerprint
 from jax_hremat._plan.region import Region
-from jax_hremat._planner.bench import Workbench, timed, uniform
+from jax_hremat._planner.context import PlanningContext, timed, uniform
 from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
 from jax_hremat._solve.chain import Chain, Selection
-from jax_hremat._solve.lending import ROUGH_GAP, fastest_lending
+from jax_hremat._solve.coarsening import CoarsenedChain, Space, bottom, coarsened
 from jax_hremat._solve.prediction import Prediction
-from jax_hremat._solve.regions import Ties, selection_region
+from jax_hremat._solve.regions import Barriers, selection_region
 from jax_hremat._solve.schedule import (
-    NOTHING_LENT,
-    Lent,
+    NO_REUSE,
+    ReusedBytes,
     Schedule,
     fastest_within,
     least_peak,
 )
-from jax_hremat._solve.stretches import Space, Stretched, bottom, stretched
+from jax_hremat._solve.with_reuse import ROUGH_GAP, fastest_with_reuse
 from jax_hremat._trace.fingerprint import fingerprint
 from jax_hremat._xla.certify import CompiledStep
 
@@ -64,24 +64,24 @@ class Candidates:
     Attributes:
         bench: The program and its costs.
         chain: It, with all options.
-        plain: The same with every block only bare, wrapped or as `jax.checkpoint` by hand makes it;
+        simple: The same with every block only plain, checkpointed or as `jax.checkpoint` by hand makes it;
             groups of those are predicted best.
-        bare: The plan that wraps nothing.
+        plain: The plan that checkpoints nothing.
     """
 
-    def __init__(self, bench: Workbench, progress: Progress) -> None:
-        self.bench = bench
-        self.chain = bench.chain()
-        self.plain = bench.chain(lambda o: (o.bare, o.wrapped, o.written("block")))
+    def __init__(self, context: PlanningContext, progress: Progress) -> None:
+        self.context = context
+        self.chain = context.chain()
+        self.simple = context.chain(lambda o: (o.plain, o.checkpointed, o.under_policy("block")))
         self._progress = progress
         self._timings_s = {"solve": 0.0, "certify": 0.0}
         self._found: dict[Region, Candidate] = {}
-        bare = uniform(bench.chain(lambda o: (o.bare,)))
-        self.bare = self.add(*bare, NO_SOLVE)
+        plain = uniform(context.chain(lambda o: (o.plain,)))
+        self.plain = self.add(*plain, NO_SOLVE)
 
     def anew(self) -> Candidates:
-        """Of the same program, with none compiled but that which wraps nothing."""
-        return Candidates(self.bench, self._progress)
+        """Of the same program, with none compiled but that which checkpoints nothing."""
+        return Candidates(self.context, self._progress)
 
     def learn(self, other: Candidates) -> None:
         """Know the plans that another one of the same program found, too."""
@@ -122,8 +122,8 @@ class Candidates:
 
     def step_s(self, prediction: Prediction) -> float:
         """A predicted time as a time of the whole step: the baseline's and the difference."""
-        added_s = prediction.time_s - self.bare.prediction.time_s
-        return self.bench.baseline.step_s + self.bench.step.calls * added_s
+        added_s = prediction.time_s - self.plain.prediction.time_s
+        return self.context.baseline.step_s + self.context.step.calls * added_s
 
     def within(self, peak_bytes: int) -> list[Candidate]:
         """Those whose compiled peak is no higher, fastest first, then lowest."""
@@ -131,15 +131,19 @@ class Candidates:
         return sorted(fitting, key=lambda c: (c.step_s, c.peak_bytes))
 
     def add(
-        self, chain: Chain, selection: Selection, outcome: Outcome, ties: Ties = Ties.WRAPPED
+        self,
+        chain: Chain,
+        selection: Selection,
+        outcome: Outcome,
+        barriers: Barriers = Barriers.CHECKPOINTED,
     ) -> Candidate:
         """The plan of a selection, compiled unless it was before."""
-        root = selection_region(self.bench.costs.graph, chain, selection, ties)
+        root = selection_region(self.context.costs.graph, chain, selection, barriers)
         if root not in self._found:
             self._progress("certifying", self.num_compiled, self.num_compiled + 1)
             with timed(self._timings_s, "certify"):
-                step = self.bench.compile_step(root)
-            prediction = self.bench.predict(chain, selection)
+                step = self.context.compile_step(root)
+            prediction = self.context.predict(chain, selection)
             self._found[root] = Candidate(chain, selection, root, prediction, step, outcome)
         return self._found[root]
 
@@ -152,19 +156,19 @@ class Candidates:
         groups: bool = True,
     ) -> Schedule:
         """The fastest schedule found within a predicted peak."""
-        results = self.bench.results if isinstance(space, Chain) else ()
+        results = self.context.results if isinstance(space, Chain) else ()
         if results:
             solver = replace(solver, relative_gap=max(solver.relative_gap, ROUGH_GAP))
 
-        def within(chain: Chain, lent: Lent = NOTHING_LENT) -> Schedule:
-            return fastest_within(chain, peak_bytes, solver, groups=groups, lent=lent)
+        def within(chain: Chain, reused: ReusedBytes = NO_REUSE) -> Schedule:
+            return fastest_within(chain, peak_bytes, solver, groups=groups, reused=reused)
 
-        def lending(chain: Chain) -> Schedule:
-            return fastest_lending(
-                chain, peak_bytes, results, functools.partial(within, chain), self.bench.predict
+        def with_reuse(chain: Chain) -> Schedule:
+            return fastest_with_reuse(
+                chain, peak_bytes, results, functools.partial(within, chain), self.context.predict
             )
 
-        return self._solved(space, lending if results else within)
+        return self._solved(space, with_reuse if results else within)
 
     def _solved(self, space: Space, solve: Callable[[Chain], Schedule]) -> Schedule:
         """The schedule of a chain, or of the chain under its stretches."""
@@ -180,30 +184,30 @@ class Candidates:
     @functools.cached_property
     def fingerprint(self) -> Fingerprint:
         """The program's, which all its plans carry."""
-        return fingerprint(self.bench.program, self.bench.costs.graph)
+        return fingerprint(self.context.program, self.context.costs.graph)
 
     @functools.cached_property
     def standard(self) -> list[tuple[Chain, Selection, Prediction]]:
         """What a user could write by hand, and what it is predicted to cost."""
-        return [(*plan, self.bench.predict(*plan)) for plan in self.bench.standard_plans()]
+        return [(*plan, self.context.predict(*plan)) for plan in self.context.standard_plans()]
 
     @functools.cached_property
-    def nested(self) -> tuple[Stretched, ...]:
+    def nested(self) -> tuple[CoarsenedChain, ...]:
         """The plain chain with stacks of many layers in stretches, the more nested the later."""
-        return stretched(self.plain, self.bench.costs.partition.kinds)
+        return coarsened(self.simple, self.context.costs.partition.kinds)
 
     @functools.cached_property
     def lowest(self) -> list[Candidate]:
         """Plans of little memory, compiled: the solver's with all options, with and without
         groups, with plain blocks, and with groups in groups if that promises less."""
-        solver = replace(self.bench.config.solver, relative_gap=0.01)
-        spaces = [(self.chain, True), (self.chain, False), (self.plain, True)]
+        solver = replace(self.context.config.solver, relative_gap=0.01)
+        spaces = [(self.chain, True), (self.chain, False), (self.simple, True)]
         candidates: list[Candidate] = []
         for space, groups in (*spaces, *((nested, True) for nested in self.nested)):
             schedule = self._solved(space, lambda c, g=groups: least_peak(c, solver, groups=g))
             assert schedule.selection is not None, "without a peak bound a selection exists"
             chain = bottom(space)
-            promise_bytes = self.bench.predict(chain, schedule.selection).peak_bytes
+            promise_bytes = self.context.predict(chain, schedule.selection).peak_bytes
             if isinstance(space, Chain) or all(
                 promise_bytes < _WORTH * c.prediction.peak_bytes for c in candidates
             ):

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from jax_hremat._plan.certificate import Certificate
 from jax_hremat._plan.plan import RematPlan
+from jax_hremat._planner.budget_search import BudgetSearch
 from jax_hremat._planner.candidates import Candidate, Candidates
 from jax_hremat._planner.reports import (
     Decision,
@@ -17,7 +18,6 @@ from jax_hremat._planner.reports import (
     closed_words,
     once_words,
 )
-from jax_hremat._planner.rounds import Rounds
 from jax_hremat._planner.tradeoff import least_peak_within, spread
 from jax_hremat._shared.errors import CertificationError, InfeasibleBudgetError
 from jax_hremat._shared.format import format_bytes
@@ -51,10 +51,10 @@ def plan_for(candidates: Candidates, goal: Budget | Slowdown, terms: Terms) -> R
     """
     before_s = candidates.timings_s
     if isinstance(goal, Slowdown):
-        best = least_peak_within(candidates, goal.ratio * candidates.bench.baseline.step_s)
+        best = least_peak_within(candidates, goal.ratio * candidates.context.baseline.step_s)
         budget_bytes = best.peak_bytes + terms.headroom_bytes
     else:
-        whole_bytes = candidates.bench.baseline.memory.peak_bytes + terms.headroom_bytes
+        whole_bytes = candidates.context.baseline.memory.peak_bytes + terms.headroom_bytes
         budget_bytes = goal.resolve_bytes(whole_bytes)
         best = _fastest_within(candidates, budget_bytes, terms.headroom_bytes)
     return _plan(candidates, best, budget_bytes, terms, before_s)
@@ -71,7 +71,7 @@ def frontier_plans(candidates: Candidates, num_points: int, terms: Terms) -> lis
 
 
 def _fastest_within(candidates: Candidates, budget_bytes: int, headroom_bytes: int) -> Candidate:
-    rounds = Rounds(candidates, budget_bytes - headroom_bytes)
+    rounds = BudgetSearch(candidates, budget_bytes - headroom_bytes)
     best = rounds.fastest()
     if best is not None:
         return best
@@ -80,15 +80,15 @@ def _fastest_within(candidates: Candidates, budget_bytes: int, headroom_bytes: i
     fitting = candidates.within(budget_bytes - headroom_bytes)
     if fitting:
         return fitting[0]
-    bench = candidates.bench
+    context = candidates.context
     raise InfeasibleBudgetError(
         min_budget_bytes=floor.peak_bytes + headroom_bytes,
         budget_bytes=budget_bytes,
         bottleneck=bottleneck_words(
-            bench.costs.graph, bench.costs.partition, floor.prediction.peak.block, floor.step
+            context.costs.graph, context.costs.partition, floor.prediction.peak.block, floor.step
         )
-        + closed_words(bench.program)
-        + once_words(bench.costs.graph),
+        + closed_words(context.program)
+        + once_words(context.costs.graph),
     )
 
 
@@ -99,9 +99,9 @@ def _plan(
     terms: Terms,
     before_s: Mapping[str, float],
 ) -> RematPlan:
-    bench = candidates.bench
-    certificate = certificate_of(best.step, bench.target, budget_bytes, terms)
-    num_layouts = 0 if bench.costs.graph.mesh is None else 1
+    context = candidates.context
+    certificate = certificate_of(best.step, context.target, budget_bytes, terms)
+    num_layouts = 0 if context.costs.graph.mesh is None else 1
     spent_s = {stage: s - before_s[stage] for stage, s in candidates.timings_s.items()}
     return RematPlan(
         root=best.root,
@@ -110,36 +110,36 @@ def _plan(
         has_aux=terms.has_aux,
         certificate=certificate,
         estimated_step_s=best.step_s,
-        baseline_step_s=bench.baseline.step_s,
-        baseline_peak_bytes=bench.baseline.memory.peak_bytes,
+        baseline_step_s=context.baseline.step_s,
+        baseline_peak_bytes=context.baseline.memory.peak_bytes,
         predicted_peak_bytes=best.prediction.peak_bytes,
         predicted_step_s=candidates.step_s(best.prediction),
-        cost_source=bench.config.cost,
+        cost_source=context.config.cost,
         solver_status=best.outcome.status.value,
         solver_gap=best.outcome.gap,
         blocks=block_reports(
             Decision(
-                graph=bench.costs.graph,
-                partition=bench.costs.partition,
+                graph=context.costs.graph,
+                partition=context.costs.partition,
                 chain=best.chain,
                 selection=best.selection,
-                bare=[bench.costs.options[kind].bare for kind in bench.costs.partition.kinds],
-                recomputed=replay(bench.program, best.root).recomputed,
+                plain=[context.costs.options[kind].plain for kind in context.costs.partition.kinds],
+                recomputed=replay(context.program, best.root).recomputed,
             )
         ),
         buffers=best.step.buffers,
         moments=best.prediction.moments,
-        baseline_moments=candidates.bare.prediction.moments,
+        baseline_moments=candidates.plain.prediction.moments,
         unpriced=MappingProxyType(dict(best.step.unknown)),
-        own_checkpoints=bench.program.own_checkpoints,
-        opened=bench.program.opened,
+        own_checkpoints=context.program.own_checkpoints,
+        opened=context.program.opened,
         num_compiles=MappingProxyType(
             {
                 "steps": candidates.num_compiled + num_layouts,
-                "blocks": 0 if bench.config.cost == "analytic" else bench.costs.num_measured,
+                "blocks": 0 if context.config.cost == "analytic" else context.costs.num_measured,
             }
         ),
-        timings_s=MappingProxyType({**bench.timings_s, **spent_s}),
+        timings_s=MappingProxyType({**context.timings_s, **spent_s}),
     )
 
 

@@ -31,7 +31,7 @@ class Decision:
         partition: Its blocks.
         chain: Blocks with their options.
         selection: What was chosen.
-        bare: For each block, the option that leaves it as it is.
+        plain: For each block, the option that leaves it as it is.
         recomputed: How many times each operation runs again.
     """
 
@@ -39,7 +39,7 @@ class Decision:
     partition: Partition
     chain: Chain
     selection: Selection
-    bare: Sequence[Option]
+    plain: Sequence[Option]
     recomputed: Sequence[int]
 
 
@@ -47,7 +47,7 @@ def block_reports(decision: Decision) -> tuple[BlockReport, ...]:
     """One report for each block, in program order."""
     grouped = {b for first, last in decision.selection.groups for b in range(first, last + 1)}
     keeps = dict(decision.selection.keeps)
-    again_s = recompute_s(decision.chain, decision.selection)
+    block_recompute_s = recompute_s(decision.chain, decision.selection)
     reports = []
     for index, block in enumerate(decision.partition.blocks):
         options = decision.chain.options[index]
@@ -57,8 +57,8 @@ def block_reports(decision: Decision) -> tuple[BlockReport, ...]:
         kept = None if in_group else option
         if index in keeps:
             kept = options[keeps[index]]
-        bare = decision.bare[index]
-        mode = option.mode.shifted(block.start)
+        plain = decision.plain[index]
+        mode = option.region.shifted(block.start)
         source = _source(decision.graph, block.start, block.stop)
         reports.append(
             BlockReport(
@@ -68,14 +68,14 @@ def block_reports(decision: Decision) -> tuple[BlockReport, ...]:
                 scope=block_scope(decision.graph, block.start, block.stop) or source or _NOWHERE,
                 mode=_mode_words(decision.graph, mode),
                 kept_bytes=kept.cost.kept_bytes if kept else 0,
-                bare_bytes=bare.cost.kept_bytes,
-                added_s=option.cost.time_s - bare.cost.time_s + again_s[index],
+                plain_bytes=plain.cost.kept_bytes,
+                added_s=option.cost.time_s - plain.cost.time_s + block_recompute_s[index],
                 recomputed=sum(
                     count > 0 for count in decision.recomputed[block.start : block.stop]
                 ),
                 saved=tuple(
                     _value_words(decision.graph, op, k)
-                    for _, region in (kept or option).mode.shifted(block.start).walk()
+                    for _, region in (kept or option).region.shifted(block.start).walk()
                     for op, k in region.saved
                 ),
                 source=source,
@@ -130,7 +130,7 @@ def once_words(graph: Graph) -> str:
         return ""
     named = ", ".join([*once[:_MAX_PARTS], *["…"] * (len(once) > _MAX_PARTS)])
     return (
-        f"; nothing is wrapped together with what must run exactly once, because of an effect or "
+        f"; nothing is checkpointed together with what must run exactly once, because of an effect or "
         f"of hidden state: {named}"
     )
 
@@ -153,21 +153,21 @@ def _mode_words(graph: Graph, mode: Region) -> str:
         words = _loop_words(loops[0], graph.operations[mode.start].trips)
     elif branches:
         words = "branches: " + " | ".join(_body_words(b) for b in branches)
-    elif mode.wrapped:
-        words = "wrapped"
+    elif mode.checkpointed:
+        words = "checkpointed"
         if mode.saved:
             words += f", keeps {len(mode.saved)} values"
         if inner:
             words += ", inside it " + ", ".join(inner)
     elif inner:
-        words = "wraps " + ", ".join(inner)
+        words = "checkpoints " + ", ".join(inner)
     else:
-        words = "bare"
+        words = "plain"
     return words
 
 
 def _loop_words(loop: Loop, trips: int) -> str:
-    """Such as `each of 32 steps wrapped, keeps 3 values; in segments of 8`."""
+    """Such as `each of 32 steps checkpointed, keeps 3 values; in segments of 8`."""
     words = f"each of {trips} steps {_body_words(loop.body)}"
     if loop.segments:
         words += "; in segments of " + " of ".join(map(str, reversed(loop.segments)))
@@ -176,14 +176,14 @@ def _loop_words(loop: Loop, trips: int) -> str:
 
 def _body_words(body: Region) -> str:
     """Such as `wrapped, keeps 3 values`."""
-    if body.wrapped:
-        words = "wrapped"
+    if body.checkpointed:
+        words = "checkpointed"
         if body.saved:
             words += f", keeps {len(body.saved)} values"
         if body.children:
-            words += f", {len(body.children)} runs wrapped inside it"
+            words += f", {len(body.children)} runs checkpointed inside it"
         return words
-    return f"wraps {len(body.children)} runs" if body.children else "bare"
+    return f"checkpoints {len(body.children)} runs" if body.children else "plain"
 
 
 def _run_words(graph: Graph, run: Region) -> str:

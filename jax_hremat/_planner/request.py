@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from jax_hremat._emit.step import Step
 from jax_hremat._plan.certificate import Certificate
 from jax_hremat._plan.plan import RematPlan
-from jax_hremat._planner.bench import PlannerConfig, prepare
 from jax_hremat._planner.candidates import Candidates
+from jax_hremat._planner.context import PlannerConfig, prepare
 from jax_hremat._planner.goals import Terms, plan_for
-from jax_hremat._planner.known import KnownPlans, best_of
+from jax_hremat._planner.plan_cache import PlanCache, best_of
 from jax_hremat._shared.errors import HRematWarning
 from jax_hremat._shared.format import format_bytes
 from jax_hremat._shared.progress import Progress
@@ -53,8 +53,8 @@ class PlanRequest:
 
     def candidates(self, step: Step, trace_s: float) -> Candidates:
         """Everything about a step that goes before a goal."""
-        bench = prepare(step, self.target, self.config, trace_s, self.progress)
-        return Candidates(bench, self.progress)
+        context = prepare(step, self.target, self.config, trace_s, self.progress)
+        return Candidates(context, self.progress)
 
     def plan(
         self,
@@ -79,7 +79,7 @@ class PlanRequest:
         cache = CompileCache.at(self.config.cache_dir)
         if cache is None or self.config.kernel_costs:
             return plan_for(self.candidates(step, trace_s), goal, terms)
-        known = KnownPlans.of(step, self.target, terms, self.config, cache)
+        known = PlanCache.of(step, self.target, terms, self.config, cache)
         asked = known.asked(goal)
         earlier = known.read()
         if asked in earlier:

@@ -9,7 +9,7 @@ from jax_hremat._solve.chain import Chain, Group, Selection
 from jax_hremat._solve.layers import layer_runs
 from jax_hremat._solve.prediction import predict
 
-# Numbers of consecutive blocks wrapped together, and of layers of which one is wrapped.
+# Numbers of consecutive blocks checkpointed together, and of layers of which one is checkpointed.
 COUNTS = (2, 3, 4)
 
 
@@ -25,8 +25,8 @@ def grouped_selections(chain: Chain) -> Iterator[Selection]:
 def layer_selection(
     chain: Chain,
     kinds: Sequence[Hashable],
-    bare: Sequence[Option],
-    written: Sequence[Option],
+    plain: Sequence[Option],
+    under_policy: Sequence[Option],
     every: int = 1,
 ) -> Selection:
     """Every layer, or one in so many of each stack, under `jax.checkpoint` with a policy; all else
@@ -35,25 +35,25 @@ def layer_selection(
     Args:
         chain: Blocks and their options.
         kinds: The kind of each block; equal kinds are equal blocks.
-        bare: Of each block, the option that leaves it as it is.
-        written: Of each block, the option that wraps it alone under the policy.
+        plain: Of each block, the option that leaves it as it is.
+        written: Of each block, the option that checkpoints it alone under the policy.
         every: One in how many.
     """
-    options = [chain.options[b].index(option) for b, option in enumerate(bare)]
+    options = [chain.options[b].index(option) for b, option in enumerate(plain)]
     layers = [layer for run in layer_runs(kinds) for layer in run[::every]]
     groups, keeps = [], []
     for first, last in _wrappable(chain, layers):
         if first == last:
-            options[first] = chain.options[first].index(written[first])
+            options[first] = chain.options[first].index(under_policy[first])
         else:
             groups.append((first, last))
-            blocks = (b for b in range(first, last + 1) if written[b].mode.saved)
-            keeps += [(b, chain.options[b].index(written[b])) for b in blocks]
+            blocks = (b for b in range(first, last + 1) if under_policy[b].region.saved)
+            keeps += [(b, chain.options[b].index(under_policy[b])) for b in blocks]
     return Selection(tuple(options), tuple(groups), tuple(keeps))
 
 
 def _every(chain: Chain, count: int, first: int) -> Selection:
-    """Each `count` blocks from `first` on wrapped together, but for the block at the loss."""
+    """Each `count` blocks from `first` on checkpointed together, but for the block at the loss."""
     return _selection(chain, [(a, a + count - 1) for a in range(first, len(chain) - count, count)])
 
 
@@ -63,4 +63,4 @@ def _selection(chain: Chain, groups: Sequence[Group]) -> Selection:
 
 def _wrappable(chain: Chain, groups: Sequence[Group]) -> Iterator[Group]:
     """Blocks with an effect stay in no group."""
-    return (g for g in groups if chain.pinned.isdisjoint(range(g[0], g[1] + 1)))
+    return (g for g in groups if chain.effectful.isdisjoint(range(g[0], g[1] + 1)))

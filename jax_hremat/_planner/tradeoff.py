@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from jax_hremat._planner.budget_search import BudgetSearch
 from jax_hremat._planner.candidates import Candidate, Candidates
-from jax_hremat._planner.rounds import Rounds
 
 # The predicted peak, and then the compiled one, is found up to this part of it …
 _TOLERANCE = 0.01
@@ -18,10 +18,10 @@ def spread(candidates: Candidates, num_points: int) -> list[Candidate]:
 
     Whatever was compiled on the way counts, so there may be more of them than budgets.
     """
-    low = Rounds(candidates, 0).floor().peak_bytes
-    high = candidates.bare.peak_bytes
+    low = BudgetSearch(candidates, 0).floor().peak_bytes
+    high = candidates.plain.peak_bytes
     for point in range(1, num_points - 1):
-        Rounds(candidates, low + (high - low) * point // (num_points - 1)).search()
+        BudgetSearch(candidates, low + (high - low) * point // (num_points - 1)).search()
     front: list[Candidate] = []
     for candidate in candidates.within(high):
         if not front or candidate.peak_bytes < front[-1].peak_bytes:
@@ -39,8 +39,8 @@ def least_peak_within(candidates: Candidates, step_s: float) -> Candidate:
         step_s: At least the time of the step without rematerialization, which is then a plan.
     """
     guess = _guess_bytes(candidates, step_s)
-    Rounds(candidates, guess).search()
-    too_slow = candidates.bench.fixed_bytes
+    BudgetSearch(candidates, guess).search()
+    too_slow = candidates.context.fixed_bytes
     for _ in range(_MAX_BUDGETS):
         best = _lowest(candidates, step_s)
         if best.peak_bytes - too_slow <= _TOLERANCE * best.peak_bytes:
@@ -49,29 +49,29 @@ def least_peak_within(candidates: Candidates, step_s: float) -> Candidate:
         limit = int(best.peak_bytes * (1 - _TOLERANCE))
         if best.peak_bytes > guess:
             limit = (best.peak_bytes + max(too_slow, guess)) // 2
-        Rounds(candidates, limit).search()
+        BudgetSearch(candidates, limit).search()
         if _lowest(candidates, step_s).peak_bytes > limit:
             too_slow = limit
     return _lowest(candidates, step_s)
 
 
 def _lowest(candidates: Candidates, step_s: float) -> Candidate:
-    fast = [c for c in candidates.within(candidates.bare.peak_bytes) if c.step_s <= step_s]
+    fast = [c for c in candidates.within(candidates.plain.peak_bytes) if c.step_s <= step_s]
     return min(fast, key=lambda c: (c.peak_bytes, c.step_s))
 
 
 def _guess_bytes(candidates: Candidates, step_s: float) -> int:
     """The least predicted peak within the time, up to the tolerance."""
-    solver = candidates.bench.config.solver
+    solver = candidates.context.config.solver
     solver = solver.part(1 / _MAX_SOLVES)
-    low, high = candidates.bench.fixed_bytes, candidates.bare.prediction.peak_bytes
+    low, high = candidates.context.fixed_bytes, candidates.plain.prediction.peak_bytes
     for _ in range(_MAX_SOLVES):
         if high - low <= _TOLERANCE * high:
             break
         middle = (low + high) // 2
         selection = candidates.solve(candidates.chain, middle, solver).selection
         if selection is not None:
-            found = candidates.bench.predict(candidates.chain, selection)
+            found = candidates.context.predict(candidates.chain, selection)
             if candidates.step_s(found) <= step_s:
                 high = min(found.peak_bytes, middle)
                 continue

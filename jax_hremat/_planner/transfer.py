@@ -47,8 +47,8 @@ def certified_again(
         before = dataclasses.replace(plan.certificate, **asked)
         if certificate == before and planned.step_s == plan.estimated_step_s:
             return dataclasses.replace(plan, certificate=certificate)
-    bare = compile_whole(Region(0, len(graph.operations)))
-    budget_bytes = budget.resolve_bytes(bare.memory.peak_bytes + headroom_bytes)
+    plain = compile_whole(Region(0, len(graph.operations)))
+    budget_bytes = budget.resolve_bytes(plain.memory.peak_bytes + headroom_bytes)
     peak_bytes = planned.memory.peak_bytes
     if peak_bytes + headroom_bytes > budget_bytes:
         largest = planned.buffers[0]
@@ -64,8 +64,8 @@ def certified_again(
         fingerprint=own,
         certificate=certificate_of(planned, target, budget_bytes, terms),
         estimated_step_s=planned.step_s,
-        baseline_step_s=bare.step_s,
-        baseline_peak_bytes=bare.memory.peak_bytes,
+        baseline_step_s=plain.step_s,
+        baseline_peak_bytes=plain.memory.peak_bytes,
         predicted_peak_bytes=peak_bytes,
         predicted_step_s=planned.step_s,
         blocks=(),

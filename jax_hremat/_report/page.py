@@ -156,10 +156,10 @@ def _memory_charts(plan: RematPlan) -> MemoryCharts:
     fixed_bytes = plan.predicted_peak_bytes - max(m.live_bytes for m in plan.moments)
     bands = _bands(plan.blocks)
     kept = [(_scope(block), block.kept_bytes) for block in plan.blocks]
-    bare = [(_scope(block), block.bare_bytes) for block in plan.blocks]
+    plain = [(_scope(block), block.plain_bytes) for block in plan.blocks]
     stacks = [
         _layers(plan.moments, fixed_bytes, bands, kept),
-        _layers(plan.baseline_moments, fixed_bytes, bands, bare),
+        _layers(plan.baseline_moments, fixed_bytes, bands, plain),
     ]
     whole = [[sum(at) for at in zip(*(x.sizes_bytes for x in s), strict=True)] for s in stacks]
     top = 1.05 * max(*whole[0], *whole[1], plan.certificate.budget_bytes)
@@ -198,7 +198,7 @@ def _memory_charts(plan: RematPlan) -> MemoryCharts:
 def _bands(blocks: Sequence[BlockReport]) -> dict[str, int]:
     """The band of each scope that may keep something: consecutive ones share one if there are
     more scopes than bands."""
-    scopes = list(dict.fromkeys(_scope(block) for block in blocks if block.bare_bytes))
+    scopes = list(dict.fromkeys(_scope(block) for block in blocks if block.plain_bytes))
     return {s: i * min(len(_BANDS), len(scopes)) // len(scopes) for i, s in enumerate(scopes)}
 
 
@@ -215,7 +215,9 @@ def _layers(
 ) -> list[Layer]:
     """What there is at every moment; of a block that keeps nothing outside its group, what is kept
     is there between the group's recompute and the block's backward."""
-    layers = [Layer("arguments and results", _FIXED, [fixed_bytes - m.lent_bytes for m in moments])]
+    layers = [
+        Layer("arguments and results", _FIXED, [fixed_bytes - m.reused_bytes for m in moments])
+    ]
     rest = [m.kept_bytes for m in moments]
     for band, fill in enumerate(_BANDS):
         scopes = [scope for scope, own in bands.items() if own == band]

@@ -11,7 +11,7 @@ Group = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class BoundaryValue:
     """A value made in one block and read in later ones.
 
     Attributes:
@@ -58,11 +58,11 @@ class Chain:
         last_recompute_s: For each option of each block, the seconds its recompute takes where
             the block is the last of a group: what only makes its outputs is not run again,
             for nothing reads them.
-        shared_bytes: What each block keeps from its forward to its backward whatever is wrapped
+        shared_bytes: What each block keeps from its forward to its backward whatever is checkpointed
             around it: arrays of constants, which XLA finds again in the recompute and makes once.
-        crossings: Values that cross a boundary.
+        boundary values: Values that cross a boundary.
         fixed_bytes: Arguments and outputs of the step.
-        pinned: Blocks with an effect, which must run exactly once: they are in no group.
+        effectful: Blocks with an effect, which must run exactly once: they are in no group.
         keeping: Groups that may be chosen and keep something; all others keep nothing.
     """
 
@@ -71,9 +71,9 @@ class Chain:
     recompute_s: tuple[float, ...]
     last_recompute_s: tuple[tuple[float, ...], ...]
     shared_bytes: tuple[int, ...]
-    crossings: tuple[Crossing, ...]
+    boundary_values: tuple[BoundaryValue, ...]
     fixed_bytes: int
-    pinned: frozenset[int] = frozenset()
+    effectful: frozenset[int] = frozenset()
     keeping: tuple[KeepingGroup, ...] = ()
 
     def __len__(self) -> int:
@@ -84,7 +84,7 @@ class Chain:
         backward, for a block further ahead in it."""
         return [
             c.size_bytes
-            for c in self.crossings
+            for c in self.boundary_values
             if c.active and c.producer < block and c.readers[-1] > block
         ]
 
@@ -95,7 +95,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """One option for each block, and the groups of consecutive blocks wrapped together.
+    """One option for each block, and the groups of consecutive blocks checkpointed together.
 
     Attributes:
         options: Position of the option in `Chain.options[block]`.

@@ -1,6 +1,6 @@
 """Pieces of a schedule: single blocks, and all ways to run a group that could be of use.
 
-A group is consecutive blocks, one option each, wrapped together in one `jax.checkpoint`. Seen from
+A group is consecutive blocks, one option each, checkpointed together in one `jax.checkpoint`. Seen from
 outside it keeps nothing but what its recompute reads from before it, and the constants its blocks
 share with their recomputes; what happens inside only shows in its time, in the peak of its forward
 and in the peak of its backward. So of all selections of options inside, those that are Pareto in
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from jax_hremat._solve.chain import Chain, KeepingGroup
-from jax_hremat._solve.prediction import again_s
+from jax_hremat._solve.prediction import block_recompute_s
 
 MAX_GROUP = 8
 _MIB = 2.0**20
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Column:
     """A block in one option, or a group of blocks with the option of each.
 
     Attributes:
@@ -35,7 +35,7 @@ class Piece:
         forward_bytes: Peak of each block's forward, with what the group keeps of those before it.
         backward_bytes: Peak of its backward, pending cotangents included, and all a group holds
             from its recompute on.
-        holds: For a value that it holds from the forward on, (its crossing, as of which block).
+        holds: For a value that it holds from the forward on, (its boundary value, as of which block).
         keeps: What a group keeps of its blocks, as `Selection.keeps`.
     """
 
@@ -58,7 +58,7 @@ class Prices:
         cover: For covering each block; negative where a piece is wanted.
         forward: For the forward peak of each block.
         backward: For the backward peak of each block.
-        hold: For holding a crossing as of a block.
+        hold: For holding a boundary value as of a block.
     """
 
     cover: tuple[float, ...]
@@ -66,27 +66,27 @@ class Prices:
     backward: tuple[float, ...]
     hold: dict[tuple[int, int], float]
 
-    def reduced_ms(self, piece: Piece) -> float:
+    def reduced_ms(self, column: Column) -> float:
         """The piece's time and what it is charged: its reduced cost."""
-        inside = range(piece.first, piece.last + 1)
+        inside = range(column.first, column.last + 1)
         charged = sum(
-            self.cover[k] + (self.forward[k] * f + self.backward[k] * piece.backward_bytes) / _MIB
-            for k, f in zip(inside, piece.forward_bytes, strict=True)
+            self.cover[k] + (self.forward[k] * f + self.backward[k] * column.backward_bytes) / _MIB
+            for k, f in zip(inside, column.forward_bytes, strict=True)
         )
-        later = sum(self.forward[piece.last + 1 :]) + sum(self.backward[piece.last + 1 :])
-        charged += later * piece.kept_bytes / _MIB
-        return piece.added_ms + charged + sum(self.hold[key] for key in piece.holds)
+        later = sum(self.forward[column.last + 1 :]) + sum(self.backward[column.last + 1 :])
+        charged += later * column.kept_bytes / _MIB
+        return column.added_ms + charged + sum(self.hold[key] for key in column.holds)
 
 
-def single_pieces(chain: Chain) -> list[Piece]:
+def single_columns(chain: Chain) -> list[Column]:
     """Every block in every option."""
-    pieces = []
+    columns = []
     needs = _needs(chain)
     for k, options in enumerate(chain.options):
         fastest_s = min(o.cost.time_s for o in options)
         pending = chain.pending_cotangent_bytes(k)
-        pieces += [
-            Piece(
+        columns += [
+            Column(
                 first=k,
                 last=k,
                 options=(o,),
@@ -98,19 +98,22 @@ def single_pieces(chain: Chain) -> list[Piece]:
             )
             for o, option in enumerate(options)
         ]
-    return pieces
+    return columns
 
 
-def _keeping_piece(chain: Chain, needs: list[list[list[int]]], group: KeepingGroup) -> Piece:
+def _keeping_column(chain: Chain, needs: list[list[list[int]]], group: KeepingGroup) -> Column:
     blocks, keeps = range(group.first, group.last + 1), dict(group.keeps)
     read = [
         (v, c.readers[-1])
-        for v, c in enumerate(chain.crossings)
+        for v, c in enumerate(chain.boundary_values)
         if c.producer < group.first and any(r in blocks for r in c.readers)
     ]
     holds = {(v, min(k, last)) for v, last in read for k in blocks}
     holds |= {
-        (v, k) for k, o in group.keeps for v in needs[k][o] if chain.crossings[v].producer == k
+        (v, k)
+        for k, o in group.keeps
+        for v in needs[k][o]
+        if chain.boundary_values[v].producer == k
     }
     # Seen from outside it keeps some values of its blocks, in its own backward all of them.
     held = {v for v, _ in holds}
@@ -120,16 +123,18 @@ def _keeping_piece(chain: Chain, needs: list[list[list[int]]], group: KeepingGro
         cost = chain.options[k][o].cost
         fastest_s = min(option.cost.time_s for option in chain.options[k])
         added_s += cost.time_s - fastest_s
-        added_s += again_s(chain, (group.first, group.last), k, o, keeps.get(k))
+        added_s += block_recompute_s(chain, (group.first, group.last), k, o, keeps.get(k))
         seen = chain.options[k][keeps[k]].cost if k in keeps else cost
         forward_bytes.append(kept_bytes + seen.forward_peak_bytes)
         kept_bytes += seen.kept_bytes if k in keeps else chain.shared_bytes[k]
-        inside_bytes += sum(chain.crossings[v].size_bytes for v in needs[k][o] if v not in held)
+        inside_bytes += sum(
+            chain.boundary_values[v].size_bytes for v in needs[k][o] if v not in held
+        )
         held.update(needs[k][o])
         own_bytes = cost.backward_peak_bytes + chain.pending_cotangent_bytes(k)
         backward_bytes = max(backward_bytes, inside_bytes + own_bytes)
         inside_bytes += cost.kept_bytes
-    return Piece(
+    return Column(
         first=group.first,
         last=group.last,
         options=group.options,
@@ -147,18 +152,18 @@ class Groups:
     keep nothing, of two to `MAX_GROUP` blocks.
 
     The last block is in no group that keeps nothing: its backward follows its forward at once, so
-    wrapping it gains nothing. Nor is a pinned one.
+    checkpointing it gains nothing. Nor is a effectful one.
     """
 
     def __init__(self, chain: Chain) -> None:
         needs = _needs(chain)
-        self._keeping = [_keeping_piece(chain, needs, group) for group in chain.keeping]
+        self._keeping = [_keeping_column(chain, needs, group) for group in chain.keeping]
         self._stretches = [
             _Stretch(chain, needs, first, min(first + MAX_GROUP, len(chain) - 1) - 1)
             for first in range(len(chain) - 1)
         ]
 
-    def pieces(
+    def columns(
         self,
         limit_bytes: float,
         *,
@@ -166,7 +171,7 @@ class Groups:
         worth_ms: float = float("inf"),
         by_time: bool = True,
         only: frozenset[tuple[int, int]] | None = None,
-    ) -> list[Piece]:
+    ) -> list[Column]:
         """The groups that keep something, and the Pareto ways to run every other.
 
         Args:
@@ -176,7 +181,7 @@ class Groups:
             by_time: Whether time counts; if not, only the peaks do.
             only: The groups to look at, by first and last block; all if None.
         """
-        pieces = [
+        columns = [
             p
             for p in self._keeping
             if max(*p.forward_bytes, p.backward_bytes) <= limit_bytes
@@ -185,15 +190,15 @@ class Groups:
         for stretch in self._stretches:
             if only is None or any(first == stretch.first for first, _ in only):
                 start = _Start(stretch, limit_bytes, prices, worth_ms)
-                pieces += start.pieces(by_time)
-        return [p for p in pieces if only is None or (p.first, p.last) in only]
+                columns += start.columns(by_time)
+        return [p for p in columns if only is None or (p.first, p.last) in only]
 
 
 def _needs(chain: Chain) -> list[list[list[int]]]:
-    """For each block and option, the crossings that its backward reads."""
+    """For each block and option, the boundary values that its backward reads."""
     needs: list[list[list[int]]] = [[[] for _ in options] for options in chain.options]
-    for v, crossing in enumerate(chain.crossings):
-        for k, o in sorted(crossing.needed):
+    for v, boundary_value in enumerate(chain.boundary_values):
+        for k, o in sorted(boundary_value.needed):
             needs[k][o].append(v)
     return needs
 
@@ -232,11 +237,11 @@ class _Stretch:
     def __init__(self, chain: Chain, needs: list[list[list[int]]], first: int, last: int) -> None:
         self.chain = chain
         self.first = first
-        end = min((k for k in chain.pinned if first <= k <= last), default=last + 1)
+        end = min((k for k in chain.effectful if first <= k <= last), default=last + 1)
         self.blocks = range(first, end)
         near = [
             (v, c)
-            for v, c in enumerate(chain.crossings)
+            for v, c in enumerate(chain.boundary_values)
             if c.producer <= last and c.readers[-1] >= first
         ]
         # Bytes that wait during the forward of each block whatever the options: a value from
@@ -254,7 +259,7 @@ class _Stretch:
             [v for v, c in near if c.producer < first and any(first <= r <= k for r in c.readers)]
             for k in self.blocks
         ]
-        self.read_bytes = [sum(chain.crossings[v].size_bytes for v in r) for r in self.read]
+        self.read_bytes = [sum(chain.boundary_values[v].size_bytes for v in r) for r in self.read]
         # Constants that the blocks before each, and those up to each, share with their recomputes.
         self.shared_bytes = [0, *accumulate(chain.shared_bytes[k] for k in self.blocks)]
         self.holds = [self._holds(i) for i in range(len(self.blocks))]
@@ -274,15 +279,17 @@ class _Stretch:
                 ),
                 backward_bytes=option.cost.backward_peak_bytes + pending,
                 kept_bytes=option.cost.kept_bytes,
-                needs=frozenset(v for v in needs[o] if chain.crossings[v].producer >= self.first),
+                needs=frozenset(
+                    v for v in needs[o] if chain.boundary_values[v].producer >= self.first
+                ),
             )
             for o, option in enumerate(chain.options[k])
         ]
 
     def _holds(self, i: int) -> tuple[tuple[int, int], ...]:
-        """(Crossing, as of which block) for what a group of i + 1 blocks holds."""
+        """(BoundaryValue, as of which block) for what a group of i + 1 blocks holds."""
         held = {
-            (v, min(k, self.chain.crossings[v].readers[-1]))
+            (v, min(k, self.chain.boundary_values[v].readers[-1]))
             for v in self.read[i]
             for k in self.blocks[: i + 1]
         }
@@ -305,12 +312,12 @@ class _Start:
     ) -> None:
         self._at = stretch
         self._blocks = stretch.blocks
-        self._crossings = stretch.chain.crossings
+        self._boundary_values = stretch.chain.boundary_values
         self._limit = limit_bytes
         self._worth = worth_ms
         self._charge = None if prices is None else _Charge(stretch, prices)
 
-    def pieces(self, by_time: bool) -> Iterator[Piece]:
+    def columns(self, by_time: bool) -> Iterator[Column]:
         """The groups, by their end."""
         # Labels by the set of values made in the group that are held and may be read again.
         labels: dict[frozenset[int], list[_Label]] = {frozenset(): [(0.0, 0, 0, 0, ())]}
@@ -321,11 +328,13 @@ class _Start:
             for held, beginnings in labels.items():
                 for way in ways:
                     taken = way.needs - held
-                    taken_bytes = sum(self._crossings[v].size_bytes for v in taken)
+                    taken_bytes = sum(self._boundary_values[v].size_bytes for v in taken)
                     extended = self._extended(beginnings, i, way, taken_bytes)
                     if not extended:
                         continue
-                    still = frozenset(v for v in held | taken if self._crossings[v].readers[-1] > k)
+                    still = frozenset(
+                        v for v in held | taken if self._boundary_values[v].readers[-1] > k
+                    )
                     longer.setdefault(still, []).extend(extended)
                     spared_ms = way.spared_ms
                     ends += [(ms - spared_ms, 0, b, f, o) for ms, _, b, f, o in extended]
@@ -334,7 +343,7 @@ class _Start:
             if i > 0:
                 for label in _undominated(ends, by_time, read):
                     if self._charge is None or self._charge.exact(i, label) <= self._worth:
-                        yield self._piece(i, label)
+                        yield self._column(i, label)
 
     def _extended(
         self, beginnings: list[_Label], i: int, way: _Way, taken_bytes: int
@@ -357,9 +366,9 @@ class _Start:
                 longer.append((ms, held + kept, backward, forward, (*options, way.option)))
         return longer
 
-    def _piece(self, i: int, label: _Label) -> Piece:
+    def _column(self, i: int, label: _Label) -> Column:
         added_ms, _, backward, forward, options = label
-        return Piece(
+        return Column(
             first=self._at.first,
             last=self._blocks[i],
             options=options,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from jax_hremat._solve.chain import Chain, KeepingGroup
 from jax_hremat._solve.groups import MAX_GROUP
-from jax_hremat._solve.prediction import again_s
+from jax_hremat._solve.prediction import block_recompute_s
 
 # Ways to keep values that are told apart for each range of blocks, by the bytes kept.
 _RESOLUTION = 16
@@ -50,7 +50,7 @@ class _Label(NamedTuple):
 def keeping_groups(chain: Chain) -> tuple[KeepingGroup, ...]:
     """The Pareto-optimal ways to keep values of consecutive blocks under one checkpoint.
 
-    Of two to `MAX_GROUP` blocks, none of them pinned, the block at the loss left out; of each range
+    Of two to `MAX_GROUP` blocks, none of them effectful, the block at the loss left out; of each range
     at most `_RESOLUTION` ways, evenly spaced by the bytes they keep.
     """
     keepable = [
@@ -59,13 +59,13 @@ def keeping_groups(chain: Chain) -> tuple[KeepingGroup, ...]:
     if not any(keepable):
         return ()
     plain = [
-        next((o for o, option in enumerate(options) if option.origin == "bare"), None)
+        next((o for o, option in enumerate(options) if option.origin == "plain"), None)
         for options in chain.options
     ]
     kept_outputs: dict[tuple[int, int], list[int]] = {}
-    for v, crossing in enumerate(chain.crossings):
-        for block, option in crossing.needed:
-            if block == crossing.producer:
+    for v, boundary_value in enumerate(chain.boundary_values):
+        for block, option in boundary_value.needed:
+            if block == boundary_value.producer:
                 kept_outputs.setdefault((block, option), []).append(v)
 
     def extended(labels: Sequence[_Label], block: int, *, at_end: bool) -> Iterator[_Label]:
@@ -76,7 +76,7 @@ def keeping_groups(chain: Chain) -> tuple[KeepingGroup, ...]:
         options = chain.options[block]
         ways: list[int | None] = [None, *keepable[block]]
         for way in ways:
-            added_s = again_s(chain, group, block, inside, way)
+            added_s = block_recompute_s(chain, group, block, inside, way)
             cost = options[inside if way is None else way].cost
             kept = chain.shared_bytes[block] if way is None else cost.kept_bytes
             held = () if way is None else kept_outputs.get((block, way), ())
@@ -94,7 +94,7 @@ def keeping_groups(chain: Chain) -> tuple[KeepingGroup, ...]:
     for first in range(len(chain) - 2):
         labels = [_Label(0.0, 0, frozenset(), (), ())]
         for last in range(first, min(first + MAX_GROUP, len(chain) - 1)):
-            if last in chain.pinned or plain[last] is None:
+            if last in chain.effectful or plain[last] is None:
                 break
             if last > first:
                 ends = _few(chain, extended(labels, last, at_end=True))
@@ -109,7 +109,7 @@ def _few(chain: Chain, labels: Iterator[_Label]) -> list[_Label]:
     other, the fastest."""
 
     def total_bytes(label: _Label) -> int:
-        return label.kept_bytes + sum(chain.crossings[v].size_bytes for v in label.held)
+        return label.kept_bytes + sum(chain.boundary_values[v].size_bytes for v in label.held)
 
     kept: list[_Label] = []
     for label in sorted(labels, key=lambda x: (x.added_s, x.kept_bytes, sorted(x.held), x.keeps)):

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._plan.peak import Moment
-from jax_hremat._solve.chain import Chain, Crossing, Group, Selection
-from jax_hremat._solve.results import Result, lent_bytes
+from jax_hremat._solve.chain import BoundaryValue, Chain, Group, Selection
+from jax_hremat._solve.output_reuse import Result, reused_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,16 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
     costs = [chain.options[b][o].cost for b, o in enumerate(selection.options)]
     keeps = {b: chain.options[b][o].cost for b, o in selection.keeps}
     around = _groups_around(chain, selection)
-    holders = [_holders(selection, crossing, around) for crossing in chain.crossings]
+    holders = [
+        _holders(selection, boundary_value, around) for boundary_value in chain.boundary_values
+    ]
 
     def held(v: int, block: int, inside: frozenset[Group] = frozenset()) -> bool:
-        """Whether a crossing waits for the backward of some block up to `block`, seen from
+        """Whether a boundary value waits for the backward of some block up to `block`, seen from
         inside some groups."""
         return any(h.block <= block and h.groups <= inside for h in holders[v])
 
-    def seen(block: int, inside: frozenset[Group]) -> ModeCost | None:
+    def seen(block: int, inside: frozenset[Group]) -> OptionCost | None:
         """What a block keeps, seen from inside some groups; None if only constants."""
         if inside.issuperset(around[block]):
             return costs[block]
@@ -67,32 +69,34 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
             for c, s in zip(before, chain.shared_bytes[:block], strict=True)
         )
         own = costs[block] if back else keeps.get(block, costs[block])
-        lent = 0
+        reused = 0
         if results:
             sizes = [size for cost in before if cost is not None for size in cost.kept_sizes]
             sizes += own.backward_sizes if back else own.forward_sizes
             idle = (r.size_bytes for r in results if not back or r.block < block)
-            lent = lent_bytes((*sizes, *passed), idle)
+            reused = reused_bytes((*sizes, *passed), idle)
         return Moment(
             block=block,
             in_backward=back,
             kept_bytes=sum(kept),
             passed_bytes=sum(passed),
             working_bytes=own.backward_peak_bytes if back else own.forward_peak_bytes,
-            lent_bytes=lent,
+            reused_bytes=reused,
         )
 
     forwards, backwards = [], []
     for block in range(len(chain)):
         waiting = [
             c.size_bytes
-            for v, c in enumerate(chain.crossings)
+            for v, c in enumerate(chain.boundary_values)
             if c.producer < block <= c.readers[-1] or held(v, block - 1)
         ]
         forwards.append(moment(block, frozenset(), waiting, back=False))
 
         inside = frozenset(around[block])
-        passed = [c.size_bytes for v, c in enumerate(chain.crossings) if held(v, block, inside)]
+        passed = [
+            c.size_bytes for v, c in enumerate(chain.boundary_values) if held(v, block, inside)
+        ]
         passed += chain.pending_cotangents(block)
         backwards.append(moment(block, inside, passed, back=True))
     moments = (*forwards, *reversed(backwards))
@@ -114,7 +118,7 @@ def recompute_s(chain: Chain, selection: Selection) -> list[float]:
     keeps = dict(selection.keeps)
     return [
         sum(
-            again_s(chain, group, block, option, keeps.get(block) if depth == 0 else None)
+            block_recompute_s(chain, group, block, option, keeps.get(block) if depth == 0 else None)
             for depth, group in enumerate(groups)
             if all(inner[1] != group[1] for inner in groups[depth + 1 :])
         )
@@ -124,7 +128,9 @@ def recompute_s(chain: Chain, selection: Selection) -> list[float]:
     ]
 
 
-def again_s(chain: Chain, group: Group, block: int, option: int, kept: int | None) -> float:
+def block_recompute_s(
+    chain: Chain, group: Group, block: int, option: int, kept: int | None
+) -> float:
     """Seconds that a block takes in a group's recompute.
 
     Args:
@@ -161,22 +167,22 @@ class _Holder(NamedTuple):
 
 
 def _holders(
-    selection: Selection, crossing: Crossing, around: Sequence[Sequence[Group]]
+    selection: Selection, boundary_value: BoundaryValue, around: Sequence[Sequence[Group]]
 ) -> list[_Holder]:
     blocks = [
         _Holder(block, frozenset(around[block]))
-        for block, option in crossing.needed
+        for block, option in boundary_value.needed
         if selection.options[block] == option
     ]
     blocks += [
         _Holder(block, frozenset())
         for block, option in selection.keeps
-        if block == crossing.producer and (block, option) in crossing.needed
+        if block == boundary_value.producer and (block, option) in boundary_value.needed
     ]
     groups = [
         _Holder(group[0], frozenset(around[reader][:depth]))
-        for reader in crossing.readers
+        for reader in boundary_value.readers
         for depth, group in enumerate(around[reader])
-        if crossing.producer < group[0]
+        if boundary_value.producer < group[0]
     ]
     return blocks + groups

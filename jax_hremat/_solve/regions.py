@@ -12,32 +12,34 @@ from jax_hremat._solve.chain import Chain, Group, Selection
 from jax_hremat._trace.graph import Graph
 
 
-class Ties(Enum):
+class Barriers(Enum):
     """Which regions are tied (`Region.tied`).
 
     Attributes:
         NONE: None, as in a function with `jax.checkpoint` written by hand.
-        WRAPPED: The wrapped ones that leave the compiler something to put off.
-        LOSS_TOO: The bare block at the loss as well, so that its backward ends first.
+        WRAPPED: The checkpointed ones that leave the compiler something to put off.
+        LOSS_TOO: The plain block at the loss as well, so that its backward ends first.
     """
 
     NONE = "none"
-    WRAPPED = "wrapped"
+    CHECKPOINTED = "checkpointed"
     LOSS_TOO = "loss too"
 
 
 def selection_region(
-    graph: Graph, chain: Chain, selection: Selection, ties: Ties = Ties.WRAPPED
+    graph: Graph, chain: Chain, selection: Selection, barriers: Barriers = Barriers.CHECKPOINTED
 ) -> Region:
     """The region tree of a selection over the whole program."""
     modes = [
-        chain.options[b][o].mode.shifted(chain.starts[b]) for b, o in enumerate(selection.options)
+        chain.options[b][o].region.shifted(chain.starts[b]) for b, o in enumerate(selection.options)
     ]
 
-    saved = {b: chain.options[b][o].mode.shifted(chain.starts[b]).saved for b, o in selection.keeps}
+    saved = {
+        b: chain.options[b][o].region.shifted(chain.starts[b]).saved for b, o in selection.keeps
+    }
 
     def flat(mode: Region) -> tuple[Region, ...]:
-        return (mode,) if mode.wrapped else mode.children
+        return (mode,) if mode.checkpointed else mode.children
 
     def regions(
         first: int, last: int, groups: Sequence[Group], *, outermost: bool = True
@@ -53,18 +55,20 @@ def selection_region(
                 continue
             own = [g for g in groups if group[0] <= g[0] <= group[1] and g != group]
             start, stop = modes[group[0]].start, modes[group[1]].stop
-            tied = has_deferrable_input(graph, make_block(graph, start, stop), start, stop)
+            barrier = has_deferrable_input(graph, make_block(graph, start, stop), start, stop)
             inner = regions(*group, own, outermost=False)
             kept = [ref for b in range(group[0], group[1] + 1) for ref in saved.get(b, ())]
             keeps = tuple(kept) if outermost else ()
-            found.append(Region(start, stop, wrapped=True, saved=keeps, children=inner, tied=tied))
+            found.append(
+                Region(start, stop, checkpointed=True, saved=keeps, children=inner, barrier=barrier)
+            )
             block = group[1] + 1
         return tuple(found)
 
     last = len(modes) - 1
     children = regions(0, last, selection.groups)
     alone = all(group[1] != last for group in selection.groups)
-    if ties is Ties.LOSS_TOO and alone and not modes[last].wrapped:
-        children = (*regions(0, last - 1, selection.groups), replace(modes[last], tied=True))
+    if barriers is Barriers.LOSS_TOO and alone and not modes[last].checkpointed:
+        children = (*regions(0, last - 1, selection.groups), replace(modes[last], barrier=True))
     root = Region(0, len(graph.operations), children=children)
-    return root.untied() if ties is Ties.NONE else root
+    return root.without_barriers() if barriers is Barriers.NONE else root

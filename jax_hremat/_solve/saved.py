@@ -1,4 +1,4 @@
-"""Which values of one wrapped stretch of the program to keep: the leaf program.
+"""Which values of one checkpointed stretch of the program to keep: the leaf program.
 
 Glossary
     v, u    values made inside the stretch
@@ -47,7 +47,7 @@ class SavedValues:
 def materialised_values(
     graph: Graph, start: int, stop: int, config: SolverConfig
 ) -> frozenset[int]:
-    """The values XLA would hold if the stretch were bare: fewest bytes from which everything
+    """The values XLA would hold if the stretch were plain: fewest bytes from which everything
     the backward reads follows by operations that fuse."""
     times = [0.0] * len(graph.operations)
     answer = _solve(

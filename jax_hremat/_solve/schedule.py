@@ -1,7 +1,7 @@
-"""One option for every block, and which blocks are wrapped together: the root program.
+"""One option for every block, and which blocks are checkpointed together: the root program.
 
 A schedule cuts the chain into pieces: a block in one of its options, or a group of blocks, one
-option each, wrapped together in one `jax.checkpoint` (`_solve/groups.py`).
+option each, checkpointed together in one `jax.checkpoint` (`_solve/groups.py`).
 
 Glossary
     k           blocks in program order
@@ -36,7 +36,7 @@ import scipy.sparse as sp
 
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status, solve, undecided
 from jax_hremat._solve.chain import Chain, Selection
-from jax_hremat._solve.groups import Groups, Piece, Prices, single_pieces
+from jax_hremat._solve.groups import Column, Groups, Prices, single_columns
 from jax_hremat._solve.modelling import cp
 from jax_hremat._solve.prediction import predict
 
@@ -53,7 +53,7 @@ _ROUGH = 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class Lent:
+class ReusedBytes:
     """What results lend while each block runs; empty where they lend nothing.
 
     Attributes:
@@ -65,7 +65,7 @@ class Lent:
     backward: tuple[int, ...] = ()
 
 
-NOTHING_LENT = Lent()
+NO_REUSE = ReusedBytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def fastest_within(
     config: SolverConfig,
     *,
     groups: bool = True,
-    lent: Lent = NOTHING_LENT,
+    reused: ReusedBytes = NO_REUSE,
 ) -> Schedule:
     """Least step time whose predicted peak is at most `peak_bytes`.
 
@@ -98,14 +98,14 @@ def fastest_within(
         chain: Blocks and their options.
         peak_bytes: Bound on the predicted peak.
         config: The solver's limits.
-        groups: Whether consecutive blocks may be wrapped together.
+        groups: Whether consecutive blocks may be checkpointed together.
         lent: What results lend.
 
     Returns:
         The schedule; none with `Status.INFEASIBLE`, or with `Status.UNDECIDED` if the solver's
         limit was reached first.
     """
-    program = _Program(chain, config, lent)
+    program = _Program(chain, config, reused)
     limit = peak_bytes - chain.fixed_bytes
     best = program.fastest(program.singles, limit)
     if groups and limit > 0:
@@ -121,34 +121,34 @@ def least_peak(chain: Chain, config: SolverConfig, *, groups: bool = True) -> Sc
     """
     program = _Program(chain, config)
     best = program.lowest(program.singles, math.inf)
-    if best.pieces is None:
+    if best.columns is None:
         raise undecided(config)
     if groups:
-        limit = program.peak_bytes(best.pieces)
-        inside = program.groups.pieces(limit, by_time=False)
+        limit = program.peak_bytes(best.columns)
+        inside = program.groups.columns(limit, by_time=False)
         if inside:
             answer = program.lowest([*program.singles, *inside], limit)
             best = best.improved(answer).bounded(answer.lower)
-    assert best.pieces is not None
+    assert best.columns is not None
     schedule = program.schedule(best)
-    limit = program.peak_bytes(best.pieces)
-    same = frozenset((p.first, p.last) for p in best.pieces if p.last > p.first)
-    inside = program.groups.pieces(limit, only=same)
+    limit = program.peak_bytes(best.columns)
+    same = frozenset((p.first, p.last) for p in best.columns if p.last > p.first)
+    inside = program.groups.columns(limit, only=same)
     faster = program.fastest([*program.singles, *inside], limit)
-    if faster.pieces is None or program.peak_bytes(faster.pieces) > limit:
+    if faster.columns is None or program.peak_bytes(faster.columns) > limit:
         return schedule
-    return replace(schedule, selection=_selection(faster.pieces))
+    return replace(schedule, selection=_selection(faster.columns))
 
 
 def _with_groups(program: _Program, limit: int, best: _Answer) -> _Answer:
     """The best schedule if groups are allowed, given the best without."""
-    lent_bytes = program.most_lent_bytes
-    if best.pieces is None:
+    reused_bytes = program.most_reused_bytes
+    if best.columns is None:
         # There is a schedule only if there is one of the groups with the least peaks.
-        inside = program.groups.pieces(limit + lent_bytes, by_time=False)
+        inside = program.groups.columns(limit + reused_bytes, by_time=False)
         rough_ms = _ROUGH * program.base_ms
         best = program.fastest([*program.singles, *inside], limit, gap_ms=rough_ms)
-        if best.pieces is None:
+        if best.columns is None:
             return best
     priced = program.price(limit)
     if priced is None:
@@ -157,11 +157,11 @@ def _with_groups(program: _Program, limit: int, best: _Answer) -> _Answer:
     worth_ms = _FIRST_WORTH * program.base_ms
     while bound_ms <= (wanted_ms := best.objective - program.gap_ms):
         worth_ms = min(worth_ms, wanted_ms - bound_ms)
-        pieces = [p for p in program.singles if prices.reduced_ms(p) <= worth_ms + _ZERO_MS]
-        pieces += program.groups.pieces(
-            limit + lent_bytes, prices=prices, worth_ms=worth_ms + _ZERO_MS
+        columns = [p for p in program.singles if prices.reduced_ms(p) <= worth_ms + _ZERO_MS]
+        columns += program.groups.columns(
+            limit + reused_bytes, prices=prices, worth_ms=worth_ms + _ZERO_MS
         )
-        answer = program.fastest(pieces, limit, wanted_ms)
+        answer = program.fastest(columns, limit, wanted_ms)
         best = best.improved(answer)
         if answer.undecided:
             return best.bounded(bound_ms)
@@ -178,7 +178,7 @@ def _with_groups(program: _Program, limit: int, best: _Answer) -> _Answer:
 class _Answer:
     """The pieces of the best schedule found (None: none), its objective, a proven bound."""
 
-    pieces: tuple[Piece, ...] | None
+    columns: tuple[Column, ...] | None
     objective: float
     lower: float
     solve_s: float
@@ -186,7 +186,7 @@ class _Answer:
     @property
     def undecided(self) -> bool:
         """Whether there is neither a schedule nor a proof that there is none."""
-        return self.pieces is None and self.lower < math.inf
+        return self.columns is None and self.lower < math.inf
 
     def improved(self, other: _Answer) -> _Answer:
         """The better of the two."""
@@ -201,13 +201,13 @@ class _Answer:
 class _Program:
     """Variables and rows over one chain."""
 
-    def __init__(self, chain: Chain, config: SolverConfig, lent: Lent = NOTHING_LENT) -> None:
+    def __init__(self, chain: Chain, config: SolverConfig, reused: ReusedBytes = NO_REUSE) -> None:
         self.chain = chain
         nothing = (0,) * len(chain)
-        self._lent_forward_mib = np.array(lent.forward or nothing) / _MIB
-        self._lent_backward_mib = np.array(lent.backward or nothing) / _MIB
-        self.most_lent_bytes = max((0, *lent.forward, *lent.backward))
-        self.singles = single_pieces(chain)
+        self._reused_forward_mib = np.array(reused.forward or nothing) / _MIB
+        self._reused_backward_mib = np.array(reused.backward or nothing) / _MIB
+        self.most_reused_bytes = max((0, *reused.forward, *reused.backward))
+        self.singles = single_columns(chain)
         self.groups = Groups(chain)
         self.base_ms = 1e3 * sum(min(o.cost.time_s for o in opts) for opts in chain.options)
         self.gap_ms = config.relative_gap * self.base_ms
@@ -218,19 +218,19 @@ class _Program:
         # Columns of h: for each value, from the block that makes it to the last that reads it.
         keys = [
             (v, k)
-            for v, c in enumerate(chain.crossings)
+            for v, c in enumerate(chain.boundary_values)
             for k in range(c.producer, c.readers[-1] + 1)
         ]
         self._held = {key: column for column, key in enumerate(keys)}
         self._known_mib, self._held_there, self._held_on = self._value_rows()
 
-    def peak_bytes(self, pieces: Sequence[Piece]) -> int:
+    def peak_bytes(self, columns: Sequence[Column]) -> int:
         """The predicted peak, arguments and outputs left out."""
-        return predict(self.chain, _selection(pieces)).peak_bytes - self.chain.fixed_bytes
+        return predict(self.chain, _selection(columns)).peak_bytes - self.chain.fixed_bytes
 
     def schedule(self, answer: _Answer, offset: float = 0.0) -> Schedule:
         """The answer with its gap, relative to the objective and the offset."""
-        if answer.pieces is None:
+        if answer.columns is None:
             status = Status.UNDECIDED if answer.undecided else Status.INFEASIBLE
             return Schedule(None, Outcome(status, math.inf, 0.0, answer.solve_s))
         whole = max(answer.objective + offset, 1e-12)
@@ -238,34 +238,34 @@ class _Program:
         proven = gap <= self._config.relative_gap + 1e-6
         status = Status.OPTIMAL if proven else Status.NODE_LIMIT
         outcome = Outcome(status, answer.objective, gap, answer.solve_s)
-        return Schedule(_selection(answer.pieces), outcome)
+        return Schedule(_selection(answer.columns), outcome)
 
     def fastest(
         self,
-        pieces: Sequence[Piece],
+        columns: Sequence[Column],
         limit_bytes: int,
         below_ms: float = math.inf,
         *,
         gap_ms: float | None = None,
     ) -> _Answer:
         """Least time added within the limit, if that is below a bound."""
-        x, h = self._variables(pieces, boolean=True)
+        x, h = self._variables(columns, boolean=True)
         # Σ_p T_p x_p.
-        added = np.array([p.added_ms for p in pieces]) @ x
-        constraints, _ = self._constraints(pieces, x, h, limit_bytes / _MIB)
+        added = np.array([p.added_ms for p in columns]) @ x
+        constraints, _ = self._constraints(columns, x, h, limit_bytes / _MIB)
         if math.isfinite(below_ms):
             constraints.append(added <= below_ms)
         gap_ms = self.gap_ms if gap_ms is None else gap_ms
-        return self._answer(added, constraints, pieces, x, gap_ms)
+        return self._answer(added, constraints, columns, x, gap_ms)
 
-    def lowest(self, pieces: Sequence[Piece], limit_bytes: float) -> _Answer:
+    def lowest(self, columns: Sequence[Column], limit_bytes: float) -> _Answer:
         """Least peak, if that is no higher than a limit."""
-        x, h = self._variables(pieces, boolean=True)
+        x, h = self._variables(columns, boolean=True)
         peak = cp.Variable(name="P", nonneg=True)
-        constraints, _ = self._constraints(pieces, x, h, peak)
+        constraints, _ = self._constraints(columns, x, h, peak)
         if math.isfinite(limit_bytes):
             constraints.append(peak <= limit_bytes / _MIB)
-        return self._answer(peak, constraints, pieces, x, 0.0)
+        return self._answer(peak, constraints, columns, x, 0.0)
 
     def price(self, limit_bytes: int) -> tuple[float, Prices] | None:
         """A lower bound of the time added by any schedule, and what the rows charge a piece;
@@ -274,8 +274,8 @@ class _Program:
         The relaxation may exceed the limit at a price, so that it has a solution and prices
         whatever the limit.
         """
-        pieces = list(self.singles)
-        known = set(pieces)
+        columns = list(self.singles)
+        known = set(columns)
         penalty = 1e3 * self.most_ms / (limit_bytes / _MIB)
         most = max(len(self.chain) // 2, 1)
         # A schedule has at most so many groups, and each improves on the relaxation by no more
@@ -285,14 +285,14 @@ class _Program:
         rounds = 0
         while True:
             rounds += 1
-            relaxed = self._relaxed(pieces, limit_bytes / _MIB, penalty)
+            relaxed = self._relaxed(columns, limit_bytes / _MIB, penalty)
             if relaxed is None:
                 return None
             value, prices = relaxed
             # The most wanted groups are quick to list; the less wanted once they run out.
             while True:
-                most_bytes = limit_bytes + self.most_lent_bytes
-                found = self.groups.pieces(most_bytes, prices=prices, worth_ms=-coarse)
+                most_bytes = limit_bytes + self.most_reused_bytes
+                found = self.groups.columns(most_bytes, prices=prices, worth_ms=-coarse)
                 found = [(prices.reduced_ms(p), p) for p in found if p not in known]
                 if found or coarse <= fine:
                     break
@@ -301,16 +301,16 @@ class _Program:
             if not found or rounds == _MAX_ROUNDS:
                 least = min(found[0][0] if found else 0.0, -coarse)
                 return value + least * most, prices
-            pieces += [p for _, p in found[:_MAX_PRICED]]
+            columns += [p for _, p in found[:_MAX_PRICED]]
             known.update(p for _, p in found[:_MAX_PRICED])
 
     def _relaxed(
-        self, pieces: Sequence[Piece], limit_mib: float, penalty: float
+        self, columns: Sequence[Column], limit_mib: float, penalty: float
     ) -> tuple[float, Prices] | None:
-        x, h = self._variables(pieces, boolean=False)
+        x, h = self._variables(columns, boolean=False)
         excess = cp.Variable(nonneg=True, name="u")
-        constraints, rows = self._constraints(pieces, x, h, limit_mib + excess)
-        added = np.array([p.added_ms for p in pieces]) @ x
+        constraints, rows = self._constraints(columns, x, h, limit_mib + excess)
+        added = np.array([p.added_ms for p in columns]) @ x
         problem = cp.Problem(cp.Minimize(added + penalty * excess), constraints)
         outcome = solve(problem, self._config, may_be_undecided=True)
         if outcome.status is not Status.OPTIMAL:
@@ -327,18 +327,18 @@ class _Program:
         return outcome.objective, prices
 
     def _variables(
-        self, pieces: Sequence[Piece], *, boolean: bool
+        self, columns: Sequence[Column], *, boolean: bool
     ) -> tuple[cp.Variable, cp.Variable]:
-        x = cp.Variable(len(pieces), name="x", boolean=boolean, nonneg=not boolean)
+        x = cp.Variable(len(columns), name="x", boolean=boolean, nonneg=not boolean)
         return x, cp.Variable(max(len(self._held), 1), nonneg=True, name="h")
 
     def _constraints(
-        self, pieces: Sequence[Piece], x: cp.Variable, h: cp.Variable, peak: cp.Expression | float
+        self, columns: Sequence[Column], x: cp.Variable, h: cp.Variable, peak: cp.Expression | float
     ) -> tuple[list[cp.Constraint], tuple[cp.Constraint, ...]]:
         """All rows, and those that the columns of pieces are in."""
         n = len(self.chain)
         covered, held, kept, forward, backward = (_Entries() for _ in range(5))
-        for i, p in enumerate(pieces):
+        for i, p in enumerate(columns):
             for k, own in zip(range(p.first, p.last + 1), p.forward_bytes, strict=True):
                 covered.add(k, i, 1.0)
                 forward.add(k, i, own / _MIB)
@@ -347,7 +347,7 @@ class _Program:
                 held.add(self._held[key], i, 1.0)
             if p.last + 1 < n:
                 kept.add(p.last + 1, i, p.kept_bytes / _MIB)
-        width = len(pieces)
+        width = len(columns)
         s = cp.Variable(n, name="s")
         # cvxpy's operators are typed as booleans, so `Any`.
         rows: tuple[Any, ...] = (
@@ -357,11 +357,11 @@ class _Program:
             h >= held.matrix(h.size, width) @ x,
             # The forward of block k: what is kept before it, values still to be read, its own
             # peak:  s_k + Σ_p A_{p,k} x_p + Σ_{v made before k, read from k on} b_v ≤ P + F_k.
-            s + forward.matrix(n, width) @ x + self._known_mib <= peak + self._lent_forward_mib,
+            s + forward.matrix(n, width) @ x + self._known_mib <= peak + self._reused_forward_mib,
             # The backward of the piece that block k is in:
             #   s_k + Σ_{p ∋ k} B_p x_p + Σ_{v made up to k, read from k on} b_v h_{v,k} ≤ P + G_k.
             s + backward.matrix(n, width) @ x + self._held_there @ h
-            <= peak + self._lent_backward_mib,
+            <= peak + self._reused_backward_mib,
         )
         constraints: list[cp.Constraint] = list(rows)
         # What the pieces before block k keep, and values last read before it that they hold:
@@ -386,7 +386,7 @@ class _Program:
         is the first to come after all readers of."""
         n = len(self.chain)
         known, there, on = np.zeros(n), _Entries(), _Entries()
-        for v, c in enumerate(self.chain.crossings):
+        for v, c in enumerate(self.chain.boundary_values):
             last, size_mib = c.readers[-1], c.size_bytes / _MIB
             known[c.producer + 1 : last + 1] += size_mib
             for k in range(c.producer, last + 1):
@@ -400,7 +400,7 @@ class _Program:
         self,
         objective: cp.Expression,
         constraints: list[cp.Constraint],
-        pieces: Sequence[Piece],
+        columns: Sequence[Column],
         x: cp.Variable,
         gap: float,
     ) -> _Answer:
@@ -411,7 +411,7 @@ class _Program:
         if outcome.status is Status.UNDECIDED:
             return _Answer(None, math.inf, 0.0, outcome.solve_s)
         assert x.value is not None
-        chosen = tuple(p for p, on in zip(pieces, x.value, strict=True) if on > 0.5)
+        chosen = tuple(p for p, on in zip(columns, x.value, strict=True) if on > 0.5)
         lower = outcome.objective - outcome.gap * abs(outcome.objective)
         return _Answer(chosen, outcome.objective, lower, outcome.solve_s)
 
@@ -434,8 +434,8 @@ class _Entries:
         return sp.csr_matrix((self._values, where), shape=(height, width))
 
 
-def _selection(pieces: Sequence[Piece]) -> Selection:
-    ordered = sorted(pieces, key=lambda p: p.first)
+def _selection(columns: Sequence[Column]) -> Selection:
+    ordered = sorted(columns, key=lambda p: p.first)
     return Selection(
         options=tuple(o for p in ordered for o in p.options),
         groups=tuple((p.first, p.last) for p in ordered if p.last > p.first),

@@ -92,9 +92,9 @@ class Body:
     inner: Mapping[int, Scan | Cond]
 
     @property
-    def pinned(self) -> bool:
+    def effectful(self) -> bool:
         """Whether it has an effect, so that it must run exactly once."""
-        return any(op.pinned for op in self.graph.operations)
+        return any(op.effectful for op in self.graph.operations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def _scan_body(eqn: Any, moving: Sequence[bool], active: Sequence[bool]) -> Body
 def _kept_each_step(graph: Graph, num_consts: int, trips: int) -> Graph:
     changing = set(graph.arguments[num_consts:])
     for op in graph.operations:
-        if op.pinned or changing.intersection(op.inputs):
+        if op.effectful or changing.intersection(op.inputs):
             changing.update(op.outputs)
     values = [
         v if v.id in changing else replace(v, size_bytes=ceil(v.size_bytes / trips))

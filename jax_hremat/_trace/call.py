@@ -86,8 +86,8 @@ class Arguments:
     def static_part(self) -> Arguments:
         """All but what is traced, and none of the caller's objects."""
         traced = frozenset(self.positions)
-        bare = (replace(leaf, variable=None) for leaf in self.leaves)
-        leaves = (replace(x, value=None) if i in traced else x for i, x in enumerate(bare))
+        plain = (replace(leaf, variable=None) for leaf in self.leaves)
+        leaves = (replace(x, value=None) if i in traced else x for i, x in enumerate(plain))
         return replace(self, leaves=tuple(leaves), objects={}, inputs=())
 
     def with_values(self, values: Sequence[Any]) -> tuple[Any, dict[int, Any]]:

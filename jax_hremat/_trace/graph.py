@@ -130,7 +130,7 @@ class Operation:
         return self.active or self.of_rule
 
     @property
-    def pinned(self) -> bool:
+    def effectful(self) -> bool:
         """Whether it must run exactly once."""
         return bool(self.once)
 

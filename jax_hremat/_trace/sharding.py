@@ -11,7 +11,7 @@ from jax_hremat._trace.trace import Program
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class Shardings:
     """Where the values of a graph lie.
 
     Attributes:
@@ -23,7 +23,7 @@ class Layout:
     specs: tuple[Spec, ...]
 
 
-def on_one_device(program: Program, graph: Graph, layout: Layout) -> Graph:
+def on_one_device(program: Program, graph: Graph, shardings: Shardings) -> Graph:
     """The graph with bytes and flops of one device, and the layout of each value.
 
     An operation is split as finely as the finest of what it reads and makes: a matrix product's
@@ -35,12 +35,12 @@ def on_one_device(program: Program, graph: Graph, layout: Layout) -> Graph:
         layout: Where its values lie.
     """
     shares = [
-        layout.mesh.share(value.aval.shape, spec)
-        for value, spec in zip(program.values, layout.specs, strict=True)
+        shardings.mesh.share(value.aval.shape, spec)
+        for value, spec in zip(program.values, shardings.specs, strict=True)
     ]
     values = [
         replace(value, size_bytes=math.ceil(value.size_bytes * share), spec=spec)
-        for value, share, spec in zip(graph.values, shares, layout.specs, strict=True)
+        for value, share, spec in zip(graph.values, shares, shardings.specs, strict=True)
     ]
     operations = []
     for op in graph.operations:
@@ -54,13 +54,15 @@ def on_one_device(program: Program, graph: Graph, layout: Layout) -> Graph:
                     bytes=float(sum(values[v].size_bytes for v in touched)),
                 ),
                 opaque_bytes=math.ceil(op.opaque_bytes * share),
-                fusible=op.fusible or _stays(op, layout),
+                fusible=op.fusible or _stays(op, shardings),
             )
         )
-    return replace(graph, operations=tuple(operations), values=tuple(values), mesh=layout.mesh)
+    return replace(graph, operations=tuple(operations), values=tuple(values), mesh=shardings.mesh)
 
 
-def _stays(op: Operation, layout: Layout) -> bool:
+def _stays(op: Operation, shardings: Shardings) -> bool:
     """Whether it only says of a value how it lies already."""
     said = op.primitive == "sharding_constraint"
-    return said and len({layout.specs[v] for v in (*op.inputs, *op.outputs) if v is not None}) == 1
+    return (
+        said and len({shardings.specs[v] for v in (*op.inputs, *op.outputs) if v is not None}) == 1
+    )

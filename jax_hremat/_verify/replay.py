@@ -45,7 +45,7 @@ class Replay:
             its derivative), or None.
         num_equations: Live equations of the step.
         num_barriers: Optimization barriers in the lowered step outside loops: one before each
-            wrapped region's recompute, one before the forward of a region that a recompute
+            checkpointed region's recompute, one before the forward of a region that a recompute
             two levels further out runs, and those the program has itself.
         kept_bytes: Bytes of values made in the first forward, arguments apart, that a recompute
             or the backward reads.

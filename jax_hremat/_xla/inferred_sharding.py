@@ -16,7 +16,7 @@ from jax_hremat._jax import compat
 from jax_hremat._plan.device_mesh import DeviceMesh
 from jax_hremat._plan.region import Region
 from jax_hremat._trace.mesh import abstract_mesh, spec_of
-from jax_hremat._trace.sharding import Layout
+from jax_hremat._trace.sharding import Shardings
 from jax_hremat._trace.trace import Program
 from jax_hremat._xla.compile import compile_flat, never_run
 from jax_hremat._xla.target import Target
@@ -24,7 +24,7 @@ from jax_hremat._xla.target import Target
 _logger = logging.getLogger("jax_hremat")
 
 
-def inferred_layout(step: Step, mesh: DeviceMesh, target: Target) -> Layout:
+def inferred_shardings(step: Step, mesh: DeviceMesh, target: Target) -> Shardings:
     """Compile the step without rematerialization and look at the values of its program.
 
     The arguments' shardings are given, all others are the compiler's; those in another plan may be
@@ -62,7 +62,7 @@ def inferred_layout(step: Step, mesh: DeviceMesh, target: Target) -> Layout:
             unknown,
             len(atoms),
         )
-    return Layout(mesh, tuple(specs))
+    return Shardings(mesh, tuple(specs))
 
 
 def _watched(program: Program, found: dict[int, Sharding]) -> FlatFunction:

@@ -195,7 +195,7 @@ class Uses:
 
     Attributes:
         use: Wraps them with what it is given, and returns a pytree or an `Outcome`.
-        planner: What wraps.
+        planner: What checkpoints.
         effects: As of `Loss`.
     """
 

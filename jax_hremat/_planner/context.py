@@ -1,4 +1,4 @@
-"""`Step` -> `Workbench`: everything that is known before a budget is named."""
+"""`Step` -> `PlanningContext`: everything that is known before a budget is named."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jax_hremat._options.block_options import BlockOptions, SearchConfig
 from jax_hremat._options.chain import make_chain
 from jax_hremat._options.search import search_options
 from jax_hremat._partition.blocks import Partition, Partitioner, partition_graph
-from jax_hremat._partition.valleys import partition_by_width
+from jax_hremat._partition.cut_points import partition_by_width
 from jax_hremat._plan.openings import Openings
 from jax_hremat._plan.region import Region
 from jax_hremat._planner.standard import (
@@ -34,9 +34,9 @@ from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._solve.chain import Chain, Selection
 from jax_hremat._solve.keeping import keeping_groups
+from jax_hremat._solve.output_reuse import Result, gradients_of
 from jax_hremat._solve.prediction import Prediction, predict
-from jax_hremat._solve.regions import Ties, selection_region
-from jax_hremat._solve.results import Result, gradients_of
+from jax_hremat._solve.regions import Barriers, selection_region
 from jax_hremat._trace.bodies import Cond, Scan, bodies_of
 from jax_hremat._trace.graph import Graph, build_graph
 from jax_hremat._trace.mesh import is_known
@@ -44,14 +44,14 @@ from jax_hremat._trace.sharding import on_one_device
 from jax_hremat._trace.trace import Program
 from jax_hremat._xla.cache import CompileCache
 from jax_hremat._xla.certify import CompiledStep, StepCompiler
-from jax_hremat._xla.inferred_sharding import inferred_layout
+from jax_hremat._xla.inferred_sharding import inferred_shardings
 from jax_hremat._xla.rates import rates
 from jax_hremat._xla.target import Target
 
 _logger = logging.getLogger("jax_hremat")
 
 # Of what a step without rematerialization holds: less in the memory of results is no matter.
-_WORTH_LENDING = 0.05
+_WORTH_REUSE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class PlannerConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class CostTable:
     """What is known of a program from its pieces, before any whole step is compiled.
 
     Attributes:
@@ -174,9 +174,9 @@ class Costs:
         return layer_selection(chain, self.partition.kinds, *self._by_hand(policy), every)
 
     def _by_hand(self, policy: str) -> tuple[list[Option], list[Option]]:
-        """Each block left as it is, and each wrapped under a policy by name."""
+        """Each block left as it is, and each checkpointed under a policy by name."""
         of_blocks = self.of_blocks
-        return [o.bare for o in of_blocks], [o.written(policy) for o in of_blocks]
+        return [o.plain for o in of_blocks], [o.under_policy(policy) for o in of_blocks]
 
     @property
     def has_scans(self) -> bool:
@@ -195,12 +195,12 @@ class Costs:
         names = [name for options in self.options.values() for name, _ in options.by_hand]
         found: dict[tuple[Option, ...], str] = {}
         for name in dict.fromkeys(names):
-            found.setdefault(tuple(o.written(name) for o in self.options.values()), name)
+            found.setdefault(tuple(o.under_policy(name) for o in self.options.values()), name)
         return list(found.values())
 
 
 @dataclass(frozen=True, slots=True)
-class Workbench:
+class PlanningContext:
     """All that is known of a program before a budget is named; plans for any budget follow.
 
     Attributes:
@@ -219,7 +219,7 @@ class Workbench:
     """
 
     step: Step
-    costs: Costs
+    costs: CostTable
     baseline: CompiledStep
     compile_step: StepCompiler
     target: Target
@@ -252,17 +252,19 @@ class Workbench:
         every scan under one and nothing else, every layer under one, one layer in a few or every
         few blocks together under `jax.checkpoint`."""
         names = self.costs.policies
-        bare = self.chain(lambda o: (o.bare,))
-        plans = [uniform(bare)]
-        plans += [uniform(self.chain(lambda o, name=name: (o.written(name),))) for name in names]
+        plain = self.chain(lambda o: (o.plain,))
+        plans = [uniform(plain)]
+        plans += [
+            uniform(self.chain(lambda o, name=name: (o.under_policy(name),))) for name in names
+        ]
         if self.costs.has_scans:
             plans += [self.steps_under(name) for name in names]
         plans += [self.layers_under(name) for name in names]
         plans += [self.layers_under("block", every) for every in COUNTS]
-        plans += [(bare, selection) for selection in grouped_selections(bare)]
+        plans += [(plain, selection) for selection in grouped_selections(plain)]
         found: dict[Region, tuple[Chain, Selection]] = {}
         for chain, selection in plans:
-            root = selection_region(self.costs.graph, chain, selection, Ties.NONE)
+            root = selection_region(self.costs.graph, chain, selection, Barriers.NONE)
             found.setdefault(root, (chain, selection))
         return list(found.values())
 
@@ -270,14 +272,14 @@ class Workbench:
         """The steps of every scan under a policy by name; all else as it is."""
 
         def steps(options: BlockOptions) -> Option:
-            written = options.written(policy)
-            return written if written.origin == "loop" else options.bare
+            under_policy = options.under_policy(policy)
+            return under_policy if under_policy.origin == "loop" else options.plain
 
         return uniform(self.chain(lambda o: (steps(o),)))
 
     def layers_under(self, policy: str, every: int = 1) -> tuple[Chain, Selection]:
         """Every layer, or one in so many, under a policy by name; all else as it is."""
-        chain = self.chain(lambda o: (o.bare, o.written(policy)))
+        chain = self.chain(lambda o: (o.plain, o.under_policy(policy)))
         return chain, self.costs.layers_under(policy, chain, every)
 
 
@@ -289,7 +291,7 @@ def priced(
     cache: CompileCache | None,
     progress: Progress,
     kernels: KernelBook | None = None,
-) -> Costs:
+) -> CostTable:
     """Graph, partition, and the options of each kind of block."""
     program = step.program
     timings = {"trace": trace_s}
@@ -298,7 +300,7 @@ def priced(
     # Inside a `shard_map` the program is that of one device already.
     if step.mesh is not None and not (program.mesh is not None and program.mesh.manual):
         with timed(timings, "layout"):
-            graph = on_one_device(program, graph, inferred_layout(step, step.mesh, target))
+            graph = on_one_device(program, graph, inferred_shardings(step, step.mesh, target))
     with timed(timings, "partition"):
         partition = partition_graph(graph, config.partitioner)
         bodies = bodies_of(program, graph)
@@ -316,12 +318,12 @@ def priced(
             config.solver,
             progress,
         )
-    return Costs(program, graph, partition, bodies, options, timings)
+    return CostTable(program, graph, partition, bodies, options, timings)
 
 
 def prepare(
     step: Step, target: Target, config: PlannerConfig, trace_s: float, progress: Progress
-) -> Workbench:
+) -> PlanningContext:
     """The costs, and the baseline, which is compiled meanwhile; before them where they are
     measured, one at a time and with nothing beside."""
     if step.mesh is None and step.program.shardings:
@@ -363,7 +365,7 @@ def prepare(
         with timed(timings, "baseline"):
             compiled = baseline.result()
     _warn_of_unpriced(compiled)
-    bench = Workbench(
+    context = PlanningContext(
         step=step,
         costs=costs,
         baseline=compiled,
@@ -373,13 +375,13 @@ def prepare(
         timings_s=timings,
         results=() if step.traced is not None else gradients_of(costs.graph, costs.partition),
     )
-    bare = uniform(bench.chain(lambda o: (o.bare,)))
-    predicted = bench.predict(*bare)
-    if predicted.peak.lent_bytes < _WORTH_LENDING * predicted.peak.live_bytes:
-        bench = replace(bench, results=())
-        predicted = bench.predict(*bare)
+    plain = uniform(context.chain(lambda o: (o.plain,)))
+    predicted = context.predict(*plain)
+    if predicted.peak.reused_bytes < _WORTH_REUSE * predicted.peak.live_bytes:
+        context = replace(context, results=())
+        predicted = context.predict(*plain)
     surplus_bytes = max(0, compiled.memory.peak_bytes - predicted.peak_bytes)
-    return replace(bench, surplus_bytes=surplus_bytes)
+    return replace(context, surplus_bytes=surplus_bytes)
 
 
 def _warn_of_unpriced(step: CompiledStep) -> None:

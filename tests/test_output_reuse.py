@@ -15,14 +15,14 @@ from test_schedule import EXACT, MIB, QUICK, ROUNDING_BYTES, all_predictions, ch
 
 import jax_hremat
 from jax_hremat._emit.step import own_step
-from jax_hremat._planner.bench import Workbench, prepare, uniform
 from jax_hremat._planner.candidates import NO_SOLVE, Candidates
-from jax_hremat._solve.chain import Chain, Crossing, Selection
-from jax_hremat._solve.lending import fastest_lending
+from jax_hremat._planner.context import PlanningContext, prepare, uniform
+from jax_hremat._solve.chain import BoundaryValue, Chain, Selection
+from jax_hremat._solve.output_reuse import Result, reused_bytes
 from jax_hremat._solve.prediction import Prediction, predict
-from jax_hremat._solve.regions import Ties
-from jax_hremat._solve.results import Result, lent_bytes
-from jax_hremat._solve.schedule import Lent, fastest_within
+from jax_hremat._solve.regions import Barriers
+from jax_hremat._solve.schedule import ReusedBytes, fastest_within
+from jax_hremat._solve.with_reuse import fastest_with_reuse
 from jax_hremat._trace.trace import trace_loss
 from jax_hremat._xla.target import get_target
 
@@ -41,37 +41,38 @@ from jax_hremat._xla.target import get_target
     ],
 )
 def test_each_buffer_goes_to_the_smallest_idle_result(
-    sizes: list[int], idle: list[int], lent: int
+    sizes: list[int], idle: list[int], reused: int
 ) -> None:
-    assert lent_bytes(sizes, idle) == lent
+    assert reused_bytes(sizes, idle) == reused
 
 
 def three_blocks() -> Chain:
     sizes = {"kept_sizes": (6 * MIB, 3 * MIB), "backward_sizes": (4 * MIB,)}
     one = option(1, 2, 9, 2, 4)
     one = replace(one, cost=replace(one.cost, **sizes))
-    stream = [Crossing(2 * MIB, k, (k + 1,), True, frozenset({(k + 1, 0)})) for k in range(2)]
+    stream = [BoundaryValue(2 * MIB, k, (k + 1,), True, frozenset({(k + 1, 0)})) for k in range(2)]
     return make([[one]] * 3, [1.0] * 3, stream, fixed=20)
 
 
 def test_a_result_lends_until_its_own_backward() -> None:
     chain, selection = three_blocks(), Selection((0, 0, 0))
     results = [Result(0, 7 * MIB), Result(1, 3 * MIB)]
-    plain, lending = predict(chain, selection), predict(chain, selection, results)
+    plain, with_reuse = predict(chain, selection), predict(chain, selection, results)
     # The last backward: 18 kept, two streams of 2, 4 of its own. 6 go into 7 and 3 into 3.
     assert plain.peak_bytes == (20 + 18 + 4 + 4) * MIB
-    last = next(m for m in lending.moments if m.block == 2 and m.in_backward)
-    assert last.lent_bytes == 9 * MIB
+    last = next(m for m in with_reuse.moments if m.block == 2 and m.in_backward)
+    assert last.reused_bytes == 9 * MIB
     assert last.live_bytes == (18 + 4 + 4 - 9) * MIB
     # The second result is written in the backward of the second block, the first in the first's.
-    lent = {m.block: m.lent_bytes for m in lending.moments if m.in_backward}
-    assert (lent[1], lent[0]) == (6 * MIB, 0)
-    assert lending.time_s == plain.time_s
+    reused = {m.block: m.reused_bytes for m in with_reuse.moments if m.in_backward}
+    assert (reused[1], reused[0]) == (6 * MIB, 0)
+    assert with_reuse.time_s == plain.time_s
 
 
-def fits(found: Prediction, lent: Lent, limit_bytes: int) -> bool:
+def fits(found: Prediction, reused: ReusedBytes, limit_bytes: int) -> bool:
     return all(
-        m.live_bytes <= limit_bytes + (lent.backward if m.in_backward else lent.forward)[m.block]
+        m.live_bytes
+        <= limit_bytes + (reused.backward if m.in_backward else reused.forward)[m.block]
         for m in found.moments
     )
 
@@ -82,19 +83,19 @@ def test_the_root_program_takes_what_is_lent_as_given(chain: Chain, data: st.Dat
     some = st.lists(
         st.integers(0, 9).map(lambda n: n * MIB), min_size=len(chain), max_size=len(chain)
     )
-    lent = Lent(tuple(data.draw(some)), tuple(data.draw(some)))
+    reused = ReusedBytes(tuple(data.draw(some)), tuple(data.draw(some)))
     everything = all_predictions(chain, groups=False)
     peak_bytes = data.draw(st.sampled_from(sorted({p.peak_bytes for p in everything})))
     limit_bytes = peak_bytes - chain.fixed_bytes
-    fitting = [p.time_s for p in everything if fits(p, lent, limit_bytes)]
-    found = fastest_within(chain, peak_bytes, EXACT, groups=False, lent=lent).selection
+    fitting = [p.time_s for p in everything if fits(p, reused, limit_bytes)]
+    found = fastest_within(chain, peak_bytes, EXACT, groups=False, reused=reused).selection
     assert (found is None) == (not fitting)
     if found is not None:
         assert predict(chain, found).time_s == pytest.approx(min(fitting), abs=1e-9)
-    grouped = fastest_within(chain, peak_bytes, EXACT, lent=lent).selection
+    grouped = fastest_within(chain, peak_bytes, EXACT, reused=reused).selection
     if grouped is not None:
         promise = predict(chain, grouped)
-        assert fits(promise, lent, limit_bytes + ROUNDING_BYTES)
+        assert fits(promise, reused, limit_bytes + ROUNDING_BYTES)
         assert found is None or promise.time_s <= predict(chain, found).time_s + 1e-9
 
 
@@ -106,11 +107,11 @@ def test_what_is_found_with_lending_fits(chain: Chain, data: st.DataObject) -> N
     results = [Result(data.draw(block), data.draw(size)) for _ in range(3)]
     peaks = sorted({p.peak_bytes for p in all_predictions(chain)})
     peak_bytes = data.draw(st.sampled_from(peaks))
-    found = fastest_lending(
+    found = fastest_with_reuse(
         chain,
         peak_bytes,
         results,
-        lambda lent: fastest_within(chain, peak_bytes, EXACT, lent=lent),
+        lambda reused: fastest_within(chain, peak_bytes, EXACT, reused=reused),
         lambda c, s: predict(c, s, results),
     )
     assert found.selection is not None
@@ -126,7 +127,7 @@ def heavy(weights: list[Any], x: jax.Array) -> jax.Array:
 
 
 @pytest.fixture(scope="module")
-def bench() -> Workbench:
+def context() -> PlanningContext:
     def struct(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.float32)
 
@@ -137,16 +138,16 @@ def bench() -> Workbench:
     return prepare(own_step(program), get_target("cpu"), config, 0.0, lambda *_: None)
 
 
-def test_peaks_of_heavy_weights_are_predicted(bench: Workbench) -> None:
-    assert sum(r.size_bytes for r in bench.results) == 8 * 2 * 64 * 128 * 4
-    candidates = Candidates(bench, lambda *_: None)
-    wrapped = uniform(bench.chain(lambda o: (o.wrapped,)))
+def test_peaks_of_heavy_weights_are_predicted(context: PlanningContext) -> None:
+    assert sum(r.size_bytes for r in context.results) == 8 * 2 * 64 * 128 * 4
+    candidates = Candidates(context, lambda *_: None)
+    checkpointed = uniform(context.chain(lambda o: (o.checkpointed,)))
     tight = candidates.solve(
-        candidates.chain, int(0.85 * candidates.bare.peak_bytes), bench.config.solver
+        candidates.chain, int(0.85 * candidates.plain.peak_bytes), context.config.solver
     )
     assert tight.selection is not None
-    for chain, selection in (wrapped, (candidates.chain, tight.selection)):
-        found = candidates.add(chain, selection, NO_SOLVE, Ties.WRAPPED)
+    for chain, selection in (checkpointed, (candidates.chain, tight.selection)):
+        found = candidates.add(chain, selection, NO_SOLVE, Barriers.CHECKPOINTED)
         assert found.prediction.peak_bytes == pytest.approx(found.peak_bytes, rel=0.08)
-    linear = predict(*uniform(bench.chain(lambda o: (o.bare,))))
-    assert linear.peak_bytes > 1.15 * candidates.bare.peak_bytes
+    linear = predict(*uniform(context.chain(lambda o: (o.plain,))))
+    assert linear.peak_bytes > 1.15 * candidates.plain.peak_bytes

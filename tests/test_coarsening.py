@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 
 import jax_hremat
 from jax_hremat._cost.option import Option
-from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._plan.region import Region
-from jax_hremat._solve import stretches
 from jax_hremat._solve.backend import SolverConfig
-from jax_hremat._solve.chain import Chain, Crossing, Group, Selection
+from jax_hremat._solve.chain import BoundaryValue, Chain, Group, Selection
+from jax_hremat._solve.coarsening import coarsened
 from jax_hremat._solve.prediction import predict, recompute_s
 from jax_hremat._solve.schedule import fastest_within, least_peak
-from jax_hremat._solve.stretches import stretched
 from jax_hremat._trace.graph import Graph
 
 MIB = 2**20
@@ -37,13 +36,13 @@ QUICK = settings(
 
 @pytest.fixture(autouse=True)
 def few_layers_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stretches, "_MANY_LAYERS", 4)
+    monkeypatch.setattr(coarsening, "_MANY_LAYERS", 4)
 
 
 def option(forward_s: float, backward_s: float, *sizes_mib: int) -> Option:
     kept, forward_peak, backward_peak = (s * MIB for s in sizes_mib)
-    cost = ModeCost(forward_s, backward_s, kept, (), (), forward_peak, backward_peak)
-    return Option(Region(0, 4), cost, "bare")
+    cost = OptionCost(forward_s, backward_s, kept, (), (), forward_peak, backward_peak)
+    return Option(Region(0, 4), cost, "plain")
 
 
 @st.composite
@@ -60,7 +59,7 @@ def stacks(draw: st.DrawFn) -> tuple[Chain, list[int]]:
         ]
         for kind in sorted(set(kinds))
     }
-    again_s = {kind: draw(st.integers(0, 3)) for kind in layer}
+    block_recompute_s = {kind: draw(st.integers(0, 3)) for kind in layer}
     shared = {kind: draw(st.sampled_from([0, 0, 3])) for kind in layer}
     last = len(kinds) - 1
     ends = [(k, (k + 1,)) for k in range(last)] + [(0, tuple(range(1, last)))]
@@ -68,28 +67,30 @@ def stacks(draw: st.DrawFn) -> tuple[Chain, list[int]]:
         producer = draw(st.integers(0, last - 1))
         later = st.integers(producer + 1, last)
         ends.append((producer, tuple(sorted(draw(st.sets(later, min_size=1, max_size=3))))))
-    crossings = []
+    boundary_values = []
     for producer, readers in ends:
         pairs = [(k, o) for k in (producer, *readers) for o in range(len(layer[kinds[k]]))]
         needed = frozenset(draw(st.sets(st.sampled_from(pairs))))
-        crossings.append(Crossing(draw(size) * MIB, producer, readers, draw(st.booleans()), needed))
+        boundary_values.append(
+            BoundaryValue(draw(size) * MIB, producer, readers, draw(st.booleans()), needed)
+        )
     chain = Chain(
         starts=tuple(range(0, 4 * len(kinds), 4)),
         options=tuple(tuple(layer[k]) for k in kinds),
-        recompute_s=tuple(float(again_s[k]) for k in kinds),
-        last_recompute_s=tuple(tuple(again_s[k] / 2 for _ in layer[k]) for k in kinds),
+        recompute_s=tuple(float(block_recompute_s[k]) for k in kinds),
+        last_recompute_s=tuple(tuple(block_recompute_s[k] / 2 for _ in layer[k]) for k in kinds),
         shared_bytes=tuple(shared[k] * MIB for k in kinds),
-        crossings=tuple(crossings),
+        boundary_values=tuple(boundary_values),
         fixed_bytes=draw(size) * MIB,
     )
     return chain, kinds
 
 
 def equal_layers(count: int) -> Chain:
-    """Layers, bare or wrapped, of which the stream takes more than their insides."""
+    """Layers, plain or checkpointed, of which the stream takes more than their insides."""
     layers = [(option(2, 3, 9, 4, 10), option(2, 5, 0, 4, 10)) for _ in range(count)]
     stream = [
-        Crossing(8 * MIB, k, (k + 1,), True, frozenset({(k + 1, 0), (k + 1, 1)}))
+        BoundaryValue(8 * MIB, k, (k + 1,), True, frozenset({(k + 1, 0), (k + 1, 1)}))
         for k in range(count - 1)
     ]
     return Chain(
@@ -98,7 +99,7 @@ def equal_layers(count: int) -> Chain:
         recompute_s=(2.0,) * count,
         last_recompute_s=((2.0, 0.0),) * count,
         shared_bytes=(0,) * count,
-        crossings=tuple(stream),
+        boundary_values=tuple(stream),
         fixed_bytes=0,
     )
 
@@ -129,16 +130,16 @@ def tree_of(groups: Sequence[Group], first: int, last: int) -> Iterator[int | tu
 
 def replayed(chain: Chain, selection: Selection) -> tuple[int, float]:
     """Peak and time, by walking the tree of groups as the emitted step does."""
-    peak, again_s = 0, 0.0
-    value_bytes = [c.size_bytes for c in chain.crossings]
+    peak, block_recompute_s = 0, 0.0
+    value_bytes = [c.size_bytes for c in chain.boundary_values]
 
-    def cost(block: int) -> ModeCost:
+    def cost(block: int) -> OptionCost:
         return chain.options[block][selection.options[block]].cost
 
     def reads(first: int, last: int) -> set[int]:
         return {
             v
-            for v, c in enumerate(chain.crossings)
+            for v, c in enumerate(chain.boundary_values)
             if c.producer < first and any(first <= r <= last for r in c.readers)
         }
 
@@ -148,7 +149,9 @@ def replayed(chain: Chain, selection: Selection) -> tuple[int, float]:
             first, last = item[0]
             return sum(chain.shared_bytes[first : last + 1]), reads(first, last)
         pair = (item, selection.options[item])
-        return cost(item).kept_bytes, {v for v, c in enumerate(chain.crossings) if pair in c.needed}
+        return cost(item).kept_bytes, {
+            v for v, c in enumerate(chain.boundary_values) if pair in c.needed
+        }
 
     def rerun_s(item: int | tuple[Group, list], is_last: bool) -> float:
         if isinstance(item, int):
@@ -157,7 +160,7 @@ def replayed(chain: Chain, selection: Selection) -> tuple[int, float]:
         return 0.0 if is_last else sum(rerun_s(i, False) for i in item[1])
 
     def walk(items: list, kept_bytes: int, held: set[int], *, first_forward: bool) -> None:
-        nonlocal peak, again_s
+        nonlocal peak, block_recompute_s
         stack = []
         for item in items:
             stack.append((item, kept_bytes, held))
@@ -168,7 +171,7 @@ def replayed(chain: Chain, selection: Selection) -> tuple[int, float]:
                     before = held | reads(first, last) if block > first else held
                     live = {
                         v
-                        for v, c in enumerate(chain.crossings)
+                        for v, c in enumerate(chain.boundary_values)
                         if c.producer < block <= c.readers[-1]
                     }
                     waiting = sum(value_bytes[v] for v in live | before)
@@ -184,11 +187,11 @@ def replayed(chain: Chain, selection: Selection) -> tuple[int, float]:
                 peak = max(peak, kept_before + passed + own)
             else:
                 inner = item[1]
-                again_s += sum(rerun_s(i, i is inner[-1]) for i in inner)
+                block_recompute_s += sum(rerun_s(i, i is inner[-1]) for i in inner)
                 walk(inner, kept_before, held_before | values, first_forward=False)
 
     walk(list(tree_of(selection.groups, 0, len(chain) - 1)), 0, set(), first_forward=True)
-    time_s = sum(cost(b).time_s for b in range(len(chain))) + again_s
+    time_s = sum(cost(b).time_s for b in range(len(chain))) + block_recompute_s
     return chain.fixed_bytes + peak, time_s
 
 
@@ -216,7 +219,7 @@ def test_a_shorter_chain_predicts_what_the_chain_does(
     stack: tuple[Chain, list[int]], data: st.DataObject
 ) -> None:
     chain, kinds = stack
-    found = data.draw(st.sampled_from(stretched(chain, kinds)))
+    found = data.draw(st.sampled_from(coarsened(chain, kinds)))
     assert len(found.chain) < len(chain)
     selection = random_selection(data, found.chain)
     expanded = found.expanded(selection)
@@ -245,7 +248,7 @@ def test_many_layers_hold_few_boundaries() -> None:
     peaks = {}
     for count in (25, 65, 217):
         chain = equal_layers(count)
-        nested = stretched(chain, ["layer"] * count)[-1]
+        nested = coarsened(chain, ["layer"] * count)[-1]
         selection = least_peak(nested.chain, EXACT).selection
         found = predict(chain, nested.expanded(selection))
         peaks[count] = found.peak_bytes / (8 * MIB)
@@ -260,16 +263,16 @@ def test_short_stacks_and_those_with_an_effect_have_no_stretches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     chain = equal_layers(8)
-    assert not stretched(chain, list(range(8)))
-    pinned = replace(chain, pinned=frozenset(range(8)))
-    assert not stretched(pinned, ["layer"] * 8)
-    monkeypatch.setattr(stretches, "_MANY_LAYERS", 9)
-    assert not stretched(chain, ["layer"] * 8)
+    assert not coarsened(chain, list(range(8)))
+    effectful = replace(chain, effectful=frozenset(range(8)))
+    assert not coarsened(effectful, ["layer"] * 8)
+    monkeypatch.setattr(coarsening, "_MANY_LAYERS", 9)
+    assert not coarsened(chain, ["layer"] * 8)
 
 
 def test_a_budget_that_only_groups_in_groups_meet() -> None:
     chain = equal_layers(65)
-    nested, *_ = stretched(chain, ["layer"] * 65)
+    nested, *_ = coarsened(chain, ["layer"] * 65)
     floor = predict(chain, least_peak(chain, EXACT).selection).peak_bytes
     limit = floor - 8 * MIB
     assert fastest_within(chain, limit, EXACT).selection is None

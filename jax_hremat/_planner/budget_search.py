@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jax_hremat._planner.candidates import NO_SOLVE, Candidate, Candidates
 from jax_hremat._solve.backend import SolverConfig, Status, undecided
-from jax_hremat._solve.regions import Ties
-from jax_hremat._solve.stretches import Space, bottom
+from jax_hremat._solve.coarsening import Space, bottom
+from jax_hremat._solve.regions import Barriers
 
 # Stop improving a certified plan when this little of the budget is left unused.
 _SLACK = 0.01
@@ -17,16 +17,16 @@ _MARGIN = 0.0025
 _WIDE_MISS = 0.1
 # Compile a standard plan as well if its predicted peak, were it as much too high as the worst one
 # seen, is at most this many times the limit.
-_HOPE = 1.25
+_TOLERANCE = 1.25
 # … or this many times, where nothing else fits …
-_LAST_HOPE = 1.5
+_LAST_TOLERANCE = 1.5
 # … and its predicted time at most this many times the best one's.
-_TIME_HOPE = 1.005
+_TIME_TOLERANCE = 1.005
 # Part of the solver's nodes that a search for a lower floor gets, of which there may be many.
 _FLOOR_NODES = 0.3
 
 
-class Rounds:
+class BudgetSearch:
     """The rounds of one budget."""
 
     def __init__(
@@ -34,8 +34,8 @@ class Rounds:
     ) -> None:
         self._candidates = candidates
         self._limit = limit
-        self._solver = solver or candidates.bench.config.solver
-        self._max_rounds = candidates.bench.config.max_rounds
+        self._solver = solver or candidates.context.config.solver
+        self._max_rounds = candidates.context.config.max_rounds
         self._missed = False
         self._undecided = False
 
@@ -47,7 +47,7 @@ class Rounds:
         """
         best = self.search()
         if best is None:
-            self._try_standard(_LAST_HOPE)
+            self._try_standard(_LAST_TOLERANCE)
             best = self._best()
         if best is None and self._undecided:
             raise undecided(self._solver)
@@ -57,8 +57,8 @@ class Rounds:
         """Try the solver's plans and the standard ones; the fastest one known that fits."""
         self._solve_rounds(self._candidates.chain)
         if self._missed:
-            self._solve_rounds(self._candidates.plain)
-        self._try_standard(_HOPE)
+            self._solve_rounds(self._candidates.simple)
+        self._try_standard(_TOLERANCE)
         for nested in self._candidates.nested:
             if self._best() is None:
                 self._solve_rounds(nested)
@@ -76,7 +76,7 @@ class Rounds:
         chain = bottom(space)
         # Plans of about the same peak are predicted about as wrong, so that is made up for at once.
         limit = self._limit + self._candidates.excess_near(self._limit)
-        missed_at = self._candidates.bare.prediction.peak_bytes + 1
+        missed_at = self._candidates.plain.prediction.peak_bytes + 1
         groups, wide_misses = True, 0
         margin = _MARGIN * self._limit
         for _ in range(self._max_rounds + 1):
@@ -84,13 +84,13 @@ class Rounds:
             self._undecided |= schedule.outcome.status is Status.UNDECIDED
             if schedule.selection is None:
                 break
-            promise = self._candidates.bench.predict(chain, schedule.selection)
+            promise = self._candidates.context.predict(chain, schedule.selection)
             best = self._best()
             if best is not None and self._candidates.step_s(promise) > (1 - _WORTH) * best.step_s:
                 break
             candidate = self._candidates.add(chain, schedule.selection, schedule.outcome)
             if self._misses_widely(candidate):
-                candidate = self._tied(candidate, Ties.LOSS_TOO)
+                candidate = self._with_barriers(candidate, Barriers.LOSS_TOO)
             excess = candidate.peak_bytes - self._limit
             if excess > 0:
                 self._missed = True
@@ -111,24 +111,26 @@ class Rounds:
                     break
                 limit = min(promise.peak_bytes - excess, missed_at - 1)
 
-    def _try_standard(self, hope: float) -> None:
+    def _try_standard(self, tolerance: float) -> None:
         """Compile the standard plans that may fit and be faster, as they are written by hand."""
         for chain, selection, prediction in self._candidates.standard:
             best = self._best()
             # Were its peak as much too high as the worst one seen, would it fit?
-            hope_bytes = hope * self._candidates.overestimate * self._limit
+            tolerated_bytes = tolerance * self._candidates.overestimate * self._limit
             step_s = self._candidates.step_s(prediction)
-            if prediction.peak_bytes <= hope_bytes and (
-                best is None or step_s < _TIME_HOPE * best.step_s
+            if prediction.peak_bytes <= tolerated_bytes and (
+                best is None or step_s < _TIME_TOLERANCE * best.step_s
             ):
-                candidate = self._candidates.add(chain, selection, NO_SOLVE, Ties.NONE)
+                candidate = self._candidates.add(chain, selection, NO_SOLVE, Barriers.NONE)
                 if self._misses_widely(candidate) and prediction.peak_bytes <= self._limit:
-                    self._tied(candidate, Ties.WRAPPED)
+                    self._with_barriers(candidate, Barriers.CHECKPOINTED)
 
-    def _tied(self, candidate: Candidate, ties: Ties) -> Candidate:
+    def _with_barriers(self, candidate: Candidate, barriers: Barriers) -> Candidate:
         """The same plan with less left to the compiler to put off, if that is lower."""
-        tied = self._candidates.add(candidate.chain, candidate.selection, candidate.outcome, ties)
-        return min(candidate, tied, key=lambda c: c.peak_bytes)
+        barrier = self._candidates.add(
+            candidate.chain, candidate.selection, candidate.outcome, barriers
+        )
+        return min(candidate, barrier, key=lambda c: c.peak_bytes)
 
     def _misses_widely(self, candidate: Candidate) -> bool:
         return candidate.peak_bytes > (1 + _WIDE_MISS) * self._limit
@@ -143,9 +145,9 @@ class Rounds:
         alone = self._candidates.anew()
         _ = alone.lowest
         quick = self._solver.part(_FLOOR_NODES)
-        for _ in range(alone.bench.config.floor_rounds):
+        for _ in range(alone.context.config.floor_rounds):
             limit = int((1 - _SLACK) * alone.least.peak_bytes)
-            if Rounds(alone, limit, quick).search() is None:
+            if BudgetSearch(alone, limit, quick).search() is None:
                 break
         self._candidates.learn(alone)
         return alone.least

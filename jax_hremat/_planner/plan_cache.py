@@ -12,7 +12,7 @@ from typing import Any
 from jax_hremat._emit.step import Step
 from jax_hremat._partition.blocks import partition_graph
 from jax_hremat._plan.plan import FORMAT_VERSION, RematPlan
-from jax_hremat._planner.bench import PlannerConfig
+from jax_hremat._planner.context import PlannerConfig
 from jax_hremat._planner.goals import Terms
 from jax_hremat._shared.units import Budget, Slowdown
 from jax_hremat._trace.fingerprint import fingerprint
@@ -27,7 +27,7 @@ _MAX_PLANS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class KnownPlans:
+class PlanCache:
     """What is kept of one step on one target.
 
     Two processes that add a plan at once may keep only one of them; nothing else is lost.
@@ -45,7 +45,7 @@ class KnownPlans:
     @staticmethod
     def of(
         step: Step, target: Target, terms: Terms, config: PlannerConfig, cache: CompileCache
-    ) -> KnownPlans:
+    ) -> PlanCache:
         """Those of a step."""
         graph = build_graph(step.program)
         # A partitioner is any function, so it is known by what it does.
@@ -58,7 +58,7 @@ class KnownPlans:
         built_by = (compiler_versions(), os.environ.get("XLA_FLAGS", ""))
         digest = fingerprint(step.program, graph).digest
         parts = (f"plans {FORMAT_VERSION}", digest, scopes, around, repr(described), repr(built_by))
-        return KnownPlans(cache, key_of(parts), effort)
+        return PlanCache(cache, key_of(parts), effort)
 
     def asked(self, goal: Budget | Slowdown) -> str:
         """What a plan is asked for, as one text: the goal and the effort."""

@@ -1,4 +1,4 @@
-"""All of a region wrapped, but for what must run exactly once."""
+"""All of a region checkpointed, but for what must run exactly once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from jax_hremat._trace.graph import Graph
 Wrap = Callable[[int, int], Region]
 
 
-def wrap_all(graph: Graph, region: Region, wrap: Wrap) -> Region:
-    """The bare region under one `jax.checkpoint`; where some of its operations must run exactly
+def checkpoint_all(graph: Graph, region: Region, wrap: Wrap) -> Region:
+    """The plain region under one `jax.checkpoint`; where some of its operations must run exactly
     once, what lies before, between and after them under one each.
 
     Args:
@@ -21,7 +21,7 @@ def wrap_all(graph: Graph, region: Region, wrap: Wrap) -> Region:
         wrap: Wraps operations `start … stop − 1`.
     """
     operations = graph.operations[region.start : region.stop]
-    once = [op.id for op in operations if op.pinned]
+    once = [op.id for op in operations if op.effectful]
     edges = [region.start, *(edge for op in once for edge in (op, op + 1)), region.stop]
     pieces: list[Region] = []
     for start, stop in zip(edges[::2], edges[1::2], strict=True):

@@ -42,7 +42,7 @@ def gradients_of(graph: Graph, partition: Partition) -> tuple[Result, ...]:
     )
 
 
-def lent_bytes(sizes_bytes: Iterable[int], idle_bytes: Iterable[int]) -> int:
+def reused_bytes(sizes_bytes: Iterable[int], idle_bytes: Iterable[int]) -> int:
     """Bytes of the buffers that find a place in idle results: the largest first, each in the
     smallest that it fits in, as XLA's buffer assignment does.
 
@@ -50,10 +50,10 @@ def lent_bytes(sizes_bytes: Iterable[int], idle_bytes: Iterable[int]) -> int:
     time may share its place.
     """
     idle = sorted(idle_bytes)
-    lent = 0
+    reused = 0
     for size in sorted(sizes_bytes, reverse=True) if idle else ():
         place = bisect_left(idle, size)
         if place < len(idle):
             del idle[place]
-            lent += size
-    return lent
+            reused += size
+    return reused

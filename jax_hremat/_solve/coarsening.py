@@ -1,6 +1,6 @@
 """A chain with stretches of it as single blocks, so that groups of those are groups in groups.
 
-A stretch is consecutive blocks that are always wrapped together. For what is around it, it is one
+A stretch is consecutive blocks that are always checkpointed together. For what is around it, it is one
 block, with the Pareto ways to run the group (`_solve/groups.py`) as its options. A schedule of
 the shorter chain is one of the chain itself, of the same predicted time and peak, and stretches of
 stretches follow. n equal blocks in r levels of groups hold about r·n^(1/r) boundaries at once, for
@@ -14,10 +14,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jax_hremat._cost.option import Option
-from jax_hremat._cost.option_cost import ModeCost
+from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._plan.region import Region
-from jax_hremat._solve.chain import Chain, Crossing, Group, Selection
-from jax_hremat._solve.groups import MAX_GROUP, Groups, Piece
+from jax_hremat._solve.chain import BoundaryValue, Chain, Group, Selection
+from jax_hremat._solve.groups import MAX_GROUP, Column, Groups
 from jax_hremat._solve.layers import layer_runs
 
 # Fewer equal layers in a row than this are near the least peak with groups of one level.
@@ -25,7 +25,7 @@ _MANY_LAYERS = 3 * MAX_GROUP
 
 
 @dataclass(frozen=True, slots=True)
-class Stretched:
+class CoarsenedChain:
     """A chain, some of whose blocks are stretches of the chain under it.
 
     Attributes:
@@ -38,7 +38,7 @@ class Stretched:
 
     chain: Chain
     bottom: Chain
-    under: Stretched | None
+    under: CoarsenedChain | None
     spans: tuple[Group, ...]
     ways: tuple[tuple[tuple[int, ...], ...], ...]
 
@@ -55,7 +55,7 @@ class Stretched:
 
 
 # What the solver chooses from: a chain, or one with stretches in it.
-Space = Chain | Stretched
+Space = Chain | CoarsenedChain
 
 
 def bottom(space: Space) -> Chain:
@@ -63,7 +63,7 @@ def bottom(space: Space) -> Chain:
     return space if isinstance(space, Chain) else space.bottom
 
 
-def stretched(chain: Chain, kinds: Sequence[Hashable]) -> tuple[Stretched, ...]:
+def coarsened(chain: Chain, kinds: Sequence[Hashable]) -> tuple[CoarsenedChain, ...]:
     """The chain with its stacks of many equal layers in stretches; that with the stretches in
     stretches, and so on as long as there are many.
 
@@ -71,10 +71,10 @@ def stretched(chain: Chain, kinds: Sequence[Hashable]) -> tuple[Stretched, ...]:
         chain: Blocks and their options.
         kinds: The kind of each block; equal kinds are equal blocks.
     """
-    found: list[Stretched] = []
+    found: list[CoarsenedChain] = []
     top, under = chain, None
     while spans := _spans(top, kinds):
-        under = _stretched_once(top, spans, chain, under)
+        under = _coarsened_once(top, spans, chain, under)
         found.append(under)
         top = under.chain
         kinds = [tuple(kinds[a : b + 1]) for a, b in under.spans]
@@ -95,90 +95,94 @@ def _spans(chain: Chain, kinds: Sequence[Hashable]) -> dict[int, Group]:
     return {
         first: (first, last)
         for first, last in spans.values()
-        if first < last and chain.pinned.isdisjoint(range(first, last + 1))
+        if first < last and chain.effectful.isdisjoint(range(first, last + 1))
     }
 
 
-def _stretched_once(
-    chain: Chain, stretches: Mapping[int, Group], bottom: Chain, under: Stretched | None
-) -> Stretched:
+def _coarsened_once(
+    chain: Chain, stretches: Mapping[int, Group], bottom: Chain, under: CoarsenedChain | None
+) -> CoarsenedChain:
     spans, block = [], 0
     while block < len(chain):
         spans.append(stretches.get(block, (block, block)))
         block = spans[-1][1] + 1
-    pieces: dict[Group, list[Piece]] = {span: [] for span in stretches.values()}
-    for piece in Groups(chain).pieces(math.inf, only=frozenset(pieces)):
-        pieces[piece.first, piece.last].append(piece)
+    columns: dict[Group, list[Column]] = {span: [] for span in stretches.values()}
+    for column in Groups(chain).columns(math.inf, only=frozenset(columns)):
+        columns[column.first, column.last].append(column)
     ways = tuple(
-        tuple(p.options for p in pieces[span])
-        if span in pieces
+        tuple(p.options for p in columns[span])
+        if span in columns
         else tuple((o,) for o in range(len(chain.options[span[0]])))
         for span in spans
     )
     top_of = {b: top for top, (a, z) in enumerate(spans) for b in range(a, z + 1)}
-    crossings = tuple(
-        _crossing(c, spans, top_of, ways) for c in chain.crossings if len(_tops(c, top_of)) > 1
+    boundary_values = tuple(
+        _boundary_value(c, spans, top_of, ways)
+        for c in chain.boundary_values
+        if len(_tops(c, top_of)) > 1
     )
     # Of the blocks as they are, to know what waits for the cotangents of each.
-    bare = replace(
+    plain = replace(
         chain,
         starts=tuple(chain.starts[a] for a, _ in spans),
         options=(),
-        crossings=crossings,
+        boundary_values=boundary_values,
         recompute_s=tuple(sum(chain.recompute_s[a : z + 1]) for a, z in spans),
         last_recompute_s=tuple(
             # Nothing reads what a stretch makes that ends a group.
-            (0.0,) * len(ways[top]) if span in pieces else chain.last_recompute_s[span[0]]
+            (0.0,) * len(ways[top]) if span in columns else chain.last_recompute_s[span[0]]
             for top, span in enumerate(spans)
         ),
         shared_bytes=tuple(sum(chain.shared_bytes[a : z + 1]) for a, z in spans),
-        pinned=frozenset(top_of[b] for b in chain.pinned),
+        effectful=frozenset(top_of[b] for b in chain.effectful),
         keeping=(),
     )
     options = tuple(
-        tuple(_option(chain, p, bare.pending_cotangent_bytes(top)) for p in pieces[span])
-        if span in pieces
+        tuple(_option(chain, p, plain.pending_cotangent_bytes(top)) for p in columns[span])
+        if span in columns
         else chain.options[span[0]]
         for top, span in enumerate(spans)
     )
-    return Stretched(replace(bare, options=options), bottom, under, tuple(spans), ways)
+    return CoarsenedChain(replace(plain, options=options), bottom, under, tuple(spans), ways)
 
 
-def _tops(crossing: Crossing, top_of: Mapping[int, int]) -> list[int]:
-    return sorted({top_of[b] for b in (crossing.producer, *crossing.readers)})
+def _tops(boundary_value: BoundaryValue, top_of: Mapping[int, int]) -> list[int]:
+    return sorted({top_of[b] for b in (boundary_value.producer, *boundary_value.readers)})
 
 
-def _crossing(
-    crossing: Crossing,
+def _boundary_value(
+    boundary_value: BoundaryValue,
     spans: Sequence[Group],
     top_of: Mapping[int, int],
     ways: Sequence[Sequence[tuple[int, ...]]],
-) -> Crossing:
+) -> BoundaryValue:
     """The value as it passes between the blocks of the shorter chain."""
-    producer, *readers = _tops(crossing, top_of)
-    alone = {b for b, _ in crossing.needed if spans[top_of[b]] == (b, b)}
-    needed = {(top_of[b], o) for b, o in crossing.needed if b in alone}
+    producer, *readers = _tops(boundary_value, top_of)
+    alone = {b for b, _ in boundary_value.needed if spans[top_of[b]] == (b, b)}
+    needed = {(top_of[b], o) for b, o in boundary_value.needed if b in alone}
     # A stretch reads all its inputs again, whatever its options.
     stretches = (top for top in readers if spans[top][0] < spans[top][1])
     needed |= {(top, o) for top in stretches for o in range(len(ways[top]))}
-    return replace(crossing, producer=producer, readers=tuple(readers), needed=frozenset(needed))
+    return replace(
+        boundary_value, producer=producer, readers=tuple(readers), needed=frozenset(needed)
+    )
 
 
-def _option(chain: Chain, piece: Piece, pending_bytes: int) -> Option:
+def _option(chain: Chain, column: Column, pending_bytes: int) -> Option:
     """A way to run a stretch, as an option of the block that it is to others."""
-    blocks = range(piece.first, piece.last + 1)
+    blocks = range(column.first, column.last + 1)
     fastest_s = sum(min(o.cost.time_s for o in chain.options[b]) for b in blocks)
     forward_s = sum(chain.recompute_s[b] for b in blocks)
-    cost = ModeCost(
+    cost = OptionCost(
         forward_s=forward_s,
-        backward_s=fastest_s + piece.added_ms / 1e3 - forward_s,
-        kept_bytes=piece.kept_bytes,
-        # What is read of other blocks is said by the crossings.
+        backward_s=fastest_s + column.added_ms / 1e3 - forward_s,
+        kept_bytes=column.kept_bytes,
+        # What is read of other blocks is said by the boundary values.
         kept_inputs=(),
         kept_outputs=(),
-        forward_peak_bytes=piece.forward_bytes[0],
-        backward_peak_bytes=piece.backward_bytes - pending_bytes,
+        forward_peak_bytes=column.forward_bytes[0],
+        backward_peak_bytes=column.backward_bytes - pending_bytes,
     )
-    last = chain.options[piece.last][piece.options[-1]].mode
-    size = chain.starts[piece.last] + last.stop - chain.starts[piece.first]
-    return Option(Region(0, size, wrapped=True), cost, "wrapped")
+    last = chain.options[column.last][column.options[-1]].region
+    size = chain.starts[column.last] + last.stop - chain.starts[column.first]
+    return Option(Region(0, size, checkpointed=True), cost, "checkpointed")
