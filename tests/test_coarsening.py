@@ -17,6 +17,7 @@ import jax_hremat
 from jax_hremat._cost.option import Option
 from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._plan.region import Region
+from jax_hremat._solve import coarsening
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._solve.chain import BoundaryValue, Chain, Group, Selection
 from jax_hremat._solve.coarsening import coarsened

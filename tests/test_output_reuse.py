@@ -28,7 +28,7 @@ from jax_hremat._xla.target import get_target
 
 
 @pytest.mark.parametrize(
-    ("sizes", "idle", "lent"),
+    ("sizes", "idle", "reused"),
     [
         ([], [5], 0),
         ([5], [], 0),

@@ -22,7 +22,7 @@ from jax_hremat._solve import schedule
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
 from jax_hremat._solve.chain import BoundaryValue, Chain, Selection
 from jax_hremat._solve.groups import MAX_GROUP
-from jax_hremat._solve.keeping import keeping_groups
+from jax_hremat._solve.keeping import keeping_columns
 from jax_hremat._solve.prediction import Prediction, predict
 from jax_hremat._solve.regions import selection_region
 from jax_hremat._solve.schedule import fastest_within, least_peak
@@ -128,7 +128,7 @@ def chains(draw: st.DrawFn) -> Chain:
     chain = make(options, recompute_ms, boundary_values, draw(size), last_ms, shared)
     effectful = draw(st.sampled_from([frozenset(), frozenset(), frozenset({1})]))
     chain = replace(chain, effectful=effectful)
-    return replace(chain, keeping=keeping_groups(chain))
+    return replace(chain, keeping=keeping_columns(chain))
 
 
 def group_sets(chain: Chain, first: int = 0) -> Iterator[tuple[tuple[int, int], ...]]:
@@ -292,7 +292,7 @@ def test_a_group_that_keeps_something_is_chosen_where_it_pays() -> None:
         for k in range(4)
     ]
     chain = make(blocks, [2.0] * 5, stream)
-    chain = replace(chain, keeping=keeping_groups(chain))
+    chain = replace(chain, keeping=keeping_columns(chain))
     everything = all_predictions(chain)
     chosen = 0
     for limit in sorted({p.peak_bytes for p in everything}):

@@ -33,7 +33,7 @@ from jax_hremat._shared.errors import UnsupportedConfigError
 from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._solve.chain import Chain, Selection
-from jax_hremat._solve.keeping import keeping_groups
+from jax_hremat._solve.keeping import keeping_columns
 from jax_hremat._solve.output_reuse import Result, gradients_of
 from jax_hremat._solve.prediction import Prediction, predict
 from jax_hremat._solve.regions import Barriers, selection_region
@@ -163,7 +163,7 @@ class CostTable:
         if choose is not None:
             return self._chain_of(always_bytes, [choose(options) for options in of_blocks])
         chain = self._chain_of(always_bytes, [options.in_groups for options in of_blocks])
-        return replace(chain, keeping=keeping_groups(chain))
+        return replace(chain, keeping=keeping_columns(chain))
 
     def _chain_of(self, always_bytes: int, chosen: Sequence[Sequence[Option]]) -> Chain:
         only = [tuple(dict.fromkeys(options)) for options in chosen]

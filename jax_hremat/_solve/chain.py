@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jax_hremat._cost.option import Option
+from jax_hremat._solve.column import Column
 
 # First and last block.
 Group = tuple[int, int]
@@ -30,24 +31,6 @@ class BoundaryValue:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepingGroup:
-    """A group that keeps values made in it, as `jax.checkpoint` under a policy does.
-
-    Attributes:
-        first: First block.
-        last: Last block.
-        options: Position of the option in which each block is run in the recompute.
-        keeps: (block, position of an option) for blocks of which the group keeps the values that
-            the option saves.
-    """
-
-    first: int
-    last: int
-    options: tuple[int, ...]
-    keeps: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Chain:
     """Blocks in program order, each with its options, and what passes between them.
 
@@ -63,7 +46,7 @@ class Chain:
         boundary values: Values that cross a boundary.
         fixed_bytes: Arguments and outputs of the step.
         effectful: Blocks with an effect, which must run exactly once: they are in no group.
-        keeping: Groups that may be chosen and keep something; all others keep nothing.
+        keeping: The groups that may keep something, as columns; all others keep nothing.
     """
 
     starts: tuple[int, ...]
@@ -74,10 +57,18 @@ class Chain:
     boundary_values: tuple[BoundaryValue, ...]
     fixed_bytes: int
     effectful: frozenset[int] = frozenset()
-    keeping: tuple[KeepingGroup, ...] = ()
+    keeping: tuple[Column, ...] = ()
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    def needs(self) -> list[list[list[int]]]:
+        """For each block and option, the boundary values that its backward reads."""
+        needs: list[list[list[int]]] = [[[] for _ in options] for options in self.options]
+        for v, value in enumerate(self.boundary_values):
+            for block, option in sorted(value.needed):
+                needs[block][option].append(v)
+        return needs
 
     def pending_cotangents(self, block: int) -> list[int]:
         """Bytes of each of the cotangents made by later blocks that wait, during this block's

@@ -15,73 +15,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from jax_hremat._solve.chain import Chain, KeepingGroup
-from jax_hremat._solve.prediction import block_recompute_s
-
-MAX_GROUP = 8
-_MIB = 2.0**20
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A block in one option, or a group of blocks with the option of each.
-
-    Attributes:
-        first: First block.
-        last: Last block.
-        options: Position of the option of each block.
-        added_ms: Time over the fastest options, the group's second forward included.
-        kept_bytes: Kept until its backward, without the values that cross a boundary.
-        forward_bytes: Peak of each block's forward, with what the group keeps of those before it.
-        backward_bytes: Peak of its backward, pending cotangents included, and all a group holds
-            from its recompute on.
-        holds: For a value that it holds from the forward on, (its boundary value, as of which block).
-        keeps: What a group keeps of its blocks, as `Selection.keeps`.
-    """
-
-    first: int
-    last: int
-    options: tuple[int, ...]
-    added_ms: float
-    kept_bytes: int
-    forward_bytes: tuple[int, ...]
-    backward_bytes: int
-    holds: tuple[tuple[int, int], ...]
-    keeps: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """What the rows of the root program charge a piece, in ms (and ms per MiB).
-
-    Attributes:
-        cover: For covering each block; negative where a piece is wanted.
-        forward: For the forward peak of each block.
-        backward: For the backward peak of each block.
-        hold: For holding a boundary value as of a block.
-    """
-
-    cover: tuple[float, ...]
-    forward: tuple[float, ...]
-    backward: tuple[float, ...]
-    hold: dict[tuple[int, int], float]
-
-    def reduced_ms(self, column: Column) -> float:
-        """The piece's time and what it is charged: its reduced cost."""
-        inside = range(column.first, column.last + 1)
-        charged = sum(
-            self.cover[k] + (self.forward[k] * f + self.backward[k] * column.backward_bytes) / _MIB
-            for k, f in zip(inside, column.forward_bytes, strict=True)
-        )
-        later = sum(self.forward[column.last + 1 :]) + sum(self.backward[column.last + 1 :])
-        charged += later * column.kept_bytes / _MIB
-        return column.added_ms + charged + sum(self.hold[key] for key in column.holds)
+from jax_hremat._solve.chain import Chain
+from jax_hremat._solve.column import MAX_GROUP, MIB, Column, Prices
+from jax_hremat._solve.keeping import KeepingColumns
 
 
 def single_columns(chain: Chain) -> list[Column]:
     """Every block in every option."""
     columns = []
-    needs = _needs(chain)
+    needs = chain.needs()
     for k, options in enumerate(chain.options):
         fastest_s = min(o.cost.time_s for o in options)
         pending = chain.pending_cotangent_bytes(k)
@@ -101,52 +43,6 @@ def single_columns(chain: Chain) -> list[Column]:
     return columns
 
 
-def _keeping_column(chain: Chain, needs: list[list[list[int]]], group: KeepingGroup) -> Column:
-    blocks, keeps = range(group.first, group.last + 1), dict(group.keeps)
-    read = [
-        (v, c.readers[-1])
-        for v, c in enumerate(chain.boundary_values)
-        if c.producer < group.first and any(r in blocks for r in c.readers)
-    ]
-    holds = {(v, min(k, last)) for v, last in read for k in blocks}
-    holds |= {
-        (v, k)
-        for k, o in group.keeps
-        for v in needs[k][o]
-        if chain.boundary_values[v].producer == k
-    }
-    # Seen from outside it keeps some values of its blocks, in its own backward all of them.
-    held = {v for v, _ in holds}
-    kept_bytes = inside_bytes = backward_bytes = 0
-    forward_bytes, added_s = [], 0.0
-    for k, o in zip(blocks, group.options, strict=True):
-        cost = chain.options[k][o].cost
-        fastest_s = min(option.cost.time_s for option in chain.options[k])
-        added_s += cost.time_s - fastest_s
-        added_s += block_recompute_s(chain, (group.first, group.last), k, o, keeps.get(k))
-        seen = chain.options[k][keeps[k]].cost if k in keeps else cost
-        forward_bytes.append(kept_bytes + seen.forward_peak_bytes)
-        kept_bytes += seen.kept_bytes if k in keeps else chain.shared_bytes[k]
-        inside_bytes += sum(
-            chain.boundary_values[v].size_bytes for v in needs[k][o] if v not in held
-        )
-        held.update(needs[k][o])
-        own_bytes = cost.backward_peak_bytes + chain.pending_cotangent_bytes(k)
-        backward_bytes = max(backward_bytes, inside_bytes + own_bytes)
-        inside_bytes += cost.kept_bytes
-    return Column(
-        first=group.first,
-        last=group.last,
-        options=group.options,
-        added_ms=added_s * 1e3,
-        kept_bytes=kept_bytes,
-        forward_bytes=tuple(forward_bytes),
-        backward_bytes=backward_bytes,
-        holds=tuple(sorted(holds)),
-        keeps=group.keeps,
-    )
-
-
 class Groups:
     """The groups of a chain: those that keep something, as they are listed in it, and all that
     keep nothing, of two to `MAX_GROUP` blocks.
@@ -156,12 +52,18 @@ class Groups:
     """
 
     def __init__(self, chain: Chain) -> None:
-        needs = _needs(chain)
-        self._keeping = [_keeping_column(chain, needs, group) for group in chain.keeping]
+        needs = chain.needs()
+        self._keeping = KeepingColumns(chain)
         self._stretches = [
             _Stretch(chain, needs, first, min(first + MAX_GROUP, len(chain) - 1) - 1)
             for first in range(len(chain) - 1)
         ]
+
+    def keeping_columns(
+        self, limit_bytes: float, prices: Prices | None = None, worth_ms: float = float("inf")
+    ) -> list[Column]:
+        """The groups that keep something, as in `columns`."""
+        return self._keeping.within(limit_bytes, prices, worth_ms)
 
     def columns(
         self,
@@ -181,26 +83,13 @@ class Groups:
             by_time: Whether time counts; if not, only the peaks do.
             only: The groups to look at, by first and last block; all if None.
         """
-        columns = [
-            p
-            for p in self._keeping
-            if max(*p.forward_bytes, p.backward_bytes) <= limit_bytes
-            and (prices is None or prices.reduced_ms(p) <= worth_ms)
-        ]
+        # What a group keeps adds to its peaks, so where only those count, it keeps nothing.
+        columns = self.keeping_columns(limit_bytes, prices, worth_ms) if by_time else []
         for stretch in self._stretches:
             if only is None or any(first == stretch.first for first, _ in only):
                 start = _Start(stretch, limit_bytes, prices, worth_ms)
                 columns += start.columns(by_time)
         return [p for p in columns if only is None or (p.first, p.last) in only]
-
-
-def _needs(chain: Chain) -> list[list[list[int]]]:
-    """For each block and option, the boundary values that its backward reads."""
-    needs: list[list[list[int]]] = [[[] for _ in options] for options in chain.options]
-    for v, boundary_value in enumerate(chain.boundary_values):
-        for k, o in sorted(boundary_value.needed):
-            needs[k][o].append(v)
-    return needs
 
 
 # The beginning of a group, what all its ways to go on have in common: ms added, bytes held, the
@@ -388,12 +277,12 @@ class _Charge:
         self._terms: list[tuple[float, float, float]] = []
         constant = forward = backward = 0.0
         for i, k in enumerate(start.blocks):
-            constant += prices.cover[k] - prices.forward[k] * start.waiting[i] / _MIB
-            forward += prices.forward[k] / _MIB
-            backward += prices.backward[k] / _MIB
+            constant += prices.cover[k] - prices.forward[k] * start.waiting[i] / MIB
+            forward += prices.forward[k] / MIB
+            backward += prices.backward[k] / MIB
             held = sum(prices.hold[key] for key in start.holds[i])
             later = sum(prices.forward[k + 1 :]) + sum(prices.backward[k + 1 :])
-            kept = later * start.shared_bytes[i + 1] / _MIB
+            kept = later * start.shared_bytes[i + 1] / MIB
             self._terms.append((constant + held + kept, forward, backward))
         # For each position, the same for all ends from there on, the least time of the blocks
         # in between added.

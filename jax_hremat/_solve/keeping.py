@@ -12,8 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from jax_hremat._solve.chain import Chain, KeepingGroup
-from jax_hremat._solve.groups import MAX_GROUP
+import numpy as np
+import scipy.sparse as sp
+
+from jax_hremat._solve.chain import Chain
+from jax_hremat._solve.column import MAX_GROUP, MIB, Column, Prices
 from jax_hremat._solve.prediction import block_recompute_s
 
 # Ways to keep values that are told apart for each range of blocks, by the bytes kept.
@@ -28,7 +31,7 @@ class _Label(NamedTuple):
         kept_bytes: Kept of them, without values that cross a boundary.
         held: Of the values that cross a boundary, those that are kept.
         forward_bytes: Peak of the forward of each, with what is kept of the blocks before it.
-        keeps: As in `KeepingGroup`.
+        keeps: As in `Column`.
     """
 
     added_s: float
@@ -47,14 +50,32 @@ class _Label(NamedTuple):
         )
 
 
-def keeping_groups(chain: Chain) -> tuple[KeepingGroup, ...]:
+class _Group(NamedTuple):
+    """A group that keeps values made in it, as `jax.checkpoint` under a policy does.
+
+    Attributes:
+        first: First block.
+        last: Last block.
+        options: Position of the option in which each block is run in the recompute.
+        keeps: (block, position of an option) for blocks of which the group keeps the values that
+            the option saves.
+    """
+
+    first: int
+    last: int
+    options: tuple[int, ...]
+    keeps: tuple[tuple[int, int], ...]
+
+
+def keeping_columns(chain: Chain) -> tuple[Column, ...]:
     """The Pareto-optimal ways to keep values of consecutive blocks under one checkpoint.
 
-    Of two to `MAX_GROUP` blocks, none of them effectful, the block at the loss left out; of each range
-    at most `_RESOLUTION` ways, evenly spaced by the bytes they keep.
+    Of two to `MAX_GROUP` blocks, none of them effectful, the block at the loss left out; of each
+    range at most `_RESOLUTION` ways, evenly spaced by the bytes they keep.
     """
     keepable = [
-        [o for o, opt in enumerate(opts) if opt.origin == "names"] for opts in chain.options
+        [o for o, option in enumerate(options) if option.origin == "names"]
+        for options in chain.options
     ]
     if not any(keepable):
         return ()
@@ -62,11 +83,7 @@ def keeping_groups(chain: Chain) -> tuple[KeepingGroup, ...]:
         next((o for o, option in enumerate(options) if option.origin == "plain"), None)
         for options in chain.options
     ]
-    kept_outputs: dict[tuple[int, int], list[int]] = {}
-    for v, boundary_value in enumerate(chain.boundary_values):
-        for block, option in boundary_value.needed:
-            if block == boundary_value.producer:
-                kept_outputs.setdefault((block, option), []).append(v)
+    needs = chain.needs()
 
     def extended(labels: Sequence[_Label], block: int, *, at_end: bool) -> Iterator[_Label]:
         inside = plain[block]
@@ -79,7 +96,7 @@ def keeping_groups(chain: Chain) -> tuple[KeepingGroup, ...]:
             added_s = block_recompute_s(chain, group, block, inside, way)
             cost = options[inside if way is None else way].cost
             kept = chain.shared_bytes[block] if way is None else cost.kept_bytes
-            held = () if way is None else kept_outputs.get((block, way), ())
+            held = () if way is None else _made_in(chain, block, needs[block][way])
             keeps = () if way is None else ((block, way),)
             for label in labels:
                 yield _Label(
@@ -90,7 +107,7 @@ def keeping_groups(chain: Chain) -> tuple[KeepingGroup, ...]:
                     (*label.keeps, *keeps),
                 )
 
-    found: list[KeepingGroup] = []
+    found: list[Column] = []
     for first in range(len(chain) - 2):
         labels = [_Label(0.0, 0, frozenset(), (), ())]
         for last in range(first, min(first + MAX_GROUP, len(chain) - 1)):
@@ -99,9 +116,105 @@ def keeping_groups(chain: Chain) -> tuple[KeepingGroup, ...]:
             if last > first:
                 ends = _few(chain, extended(labels, last, at_end=True))
                 options = tuple(o for o in plain[first : last + 1] if o is not None)
-                found += [KeepingGroup(first, last, options, e.keeps) for e in ends if e.keeps]
+                groups = [_Group(first, last, options, end.keeps) for end in ends if end.keeps]
+                found += _columns(chain, needs, groups)
             labels = _few(chain, extended(labels, last, at_end=False))
     return tuple(found)
+
+
+def _made_in(chain: Chain, block: int, values: Sequence[int]) -> list[int]:
+    return [v for v in values if chain.boundary_values[v].producer == block]
+
+
+def _columns(
+    chain: Chain, needs: Sequence[Sequence[Sequence[int]]], groups: Sequence[_Group]
+) -> Iterator[Column]:
+    """The columns of groups of the same blocks, run in the same options."""
+    if not groups:
+        return
+    first, last, options, _ = groups[0]
+    blocks = range(first, last + 1)
+    read = {
+        (v, min(k, value.readers[-1]))
+        for v, value in enumerate(chain.boundary_values)
+        if value.producer < first and any(r in blocks for r in value.readers)
+        for k in blocks
+    }
+    pending_bytes = [chain.pending_cotangent_bytes(k) for k in blocks]
+    costs = [chain.options[k][o].cost for k, o in zip(blocks, options, strict=True)]
+    fastest_s = [min(option.cost.time_s for option in chain.options[k]) for k in blocks]
+    for group in groups:
+        keeps = dict(group.keeps)
+        holds = read | {(v, k) for k, o in group.keeps for v in _made_in(chain, k, needs[k][o])}
+        # Seen from outside it keeps some values of its blocks, in its own backward all of them.
+        held = {v for v, _ in holds}
+        kept_bytes = inside_bytes = backward_bytes = 0
+        forward_bytes, added_s = [], 0.0
+        for i, (k, o) in enumerate(zip(blocks, options, strict=True)):
+            cost = costs[i]
+            added_s += cost.time_s - fastest_s[i]
+            added_s += block_recompute_s(chain, (first, last), k, o, keeps.get(k))
+            seen = chain.options[k][keeps[k]].cost if k in keeps else cost
+            forward_bytes.append(kept_bytes + seen.forward_peak_bytes)
+            kept_bytes += seen.kept_bytes if k in keeps else chain.shared_bytes[k]
+            read_here = [v for v in needs[k][o] if v not in held]
+            inside_bytes += sum(chain.boundary_values[v].size_bytes for v in read_here)
+            held.update(needs[k][o])
+            own_bytes = cost.backward_peak_bytes + pending_bytes[i]
+            backward_bytes = max(backward_bytes, inside_bytes + own_bytes)
+            inside_bytes += cost.kept_bytes
+        yield Column(
+            first=first,
+            last=last,
+            options=options,
+            added_ms=added_s * 1e3,
+            kept_bytes=kept_bytes,
+            forward_bytes=tuple(forward_bytes),
+            backward_bytes=backward_bytes,
+            holds=tuple(sorted(holds)),
+            keeps=group.keeps,
+        )
+
+
+class KeepingColumns:
+    """The groups of a chain that keep something, priced all at once."""
+
+    def __init__(self, chain: Chain) -> None:
+        self._columns = chain.keeping
+        peaks = (max(*p.forward_bytes, p.backward_bytes) for p in self._columns)
+        self._peak_bytes = np.fromiter(peaks, float)
+        self._added_ms = np.array([p.added_ms for p in self._columns])
+        self._holds = sorted({key for p in self._columns for key in p.holds})
+        # A row for each column: its entries in the rows of cover, forward, backward, stock, hold.
+        place = {key: 4 * len(chain) + i for i, key in enumerate(self._holds)}
+        rows: list[int] = []
+        places: list[int] = []
+        entries: list[float] = []
+        for i, p in enumerate(self._columns):
+            blocks, n = range(p.first, p.last + 1), len(chain)
+            places += [*blocks, *(n + k for k in blocks), *(2 * n + k for k in blocks)]
+            entries += [1.0] * len(blocks)
+            entries += [b / MIB for b in p.forward_bytes]
+            entries += [p.backward_bytes / MIB] * len(blocks)
+            places += [3 * n + p.last, *(place[key] for key in p.holds)]
+            entries += [p.kept_bytes / MIB, *(1.0 for _ in p.holds)]
+            rows += [i] * (len(entries) - len(rows))
+        shape = (len(self._columns), 4 * len(chain) + len(self._holds))
+        self._entries = sp.csr_array((entries, (rows, places)), shape=shape)
+
+    def within(self, limit_bytes: float, prices: Prices | None, worth_ms: float) -> list[Column]:
+        """Those of no higher peak than a limit; with prices, of no higher reduced cost than that."""
+        chosen = self._peak_bytes <= limit_bytes
+        if prices is not None and self._columns:
+            # What is kept by a group is there for every block after it.
+            charged = np.add(prices.forward, prices.backward)
+            later = charged[::-1].cumsum()[::-1] - charged
+            held = [prices.hold[key] for key in self._holds]
+            row_prices = np.concatenate(
+                (prices.cover, prices.forward, prices.backward, later, held)
+            )
+            chosen &= self._added_ms + self._entries @ row_prices <= worth_ms
+        return [self._columns[i] for i in np.flatnonzero(chosen)]
 
 
 def _few(chain: Chain, labels: Iterator[_Label]) -> list[_Label]:

@@ -36,14 +36,14 @@ import scipy.sparse as sp
 
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status, solve, undecided
 from jax_hremat._solve.chain import Chain, Selection
-from jax_hremat._solve.groups import Column, Groups, Prices, single_columns
+from jax_hremat._solve.column import MIB, Column, Prices
+from jax_hremat._solve.groups import Groups, single_columns
 from jax_hremat._solve.modelling import cp
 from jax_hremat._solve.prediction import predict
 
-_MIB = 2.0**20
 # Groups that enter the relaxation in one round of pricing, and rounds at most.
 _MAX_PRICED = 200
-_MAX_ROUNDS = 30
+_MAX_ROUNDS = 60
 # A reduced cost above minus this many ms counts as zero.
 _ZERO_MS = 1e-7
 # Of the time of the step: how dear a piece the first integer program with groups looks at.
@@ -204,8 +204,8 @@ class _Program:
     def __init__(self, chain: Chain, config: SolverConfig, reused: ReusedBytes = NO_REUSE) -> None:
         self.chain = chain
         nothing = (0,) * len(chain)
-        self._reused_forward_mib = np.array(reused.forward or nothing) / _MIB
-        self._reused_backward_mib = np.array(reused.backward or nothing) / _MIB
+        self._reused_forward_mib = np.array(reused.forward or nothing) / MIB
+        self._reused_backward_mib = np.array(reused.backward or nothing) / MIB
         self.most_reused_bytes = max((0, *reused.forward, *reused.backward))
         self.singles = single_columns(chain)
         self.groups = Groups(chain)
@@ -252,7 +252,7 @@ class _Program:
         x, h = self._variables(columns, boolean=True)
         # Σ_p T_p x_p.
         added = np.array([p.added_ms for p in columns]) @ x
-        constraints, _ = self._constraints(columns, x, h, limit_bytes / _MIB)
+        constraints, _ = self._constraints(columns, x, h, limit_bytes / MIB)
         if math.isfinite(below_ms):
             constraints.append(added <= below_ms)
         gap_ms = self.gap_ms if gap_ms is None else gap_ms
@@ -264,7 +264,7 @@ class _Program:
         peak = cp.Variable(name="P", nonneg=True)
         constraints, _ = self._constraints(columns, x, h, peak)
         if math.isfinite(limit_bytes):
-            constraints.append(peak <= limit_bytes / _MIB)
+            constraints.append(peak <= limit_bytes / MIB)
         return self._answer(peak, constraints, columns, x, 0.0)
 
     def price(self, limit_bytes: int) -> tuple[float, Prices] | None:
@@ -276,27 +276,36 @@ class _Program:
         """
         columns = list(self.singles)
         known = set(columns)
-        penalty = 1e3 * self.most_ms / (limit_bytes / _MIB)
+        penalty = 1e3 * self.most_ms / (limit_bytes / MIB)
         most = max(len(self.chain) // 2, 1)
         # A schedule has at most so many groups, and each improves on the relaxation by no more
         # than the best does: what is below this in sum is no matter.
         fine = max(0.3 * self.gap_ms / most, _ZERO_MS)
         coarse = self.most_ms
+        most_bytes = limit_bytes + self.most_reused_bytes
+
+        def unknown(some: Sequence[Column], prices: Prices) -> list[tuple[float, Column]]:
+            return [(prices.reduced_ms(p), p) for p in some if p not in known]
+
         rounds = 0
         while True:
             rounds += 1
-            relaxed = self._relaxed(columns, limit_bytes / _MIB, penalty)
+            relaxed = self._relaxed(columns, limit_bytes / MIB, penalty)
             if relaxed is None:
                 return None
             value, prices = relaxed
-            # The most wanted groups are quick to list; the less wanted once they run out.
-            while True:
-                most_bytes = limit_bytes + self.most_reused_bytes
-                found = self.groups.columns(most_bytes, prices=prices, worth_ms=-coarse)
-                found = [(prices.reduced_ms(p), p) for p in found if p not in known]
-                if found or coarse <= fine:
+            # Groups that keep something are listed, and priced at once. Of the others the most wanted
+            # are quick to find; the less wanted once they run out. In the last round all are looked
+            # at, for the bound.
+            listed = self.groups.keeping_columns(most_bytes, prices, -fine)
+            found = unknown(listed, prices) if rounds < _MAX_ROUNDS else []
+            while not found:
+                every = self.groups.columns(most_bytes, prices=prices, worth_ms=-coarse)
+                found = unknown(every, prices)
+                if coarse <= fine:
                     break
-                coarse = max(fine, coarse / 4)
+                if not found:
+                    coarse = max(fine, coarse / 4)
             found.sort(key=lambda f: (f[0], f[1].first, f[1].last, f[1].options))
             if not found or rounds == _MAX_ROUNDS:
                 least = min(found[0][0] if found else 0.0, -coarse)
@@ -341,12 +350,12 @@ class _Program:
         for i, p in enumerate(columns):
             for k, own in zip(range(p.first, p.last + 1), p.forward_bytes, strict=True):
                 covered.add(k, i, 1.0)
-                forward.add(k, i, own / _MIB)
-                backward.add(k, i, p.backward_bytes / _MIB)
+                forward.add(k, i, own / MIB)
+                backward.add(k, i, p.backward_bytes / MIB)
             for key in p.holds:
                 held.add(self._held[key], i, 1.0)
             if p.last + 1 < n:
-                kept.add(p.last + 1, i, p.kept_bytes / _MIB)
+                kept.add(p.last + 1, i, p.kept_bytes / MIB)
         width = len(columns)
         s = cp.Variable(n, name="s")
         # cvxpy's operators are typed as booleans, so `Any`.
@@ -387,7 +396,7 @@ class _Program:
         n = len(self.chain)
         known, there, on = np.zeros(n), _Entries(), _Entries()
         for v, c in enumerate(self.chain.boundary_values):
-            last, size_mib = c.readers[-1], c.size_bytes / _MIB
+            last, size_mib = c.readers[-1], c.size_bytes / MIB
             known[c.producer + 1 : last + 1] += size_mib
             for k in range(c.producer, last + 1):
                 there.add(k, self._held[v, k], size_mib)
