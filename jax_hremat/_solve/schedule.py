@@ -153,7 +153,10 @@ def _with_groups(program: _Program, limit: int, best: _Answer) -> _Answer:
     priced = program.price(limit)
     if priced is None:
         return best.bounded(0.0)
-    bound_ms, prices = priced
+    bound_ms, prices, columns = priced
+    # The columns of the relaxation have a good schedule among them, as a rule, after which few others
+    # are worth looking at.
+    best = best.improved(program.fastest(columns, limit, best.objective - program.gap_ms))
     worth_ms = _FIRST_WORTH * program.base_ms
     while bound_ms <= (wanted_ms := best.objective - program.gap_ms):
         worth_ms = min(worth_ms, wanted_ms - bound_ms)
@@ -267,9 +270,9 @@ class _Program:
             constraints.append(peak <= limit_bytes / MIB)
         return self._answer(peak, constraints, columns, x, 0.0)
 
-    def price(self, limit_bytes: int) -> tuple[float, Prices] | None:
-        """A lower bound of the time added by any schedule, and what the rows charge a piece;
-        None if the solver does not say.
+    def price(self, limit_bytes: int) -> tuple[float, Prices, list[Column]] | None:
+        """A lower bound of the time added by any schedule, what the rows charge a column, and the
+        columns of the relaxation; None if the solver does not say.
 
         The relaxation may exceed the limit at a price, so that it has a solution and prices
         whatever the limit.
@@ -309,7 +312,7 @@ class _Program:
             found.sort(key=lambda f: (f[0], f[1].first, f[1].last, f[1].options))
             if not found or rounds == _MAX_ROUNDS:
                 least = min(found[0][0] if found else 0.0, -coarse)
-                return value + least * most, prices
+                return value + least * most, prices, columns
             columns += [p for _, p in found[:_MAX_PRICED]]
             known.update(p for _, p in found[:_MAX_PRICED])
 
