@@ -172,8 +172,8 @@ def test_a_missing_toolkit_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     def unassembled(*_: object, **__: object) -> None:
         raise jax.errors.JaxRuntimeError("UNAVAILABLE: No PTX compilation provider is available.")
 
-    cpu = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
-    monkeypatch.setattr(compiling, "_sharding", lambda *_: cpu)
+    cpu = jax.local_devices(backend="cpu")[0]
+    monkeypatch.setattr(compiling, "_device", lambda *_: cpu)
     monkeypatch.setattr(jax.stages.Lowered, "compile", unassembled)
     with pytest.raises(TargetUnavailableError, match=r"ptxas.*jax_hremat\[gpu-aot\]"):
         compile_flat(partial(jnp.add, 1.0), [Shape((4,), jnp.float32)], get_target("h200"))
@@ -209,3 +209,14 @@ def test_another_thread_takes_all_settings_along() -> None:
     ):
         assert pool.submit(settings).result() != settings()
         assert pool.submit(in_settings_of_this_thread(settings)).result() == settings()
+
+
+def test_one_device_s_program_is_lowered_as_jit_lowers_it() -> None:
+    # A typed key, for which JAX adds an operation unless a sharding is given.
+    def step(key: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.sin(jax.random.normal(key, w.shape) @ w), key
+
+    args = (jax.random.key(0), jnp.ones((8, 8)))
+    compiled = compile_flat(step, args, get_target("cpu"))
+    own = jax.jit(step, compiler_options=dict(get_target("cpu").compiler_options))
+    assert compiled.hlo_text == own.lower(*args).compile().as_text()

@@ -22,8 +22,6 @@ from jax.sharding import (
     Mesh,
     NamedSharding,
     PartitionSpec,
-    Sharding,
-    SingleDeviceSharding,
 )
 
 from jax_hremat._jax import compat
@@ -265,10 +263,11 @@ def compiler_versions() -> dict[str, str]:
 def _lowered_for_one(
     fun: Callable[..., Any], avals: Sequence[Any], target: Target, how: Mapping[str, Any]
 ) -> jax.stages.Lowered:
-    sharding = _sharding(target.platform, target.config_text)
-    # On the outputs too: a function without arguments has no other way to know its device.
-    jitted = jax.jit(fun, in_shardings=sharding, out_shardings=sharding, **how)
-    return _lower(jitted, [_abstract(aval) for aval in avals], target)
+    # As the default device, not as the sharding of each argument: shardings leave operations in the
+    # module that a user's own `jax.jit` has not, or the other way round (for a typed key), and with
+    # them XLA numbers, schedules and places everything else a little differently.
+    with jax.default_device(_device(target.platform, target.config_text)):
+        return _lower(jax.jit(fun, **how), [_abstract(aval) for aval in avals], target)
 
 
 def _lowered_for_mesh(
@@ -345,11 +344,11 @@ def _on(devices: Mesh, aval: Any, varying: Sequence[str]) -> jax.ShapeDtypeStruc
 # Tied to the configuration's text, since two topologies of one text are not the same devices to
 # JAX, and every function would be lowered again for each.
 @functools.cache
-def _sharding(platform_name: str, config_text: str | None) -> Sharding:
+def _device(platform_name: str, config_text: str | None) -> Any:
     if platform_name == "cpu":
-        return SingleDeviceSharding(_cpu_devices(1)[0])
-    mesh = topologies.make_mesh(_topology(config_text, 1), (1,), ("device",))
-    return NamedSharding(mesh, PartitionSpec())
+        return _cpu_devices(1)[0]
+    (device,) = _topology(config_text, 1).devices
+    return device
 
 
 @functools.cache
