@@ -19,6 +19,7 @@ from jax_hremat._plan.device_mesh import DeviceMesh, Spec
 from jax_hremat._plan.fingerprint import RULES
 from jax_hremat._primitives.primitives import equation_work
 from jax_hremat._primitives.work import Work
+from jax_hremat._trace.copies import compared_copies, compares_results
 from jax_hremat._trace.rules import STOPS
 from jax_hremat._trace.trace import Program, abstract, is_inexact
 
@@ -53,6 +54,8 @@ class Value:
         users: Operations that read it, in program order.
         is_output: Whether the program returns it.
         spec: How it is split over a mesh of devices; None where there is one device.
+        is_compared_copy: Whether it must not be kept without what it is a copy of
+            (`_trace/copies.py`).
     """
 
     id: int
@@ -64,6 +67,7 @@ class Value:
     users: tuple[int, ...]
     is_output: bool
     spec: Spec | None = None
+    is_compared_copy: bool = False
 
     @property
     def last_use(self) -> int:
@@ -209,6 +213,8 @@ def _graph_of(program: Program) -> Graph:
     active: set[int] = set(differentiated)
     users: dict[int, list[int]] = {}
     detached: set[int] = set()
+    compared = compared_copies(jaxpr)
+    copies: set[int] = set()
     residual_cache: dict[Any, _Residuals] = {}
     operations: list[Operation] = []
     pulled_back = _pulled_back(program)
@@ -230,6 +236,8 @@ def _graph_of(program: Program) -> Graph:
             residuals = residual_cache[key]
         if residuals.differentiable:
             active.update(floating)
+        copies.update(o for o, v in zip(outputs, eqn.outvars, strict=True) if v in compared)
+        copies.update(outputs[i] for i in residuals.compared)
         needs = [inputs[i] for i in residuals.inputs] + [outputs[i] for i in residuals.outputs]
         spared = {inputs[i] for i in residuals.spared}
         spared.difference_update(v for i, v in enumerate(inputs) if i not in residuals.spared)
@@ -273,6 +281,7 @@ def _graph_of(program: Program) -> Graph:
             active=i in active,
             users=tuple(users.get(i, ())),
             is_output=i in returned,
+            is_compared_copy=i in copies,
         )
         for i, aval in enumerate(avals)
     )
@@ -330,6 +339,7 @@ class _Residuals:
     spared: tuple[int, ...] = ()
     renames: bool = False
     once: str = ""
+    compared: tuple[int, ...] = ()
 
 
 _NO_RESIDUALS = _Residuals(differentiable=False)
@@ -371,6 +381,7 @@ def _residuals_of(eqn: Any, mask: Sequence[bool]) -> _Residuals:
         if not isinstance(v, compat.Literal) and v not in in_position
     }
     producers = {o: e for e in jaxpr.eqns for o in e.outvars}
+    compared = compares_results(jaxpr, set(out_position))
     reads: set[int] = set()
     makes: set[int] = set()
     opaque_bytes = 0
@@ -386,12 +397,16 @@ def _residuals_of(eqn: Any, mask: Sequence[bool]) -> _Residuals:
             else:
                 reads |= sources[0]
                 makes |= sources[1]
+    if compared and makes:
+        # The results are computed from the inputs again, to be compared with them.
+        reads.update(in_position.values())
     read = compat.inputs_read(jaxpr, len(results))
     return _Residuals(
         differentiable=True,
         inputs=tuple(sorted(i for i in reads if i not in literals)),
-        outputs=tuple(sorted(makes)),
+        outputs=() if compared else tuple(sorted(makes)),
         opaque_bytes=opaque_bytes,
+        compared=tuple(sorted(out_position.values())) if compared else (),
         spared=tuple(i for i, is_read in enumerate(read) if not is_read),
         renames=all(not isinstance(v, compat.Literal) and v in in_position for v in results),
         # A custom rule may run other operations than the function it is of.
