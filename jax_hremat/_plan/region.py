@@ -47,8 +47,8 @@ class Region:
         children: Regions inside, disjoint and in program order; operations between them
             belong to this region itself.
         barrier: Whether the cotangents of all inputs pass a barrier together, so that no part of
-            the region's backward is delayed (`_emit/barrier.py`). For a plain region the barrier includes
-            the cotangents of the function's arguments, for a checkpointed one it does not.
+            the region's backward is delayed (`_emit/emit.py`). For a plain region the barrier
+            includes the cotangents of the function's arguments, for a checkpointed one it does not.
         loop: How the region's only operation, a scan, is run; None if it is unchanged.
         branches: How each branch of the region's only operation, a cond, is run, the branch's
             operations counted from 0; empty if they are unchanged.
