@@ -102,7 +102,7 @@ class RematPlan:
         """Read a plan that `save` wrote.
 
         Raises:
-            PlanFormatError: The file is not a plan, or one of another version.
+            PlanFormatError: The file is not a plan, or is a plan of another version.
             OSError: The file cannot be read.
         """
         try:
@@ -124,7 +124,7 @@ class RematPlan:
         """The inverse of `to_json`.
 
         Raises:
-            PlanFormatError: The text is not a plan, or one of another version.
+            PlanFormatError: The text is not a plan, or is a plan of another version.
         """
         try:
             data = json.loads(text)
