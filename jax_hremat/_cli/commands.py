@@ -200,7 +200,7 @@ def explain(path: str, html: str | None) -> None:
 
 @main.command()
 def targets() -> None:
-    """List the devices that plans can be made for, none of which is needed."""
+    """List the devices that plans can be made for; none of them has to be attached."""
     table = plain_table()
     for column in ("name", "memory", "TB/s", "bf16 TFLOP/s"):
         table.add_column(column, justify="left" if column == "name" else "right")
@@ -219,7 +219,7 @@ def targets() -> None:
 @main.command()
 @click.option("--output", "-o", required=True, type=_OUTPUT, help="TOML file.")
 def calibrate(output: str) -> None:
-    """Measure the attached device, for plans made elsewhere: --target FILE."""
+    """Measure the attached device, to plan for it elsewhere with --target FILE."""
     with _progress(quiet=False) as progress:
         target = jax_hremat.calibrate(progress)
     _write(target.save, output)
@@ -231,7 +231,7 @@ def calibrate(output: str) -> None:
 @main.command()
 @click.option("--target", default="h200", show_default=True, help="What to try to compile for.")
 def doctor(target: str) -> None:
-    """Check what planning takes: versions, solver, compilers, cache."""
+    """Check what planning needs: versions, solver, compilers, cache."""
     _without_gpu()
     failed = 0
     for check in check_all(target):
