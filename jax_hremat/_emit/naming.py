@@ -1,6 +1,6 @@
 """Names the results of an operation such that its own derivative reads the named values too.
 
-The derivative rules of exp, tanh, rsqrt, max, softmax and others read the operation's result. To
+The derivative rules of exp, tanh, rsqrt, softmax and others read the operation's result. To
 JAX, a name given to the result afterwards makes another value: saving that value serves later
 readers, but the derivative rule still reads the original, so the operation is recomputed. Such an
 operation is therefore emitted with a custom rule: the operation's own derivative, in which
