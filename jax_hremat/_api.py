@@ -39,34 +39,35 @@ def plan_remat(
 ) -> Callable[..., RematPlan]:
     """Plan the rematerialization of a loss function's training step under a byte budget.
 
-    The step is `jax.jit(jax.value_and_grad(fun, argnums, has_aux))`. The plan is the fastest
-    found, by a roofline over the optimised program, whose compiled peak (arguments + outputs +
-    temporaries − aliases) and `headroom_bytes` are within the budget; the compiler's figures are
-    in `RematPlan.certificate`. With `max_slowdown` in place of a budget, it is the one of least
-    peak found whose estimated step is at most so many times that without rematerialization.
+    The step is `jax.jit(jax.value_and_grad(fun, argnums, has_aux))`. Of the plans found whose
+    compiled peak (arguments + outputs + temporaries − aliases) plus `headroom_bytes` is within the
+    budget, the result is the fastest, as estimated by a roofline over the optimised program; the
+    compiler's figures are in `RematPlan.certificate`. With `max_slowdown` in place of a budget, it
+    is the plan of lowest peak found whose estimated step time is at most `max_slowdown` times the
+    one without rematerialization.
 
     Args:
         fun: The loss: returns a scalar, or `(scalar, aux)` if `has_aux`.
-        budget: Bytes; a text such as `"70GiB"` or `"70GB"`; or a float in (0, 1] or a text such as
-            `"90%"`, a share of the compiled peak without rematerialization.
+        budget: Bytes; a string such as `"70GiB"` or `"70GB"`; or a float in (0, 1] or a string
+            such as `"90%"`, a share of the compiled peak without rematerialization.
         max_slowdown: In place of a budget: a ratio of step times, at least 1.
         argnums: Positional arguments that are differentiated, as in `jax.grad`.
         has_aux: As in `jax.grad`.
         target: What to compile for: None for JAX's default backend, `"cpu"`, a GPU's name (see
-            `list_targets`; none is needed to compile for it), or the path of a target file.
-        headroom_bytes: Taken off the budget first, for what the compiler does not see: library
-            workspaces and the allocator.
-        config: How hard to try.
+            `list_targets`; compiling for a GPU needs no GPU), or the path of a target file.
+        headroom_bytes: Subtracted from the budget first, for memory the compiler does not see:
+            library workspaces and the allocator.
+        config: How much effort planning takes.
         progress: Called as `progress(stage, done, total)` while planning.
 
     Returns:
         A function of the loss's arguments (arrays or `jax.ShapeDtypeStruct`s in any pytrees, NNX
         objects) that returns the plan. Nothing is allocated or run. Python numbers are inputs, as
-        in `jax.jit`, unless the loss needs their values; those, flags, texts and all else that is
-        no array are static, and part of the program that the plan is for.
+        in `jax.jit`, unless the loss needs their values. Such numbers, and flags, strings and
+        everything else that is not an array, are static: part of the program the plan is for.
 
     Raises:
-        InfeasibleBudgetError: No plan fits; it says the smallest budget that would do.
+        InfeasibleBudgetError: No plan fits; the error gives the smallest budget that would do.
         BudgetFormatError: The budget has none of the forms above, or not exactly one of a
             budget and a slowdown was given.
         UnknownTargetError, TargetUnavailableError: The target, or its compiler.
@@ -74,15 +75,15 @@ def plan_remat(
             symbolic shapes, mutable arrays made outside the function, arguments on several meshes.
         UnsupportedConfigError: `jax_remat3` is on; costs that are not compiled, on a mesh.
 
-    Where an argument lies on a mesh of several devices (an array, or a struct with a
-    `jax.sharding.NamedSharding`), all bytes are of one device, and each gradient lies as its
-    argument does. Shardings of arguments that are being traced, inside a `jit`, are not known.
+    Where an argument (an array, or a struct with a `jax.sharding.NamedSharding`) is sharded over a
+    mesh of several devices, all bytes are those of one device, and each gradient is sharded like
+    its argument. Shardings of arguments that are being traced, inside a `jit`, are not known.
 
-    A budget beyond what one device of the target has is pointed out by an `HRematWarning`; the
+    A budget larger than the memory of one device of the target gives an `HRematWarning`; the
     memory of a CPU is not known.
 
-    Unchecked: that the step is jitted with `compiler_options(target)`, where the target has some,
-    and alone in memory.
+    Unchecked: that the step is jitted with `compiler_options(target)`, where the target has any,
+    and that it is alone in memory.
 
     >>> import jax, jax.numpy as jnp, jax_hremat
     >>> loss = lambda w, x: jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ w) ** 2)
@@ -114,21 +115,21 @@ def pareto(
     config: PlannerConfig | None = None,
     progress: Progress | None = None,
 ) -> Callable[..., Frontier]:
-    """The whole trade between memory and time of a loss function's training step.
+    """The whole trade-off between memory and time of a loss function's training step.
 
-    Plans for budgets evenly spread from the least that is possible to no rematerialization, made
-    with the costs of one planning; each is compiled and certified.
+    Plans for budgets evenly spaced from the smallest possible one to that of no rematerialization.
+    Block costs are determined once for all of them; each plan is compiled and certified.
 
     Args:
         fun, argnums, has_aux, target, headroom_bytes, config, progress: As in `plan_remat`.
         num_points: How many budgets, at least 2.
 
     Returns:
-        A function of the loss's arguments that returns the `Frontier`: its plans, a table, a
+        A function of the loss's arguments that returns the `Frontier`: the plans, a table, a
         plot.
 
     Raises:
-        What `plan_remat` raises, but for what concerns its budget.
+        What `plan_remat` raises, except for errors about its budget.
         ValueError: Fewer than two points.
     """
     if num_points < 2:
@@ -154,10 +155,10 @@ def certify(
     target: str | os.PathLike[str] | Target | None = None,
     headroom_bytes: int = 0,
 ) -> Callable[..., RematPlan]:
-    """Offer a plan to the same function at other shapes, for another device or version.
+    """Certify a plan for the same function at other shapes, or for another device or version.
 
-    Two compilations of the step and no solver: the regions stay, the certificate is new. A plan
-    for another batch size, say, is a good one as a rule, if not the best.
+    This takes two compilations of the step and no solver: the regions stay, the certificate is
+    new. A plan made for another batch size, for example, is usually good, if not the best.
 
     Args:
         fun: The function the plan was made for, or one with the same operations.
@@ -168,9 +169,9 @@ def certify(
         A function of the loss's arguments that returns the plan with its certificate for them.
 
     Raises:
-        StalePlanError: The operations are other ones.
-        InfeasibleBudgetError: The regions do not fit; it says what they take.
-        What `plan_remat` raises of the budget, the target and the program.
+        StalePlanError: The operations differ from those of the plan.
+        InfeasibleBudgetError: The regions do not fit; the error gives the memory they take.
+        What `plan_remat` raises about the budget, the target and the program.
     """
     goal = parse_budget(budget)
     chosen = get_target(target)
@@ -185,22 +186,22 @@ def certify(
 
 
 def apply_plan(fun: Callable[..., Any], plan: RematPlan) -> Callable[..., Any]:
-    """The function with a plan in it: same arguments, results and gradients.
+    """The function with a plan applied: same arguments, results and gradients.
 
     Args:
         fun: The function the plan was made for.
         plan: A plan, made here or loaded from a file.
 
     Returns:
-        A function to differentiate and jit as the original, which it traces at each call. A
-        method of it is a method.
+        A function to differentiate and jit like the original, which it traces at each call. For a
+        method it is a method.
 
     Raises (when called):
         StalePlanError: The traced program is not the one the plan is for; the first difference
             is named.
 
-    When it is lowered for another platform than that of the certificate, an `HRematWarning` says
-    so. The options it is compiled with are not known then, and not checked.
+    When the function is lowered for another platform than the certificate's, an `HRematWarning`
+    says so. The compiler options are not known at that point, and are not checked.
     """
     return planned_function(fun, GivenPlan(plan), plan.argnums, plan.has_aux)
 
@@ -220,36 +221,38 @@ def hremat(
 ) -> Any:
     """Plan a loss function, or a Flax module, when it is first traced.
 
-    On a function: `hremat(loss_fn, budget="70GiB")` or `@hremat(budget="70GiB")`. It is traced at
-    each call, as inside `jax.grad`; each program that it traces to is planned once, with
+    On a function: `hremat(loss_fn, budget="70GiB")` or `@hremat(budget="70GiB")`. The function is
+    traced at each call, as inside `jax.grad`; each program that it traces to is planned once, with
     `plan_remat`, and the plan is kept for the life of the function that is returned; see its
-    `plans` attribute. Arrays are traced. All else is static: flags, texts, functions, and also
-    Python numbers, unless `jax.grad` or `jax.jit` has traced them already, or there is nothing
-    else to differentiate. A Python number of another value is another program, and planned anew.
+    `plans` attribute. Arrays are traced. Everything else is static: flags, strings, functions, and
+    also Python numbers, unless `jax.grad` or `jax.jit` has traced them already, or there is nothing
+    else to differentiate. A Python number of another value gives another program, which is planned
+    separately.
 
-    Flax NNX objects among the arguments are changed as the function changes them, with
-    `nnx.Param`s as what is differentiated; `jax_hremat.nnx.remat` has a filter for others.
+    Flax NNX objects among the arguments are changed as the function changes them, and their
+    `nnx.Param`s are differentiated; `jax_hremat.nnx.remat` takes a filter to choose other state.
 
-    In the body of a class, or given a bound method, it is a method. There `argnums` counts as for
-    `jax.grad(obj.method)`: without the object. What NNX parameters the object has are
-    differentiated too.
+    In the body of a class, or given a bound method, the result is a method. Its `argnums` leaves
+    out the object, as in `jax.grad(obj.method)`. NNX parameters of the object are differentiated
+    too.
 
     On a linen module class it is `jax_hremat.linen.remat`: a class with the same variables, rngs
     and mutable collections whose `__call__`, or other methods, are planned. The budget then bounds
-    the compiled call together with its pullback, all floating parameters and inputs differentiated.
-    On an NNX module class it is `jax_hremat.nnx.remat`.
+    the compiled call together with its pullback, with respect to all floating parameters and
+    inputs. On an NNX module class it is `jax_hremat.nnx.remat`.
 
-    Planned functions, modules and plans can be pickled and copied, if what they are made of can.
+    Planned functions, modules and plans can be pickled and copied if the functions and modules they
+    are made from can.
 
     Args:
-        fun: A loss function or method, or a `flax.linen.Module` or `flax.nnx.Module` class; left
-            out when used as a decorator.
+        fun: A loss function or method, or a `flax.linen.Module` or `flax.nnx.Module` class;
+            omitted when used as a decorator with options.
         budget, max_slowdown, argnums, has_aux, target, headroom_bytes, config, progress: As in
             `plan_remat`; `argnums` and `has_aux` are for functions only.
         methods: Names of the methods that are planned; for modules only.
 
     Raises:
-        What `plan_remat` raises; the budget's and the target's errors at once, the others when
+        What `plan_remat` raises: errors about the budget and the target at once, the others when
         the function is first called.
     """
     options: dict[str, Any] = dict(
@@ -284,7 +287,7 @@ def _step_of(
     kwargs: dict[str, Any],
     openings: Openings,
 ) -> Step:
-    """The step of a loss, traced as `jax.jit` would."""
+    """The step of a loss, traced as `jax.jit` would trace it."""
     loss, bound_to = Loss.of(fun, argnums, has_aux)
     call = loss.trace_as_jit((*bound_to, *args), kwargs).with_opened(openings)
     refuse_closed_over(fun, call.closed_over)

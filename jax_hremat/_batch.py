@@ -1,4 +1,4 @@
-"""The batch size of the highest throughput that fits, with its plan."""
+"""The batch size with the highest throughput that fits, with its plan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BatchTrial:
     Attributes:
         size: The batch size.
         fitted: The step and its plan; None if no plan fits.
-        min_budget_bytes: What it takes at least, where no plan fits.
+        min_budget_bytes: The smallest budget that would do, where no plan fits.
     """
 
     size: int
@@ -35,7 +35,7 @@ class BatchTrial:
 
     @property
     def per_s(self) -> float:
-        """Examples a second, by the estimated step time; 0 where no plan fits."""
+        """Examples per second, by the estimated step time; 0 where no plan fits."""
         return 0.0 if self.fitted is None else self.size / self.fitted.plan.estimated_step_s
 
 
@@ -44,21 +44,21 @@ class BatchSearch:
     """What `max_batch` found.
 
     Attributes:
-        trials: What was tried, smallest batch first; the first of them fits.
+        trials: The batch sizes that were tried, smallest first; the first of them fits.
     """
 
     trials: tuple[BatchTrial, ...]
 
     @property
     def budget_bytes(self) -> int:
-        """What each had to fit in."""
+        """The budget that every trial had to fit."""
         fitted = self.trials[0].fitted
         assert fitted is not None, "if the smallest batch does not fit there is no search"
         return fitted.plan.certificate.budget_bytes
 
     @property
     def best(self) -> BatchTrial:
-        """The trial of highest throughput."""
+        """The trial with the highest throughput."""
         return max(self.trials, key=lambda trial: trial.per_s)
 
     @property
@@ -102,31 +102,31 @@ def max_batch(
     max_trials: int = 8,
     **options: Any,
 ) -> Callable[[Any, Callable[[int], Any]], BatchSearch]:
-    """The batch size, with its plan, of the highest throughput within a budget.
+    """The batch size with the highest throughput within a budget, with its plan.
 
-    That is as a rule near the largest batch that fits without rematerialization, which is tried
-    first: by a line through the peaks seen of the step as it is. Then sizes halfway from the best
-    one to its neighbours are tried; and with half of the trials, halving, how large a batch can be.
-    Of a size that does not fit, what it needs is only looked for roughly
-    (`PlannerConfig.floor_rounds` is 0).
+    It is usually near the largest batch that fits without rematerialization. That size is estimated
+    from a line through the peaks measured without rematerialization, and is tried first. Then sizes
+    halfway between the best one and its neighbours are tried. Half of the trials go to a bisection
+    for the largest batch that fits. For a size that does not fit, the budget it needs is found only
+    roughly (`PlannerConfig.floor_rounds` is 0).
 
     Args:
         make_step, loss_fn: As in `fit_step`; the step takes a state and a batch.
         budget: As in `fit_step`, in bytes.
         sizes: The batch sizes to choose from.
-        max_trials: How many are planned at most; each takes as long as a `fit_step`.
+        max_trials: How many sizes are planned at most; each takes as long as one `fit_step`.
         **options: As in `fit_step`.
 
     Returns:
-        A function of the state and of a function from a batch size to the batch, arrays or
-        `jax.ShapeDtypeStruct`s; it returns what was tried and what was best.
+        A function of the state and of a function from a batch size to the batch (arrays or
+        `jax.ShapeDtypeStruct`s); it returns the sizes tried and the best of them.
 
     Raises:
         InfeasibleBudgetError: Not even the smallest size fits.
-        ValueError: No sizes, or one that is not positive.
+        ValueError: No sizes, or a size that is not positive.
         What `fit_step` raises.
 
-    Unchecked: that throughput has one maximum over the sizes, so that a better one was not missed.
+    Unchecked: that throughput has one maximum over the sizes, so that no better size was missed.
     """
     ordered = sorted(set(sizes))
     if not ordered or ordered[0] < 1:
@@ -157,7 +157,7 @@ def max_batch(
 def _untried(
     trials: Mapping[int, BatchTrial], sizes: Sequence[int], for_speed: bool
 ) -> Iterator[int]:
-    """Positions of sizes worth a trial, best first: for throughput, or to fit more."""
+    """Positions of sizes worth trying, best first: for throughput, or for the largest batch."""
     guesses = [_largest_as_it_is(trials, sizes), *_around_best(trials, len(sizes))]
     larger = _larger(trials, len(sizes))
     for index in [*guesses, larger] if for_speed else [larger, *guesses]:
@@ -166,9 +166,9 @@ def _untried(
 
 
 def _largest_as_it_is(trials: Mapping[int, BatchTrial], sizes: Sequence[int]) -> int:
-    """The largest size that fits without rematerialization, by a line through its peaks at the two
-    sizes nearest to that; at no size it is what does not grow with the batch, about the arguments.
-    """
+    """The largest size that fits without rematerialization, on a line through the peaks of the two
+    sizes whose peaks are nearest to the budget. At size 0, the peak is taken to be what does not
+    grow with the batch: roughly the arguments."""
     plans = [(t.size, t.fitted.plan) for t in trials.values() if t.fitted is not None]
     certificate = plans[0][1].certificate
     budget_bytes = certificate.budget_bytes - certificate.headroom_bytes
@@ -181,7 +181,7 @@ def _largest_as_it_is(trials: Mapping[int, BatchTrial], sizes: Sequence[int]) ->
 
 
 def _around_best(trials: Mapping[int, BatchTrial], count: int) -> list[int]:
-    """Halfway from the best trial to the next larger one, or the end, and the next smaller one."""
+    """Halfway from the best trial to the next larger one (or the end) and to the next smaller."""
     at = max(trials, key=lambda i: trials[i].per_s)
     above = min((i for i in trials if i > at), default=count)
     below = max((i for i in trials if i < at), default=at)
@@ -189,7 +189,7 @@ def _around_best(trials: Mapping[int, BatchTrial], count: int) -> list[int]:
 
 
 def _larger(trials: Mapping[int, BatchTrial], count: int) -> int:
-    """Halfway between the largest trial that fits and the smallest that does not, or the end."""
+    """Halfway between the largest trial that fits and the smallest that does not (or the end)."""
     fits = max(i for i, trial in trials.items() if trial.fitted is not None)
     too_large = min((i for i, trial in trials.items() if trial.fitted is None), default=count)
     return (fits + too_large) // 2

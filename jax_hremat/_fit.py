@@ -1,4 +1,4 @@
-"""A whole training step that fits, and its plan."""
+"""A whole training step that fits its budget, and its plan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jax_hremat._shared.units import Budget, parse_goal
 from jax_hremat._trace.call import Arguments, is_array, is_number, is_scalar, name_of
 from jax_hremat._xla.target import Target, get_target, memory_bytes_of
 
-# Of a device's memory, what is left for library workspaces and the allocator.
+# Fraction of a device's memory that is left for library workspaces and the allocator.
 _DEVICE_HEADROOM = 0.05
 
 
@@ -34,7 +34,7 @@ class FittedStep(NamedTuple):
     Attributes:
         step: The step, jitted with the donated arguments and the compiler options that the
             certificate is for.
-        plan: Its plan; the certificate is of the whole step.
+        plan: Its plan; the certificate is for the whole step.
     """
 
     step: Callable[..., Any]
@@ -60,41 +60,42 @@ def fit_step(
 ) -> Callable[..., FittedStep]:
     """Plan a loss so that the whole training step around it fits.
 
-    What is compiled and bounded is `jax.jit(make_step(loss_fn), donate_argnums)`: the optimizer
-    and its state, accumulation over microbatches, clipping and loss scaling are in it, as is all
+    The budget bounds the compiled `jax.jit(make_step(loss_fn), donate_argnums)`: it includes the
+    optimizer and its state, accumulation over microbatches, clipping, loss scaling and everything
     else that the step does.
 
-    A step of NNX modules, optimizers, metrics and random keys takes and changes them as they are;
-    there is no need for `nnx.jit`. The state of those that are donated is: the objects get new
-    arrays.
+    A step may take NNX modules, optimizers, metrics and random keys as they are, and change them;
+    `nnx.jit` is not needed. Of donated objects, the state is donated: the objects get new arrays.
 
     Args:
         make_step: Takes a loss function and returns the training step that differentiates it.
         loss_fn: The loss, as for `plan_remat`.
-        budget: As in `plan_remat`, of the whole step; or `"device"`: what the target's GPU has.
-        max_slowdown: In place of a budget, as in `plan_remat`, of the whole step.
-        argnums, has_aux: As in `jax.grad`, of the loss.
-        donate_argnums: Arguments of the step that are donated: the state, as a rule.
-        static_argnums, static_argnames: As in `jax.jit`, of the step. Flags, texts and functions
+        budget: As in `plan_remat`, for the whole step; or `"device"`: the memory of the target's
+            GPU.
+        max_slowdown: In place of a budget, as in `plan_remat`, for the whole step.
+        argnums, has_aux: As in `jax.grad`, for the loss.
+        donate_argnums: Arguments of the step that are donated: usually the state.
+        static_argnums, static_argnames: As in `jax.jit`, for the step. Flags, strings and functions
             need not be named.
-        plan: A plan, or the file of one, to be certified again in place of planning: the step is
-            compiled with it, and without it only if that gives other figures than the plan has.
-            Without a budget, the plan's.
+        plan: A plan, or the path of its file, to certify again in place of planning: the step is
+            compiled with it, and compiled without it only if the result differs from the plan's
+            figures. If no budget is given, the plan's own is used.
         target, config, progress: As in `plan_remat`.
-        headroom_bytes: As in `plan_remat`; None for none, or a twentieth of the device.
+        headroom_bytes: As in `plan_remat`. If None, 0, or with `budget="device"` a twentieth of the
+            device's memory.
 
     Returns:
         A function of the step's arguments, arrays or `jax.ShapeDtypeStruct`s, that returns the
-        step, jitted, and its plan. Nothing is allocated or run.
+        jitted step and its plan. Nothing is allocated or run.
 
     Raises:
-        UnsupportedProgramError: The step does not call the loss, or with differing structures,
-            shapes or static arguments.
+        UnsupportedProgramError: The step does not call the loss, or calls it with differing
+            structures, shapes or static arguments.
         StalePlanError: The given plan is for another loss, shapes or static arguments.
         InfeasibleBudgetError: The given plan takes more than the budget.
-        What `plan_remat` raises; `RematPlan.load` of a file.
+        What `plan_remat` raises, and for a file what `RematPlan.load` raises.
 
-    Unchecked: that the step is called with the shapes it was planned at.
+    Unchecked: that the step is called with the shapes it was planned for.
 
     >>> import jax, jax.numpy as jnp, jax_hremat
     >>> loss = lambda w, x: jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ w) ** 2)
@@ -154,20 +155,20 @@ def fit_step(
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """Arguments of the step that are static, by position or name."""
+    """Static arguments of the step, by position or name."""
 
     argnums: tuple[int, ...]
     argnames: tuple[str, ...]
 
     def among(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Declared:
-        """Those, and all that are flags, texts or functions."""
+        """The declared arguments, and all others that are flags, strings or functions."""
         argnums = {p % len(args) for p in self.argnums if -len(args) <= p < len(args)}
         argnums |= {i for i, arg in enumerate(args) if _is_static(arg)}
         argnames = {*self.argnames, *(k for k, arg in kwargs.items() if _is_static(arg))}
         return _Declared(tuple(sorted(argnums)), tuple(sorted(argnames)))
 
     def has(self, leaf: Leaf) -> bool:
-        """Whether a leaf of `(args, kwargs)` is in one of them."""
+        """Whether a leaf of `(args, kwargs)` belongs to one of these arguments."""
         kind, key, *_ = leaf.path
         return key.idx in self.argnums if kind.idx == 0 else key.key in self.argnames
 
@@ -185,7 +186,7 @@ def _jitted(
     donated: tuple[int, ...],
     target: Target,
 ) -> Callable[..., Any]:
-    """The step, jitted; by `jax.jit` itself if that takes the arguments."""
+    """The step, jitted; by `jax.jit` itself if `jax.jit` accepts the arguments."""
     options = dict(target.compiler_options)
     others = [
         *(arg for i, arg in enumerate(args) if i not in static.argnums),

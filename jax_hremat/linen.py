@@ -43,22 +43,22 @@ def remat(
     """A linen module class whose `__call__` is rematerialized under a byte budget.
 
     It is a subclass with the same name, fields, variables, rngs and mutable collections:
-    checkpoints of one load in the other. Each program that its call traces to is planned once,
-    whichever instance it comes from; initialization runs as it is. The step that the budget
-    bounds is the call with its pullback, all floating parameters and inputs differentiated,
+    checkpoints of either class load in the other. Each program that its call traces to is planned
+    once, whichever instance it comes from; initialization is not planned. The step that the budget
+    bounds is the call with its pullback with respect to all floating parameters and inputs,
     compiled alone. `hremat(module_class, budget=…)` is the same function.
 
-    In the arguments, arrays are traced; anything else (flags, numbers, strings) is static, so
-    that a Python number of another value is another program.
+    Arrays in the arguments are traced; anything else (flags, numbers, strings) is static, so a
+    Python number of another value gives another program.
 
     Args:
         module_class: A `flax.linen.Module` class.
         budget, max_slowdown, target, headroom_bytes, config, progress: As in
             `jax_hremat.plan_remat`.
-        methods: Names of the methods that are planned, each by itself under the budget.
+        methods: Names of the methods that are planned, each separately under the budget.
 
     Returns:
-        The class. Its class method `hremat_plans()` gives the plans in use, in order of first
+        The class. Its class method `hremat_plans()` returns the plans in use, in order of first
         call.
 
     Raises:
@@ -68,8 +68,9 @@ def remat(
         InfeasibleBudgetError, UnsupportedConfigError: When called.
 
     Unchecked: what surrounds the call in the step (other layers, the loss, an optimizer), the
-    batch that `jax.vmap` adds around it, and whether it is differentiated at all. Calls for
-    evaluation are planned too; `module_class` itself takes the same variables and is not.
+    batch dimension that `jax.vmap` adds, and whether the call is differentiated at all. Calls for
+    evaluation are planned too; to avoid that, call `module_class` itself, which takes the same
+    variables.
     """
     _check_module_class(module_class)
     originals = methods_of(module_class, methods)
@@ -96,7 +97,7 @@ def remat(
 
 
 class PlannedMeta(type(nn.Module)):
-    """The metaclass of planned classes, by which they are pickled."""
+    """The metaclass of planned classes, through which they are pickled."""
 
 
 copyreg.pickle(PlannedMeta, reduce_class)
@@ -119,10 +120,10 @@ def _check_module_class(module_class: Any) -> None:
 
 
 def _lift_planned(scopes_fun: Callable[..., Any], made: MadePlans) -> Callable[..., Any]:
-    """`flax.core.lift.checkpoint`, with the regions of a plan for `jax.checkpoint`.
+    """`flax.core.lift.checkpoint`, with the regions of a plan in place of `jax.checkpoint`.
 
-    The call is traced each time, so that what it leaves behind in Python (counters of random
-    keys, names of submodules) is as it would be; only plans, which hold no JAX object, last.
+    The call is traced each time, so that its side effects in Python (counters of random keys, names
+    of submodules) happen as usual; only plans, which hold no JAX object, are kept between calls.
     """
 
     def inner(
@@ -151,7 +152,7 @@ def _lift_planned(scopes_fun: Callable[..., Any], made: MadePlans) -> Callable[.
     packed = lift.pack(inner, filters, filters, (True,), name="hremat", enable_kwargs=True)
 
     def lifted(scopes: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        # The module's own scope is the last. Without one it is unbound, and Flax says so.
+        # The module's own scope is the last. A module without one is unbound; Flax reports that.
         call = packed if scopes[-1] is not None else scopes_fun
         return call(scopes, *args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Flax NNX: loss functions of modules, and module classes, whose methods are planned."""
+"""Flax NNX: planned loss functions of modules, and module classes with planned methods."""
 
 from __future__ import annotations
 
@@ -48,34 +48,34 @@ def remat(
     On a function, `nnx.value_and_grad(remat(loss_fn, budget="70GiB"))(model, batch)` is the step
     the budget bounds, compiled as `jax.value_and_grad` over the modules' parameters.
 
-    On a class, a subclass with the same state whose `__call__` is planned; the budget bounds that
-    call with its pullback, parameters and floating inputs differentiated. Checkpoints of one load
-    in the other.
+    On a class, the result is a subclass with the same state whose `__call__` is planned; the budget
+    bounds that call with its pullback with respect to parameters and floating inputs. Checkpoints
+    of either class load in the other.
 
-    State flows through as in `nnx.grad`: what the call changes in modules, variables, `nnx.Rngs`,
-    metrics and other NNX objects is changed in those of the caller, wherever they are among the
-    arguments: positions, keywords, containers, several at once. Arrays are traced and anything
-    else is static, Python numbers too, so that one of another value is another program. The
-    function is traced at each call.
+    State is handled as in `nnx.grad`: what the call changes in modules, variables, `nnx.Rngs`,
+    metrics and other NNX objects is changed in the caller's objects, wherever they are among the
+    arguments: in positions, keywords or containers, or in several of these at once. Arrays are
+    traced and anything else is static, including Python numbers: a number of another value gives
+    another program. The function is traced at each call.
 
     Args:
-        fun: The function, or method, or class; left out when used as a decorator.
+        fun: The function, method or class; omitted when used as a decorator with options.
         argnums: Arguments that are differentiated, as in `nnx.grad`; for functions.
         has_aux: Whether the function returns `(loss, aux)`; for functions.
-        wrt: Filter of the state that is differentiated.
-        methods: Names of the methods that are planned, each by itself under the budget; for
+        wrt: Filter for the state that is differentiated.
+        methods: Names of the methods that are planned, each separately under the budget; for
             classes.
         budget, max_slowdown, target, headroom_bytes, config, progress: As in
             `jax_hremat.plan_remat`.
 
     Returns:
-        The function, whose attribute `plans` has the plans in use; or the class, whose class
-        method `hremat_plans()` gives them.
+        The function, whose attribute `plans` holds the plans in use; or the class, whose class
+        method `hremat_plans()` returns them.
 
     Raises:
-        UnsupportedProgramError: An instance of a module, or a class without such a method; what
-            `plan_remat` refuses, when called.
-        The errors of `plan_remat`, the budget's and the target's at once.
+        UnsupportedProgramError: An instance of a module, or a class without such a method; when
+            called, what `plan_remat` refuses.
+        The errors of `plan_remat`, those about the budget and the target at once.
 
     State that is not among the arguments (in a closure) is constant: a call that would change it,
     or that puts an array into a container among its arguments, is refused.
@@ -126,7 +126,7 @@ def is_module_class(value: Any) -> bool:
 
 
 class PlannedMeta(type(nnx.Module)):
-    """The metaclass of planned classes, by which they are pickled."""
+    """The metaclass of planned classes, through which they are pickled."""
 
 
 copyreg.pickle(PlannedMeta, reduce_class)
@@ -169,7 +169,7 @@ def _planned_class(
 def _trace_method(
     method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], wrt: Any
 ) -> TracedCall:
-    """A method's call; the state that `wrt` is for and all plain arrays are differentiated."""
+    """Trace a method's call; state that matches `wrt`, and plain arrays, are differentiated."""
     variables = variables_of((args, kwargs), wrt)
 
     def is_differentiated(leaf: Leaf) -> bool:

@@ -1,1 +1,1 @@
-"""Functions that users call, planned."""
+"""Planned functions and methods, as users call them."""

@@ -1,4 +1,4 @@
-"""What is looked at where a plan is applied."""
+"""Checks made where a plan is applied."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from jax_hremat._plan.plan import RematPlan
 
 
 def warned_of(plan: RematPlan) -> Callable[[Any], Any]:
-    """An identity, of which a warning comes where it is lowered for another platform than the
-    plan's."""
+    """An identity function that warns when it is lowered for another platform than the plan's."""
     platform, target = plan.certificate.platform, plan.certificate.target
     if platform is None:
         return lambda value: value

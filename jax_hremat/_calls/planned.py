@@ -1,4 +1,4 @@
-"""Functions that are planned: traced at every call, looked up by what they trace to, emitted."""
+"""Planned functions: each call is traced, its plan looked up by the program, and emitted."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ _REMAKE = "_hremat_remake"
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss function, and what of its arguments is differentiated.
+    """A loss function, and which of its arguments are differentiated.
 
     Attributes:
         fun: Returns a scalar, or `(scalar, aux)` if `has_aux`.
         argnums: Positional arguments that are differentiated.
         has_aux: As in `jax.grad`.
-        wrt: Of NNX objects, the filter of the state that is differentiated.
-        is_bound: Whether the first argument is what a method is bound to: `argnums` does not count
-            it, and only what NNX state it has is differentiated.
+        wrt: Filter for the state of NNX objects that is differentiated.
+        is_bound: Whether the first argument is the object a method is bound to: `argnums` does not
+            count it, and only its NNX state is differentiated.
     """
 
     fun: Callable[..., Any]
@@ -61,7 +61,7 @@ class Loss:
     def of(
         fun: Callable[..., Any], argnums: tuple[int, ...], has_aux: bool, wrt: Any = PARAMETERS
     ) -> tuple[Loss, tuple[Any, ...]]:
-        """The loss, and the arguments that go before those of a call: of a bound method, `self`."""
+        """The loss, and the arguments that precede those of a call: `self` for a bound method."""
         if inspect.ismethod(fun):
             return Loss(fun.__func__, argnums, has_aux, wrt, is_bound=True), (fun.__self__,)
         if isinstance(fun, BoundFunction):
@@ -87,8 +87,8 @@ class Loss:
         return is_differentiated
 
     def trace(self, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedCall:
-        """A call as it is traced inside `jax.grad`: Python numbers are static, unless there is
-        nothing else to differentiate."""
+        """Trace a call as inside `jax.grad`: Python numbers are static, unless there is nothing
+        else to differentiate."""
         chosen = self.differentiated(args)
 
         def is_differentiated_number(leaf: Leaf) -> bool:
@@ -105,8 +105,8 @@ class Loss:
         return self._trace(arguments)
 
     def trace_as_jit(self, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedCall:
-        """A call as `jax.jit` traces it: Python numbers are inputs, unless the function needs
-        their values, as it does of static arguments."""
+        """Trace a call as `jax.jit` does: Python numbers are inputs, unless the function needs
+        their values, as it needs those of static arguments."""
         chosen = self.differentiated(args)
 
         def trace(traces_scalar: Choice) -> TracedCall:
@@ -125,7 +125,7 @@ class Loss:
     def trace_like(
         self, args: Sequence[Any], kwargs: dict[str, Any], plan: RematPlan
     ) -> TracedCall:
-        """A call with those inputs traced, and differentiated, that are in a plan's program."""
+        """Trace a call with the same inputs traced and differentiated as in a plan's program."""
         inputs = plan.fingerprint.differentiated_inputs
         otherwise = self.differentiated(args)
         arguments = Arguments.of(
@@ -141,16 +141,16 @@ class Loss:
 
 
 class PlanSource(Protocol):
-    """Where a planned function has its plans from."""
+    """Where a planned function gets its plans from."""
 
     @property
     def plans(self) -> tuple[RematPlan, ...]:
-        """Those in use, in order of first call."""
+        """The plans in use, in order of first call."""
         ...
 
     @property
     def opened(self) -> Openings:
-        """What of functions they take as written in another way."""
+        """Parts of functions that the plans treat as if they were written differently."""
         ...
 
     def trace(self, loss: Loss, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedCall:
@@ -158,7 +158,7 @@ class PlanSource(Protocol):
         ...
 
     def plan_for(self, call: TracedCall, trace_s: float) -> RematPlan:
-        """The plan for what a call was traced to, in so many seconds."""
+        """The plan for the program of a call; tracing took `trace_s` seconds."""
         ...
 
 
@@ -167,9 +167,9 @@ class MadePlans:
     """Each program is planned once. Only plans, which hold no JAX object, are kept.
 
     Attributes:
-        request: How they are made.
-        goal: For what.
-        argnums, has_aux: What they say of their functions.
+        request: How the plans are made.
+        goal: The budget or the bound on the slowdown.
+        argnums, has_aux: Recorded in the plans, as facts about their functions.
     """
 
     request: PlanRequest
@@ -221,9 +221,10 @@ class GivenPlan:
 
 
 class PlannedFunction:
-    """A loss with the regions of its plans in it; called, differentiated and jitted as before.
+    """A loss run with the regions of its plans; called, differentiated and jitted as before.
 
-    As an attribute of a class it is a method. `plans` are those in use, in order of first call.
+    As an attribute of a class it is a method. `plans` holds the plans in use, in order of first
+    call.
     """
 
     def __init__(self, loss: Loss, source: PlanSource) -> None:
@@ -243,7 +244,7 @@ class PlannedFunction:
         return self if instance is None else BoundFunction(self, instance)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # A function that is decorated where it is defined goes by its name, as functions do.
+        # A function that is decorated at its definition is pickled by name, as functions are.
         return importable_name(self) or super().__reduce_ex__(protocol)
 
 
@@ -257,12 +258,12 @@ class BoundFunction:
 
     @property
     def plans(self) -> tuple[RematPlan, ...]:
-        """The plans in use, of all objects it is bound to."""
+        """The plans in use, those of all objects that the function is bound to."""
         return self._planned.plans
 
     @property
     def unbound(self) -> PlannedFunction:
-        """The function of the object and the arguments."""
+        """The same function, taking the object as its first argument."""
         return PlannedFunction(replace(self._planned._loss, is_bound=True), self._planned._source)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -279,14 +280,14 @@ def planned_function(
     has_aux: bool,
     wrt: Any = PARAMETERS,
 ) -> Any:
-    """A function, or a bound method, with plans from a source."""
+    """A function, or a bound method, whose plans come from `source`."""
     loss, bound_to = Loss.of(fun, argnums, has_aux, wrt)
     planned = PlannedFunction(replace(loss, is_bound=False), source)
     return BoundFunction(planned, *bound_to) if bound_to else planned
 
 
 def run_planned(trace: Callable[[], TracedCall], source: PlanSource) -> Any:
-    """Trace a call, plan what it is traced to, and run it so."""
+    """Trace a call, get the plan for its program, and run the call with that plan."""
     start_s = time.perf_counter()
     call = trace().with_opened(source.opened)
     plan = source.plan_for(call, time.perf_counter() - start_s)
@@ -320,11 +321,11 @@ def planned_class(
 
     Args:
         module_class: The base.
-        metaclass: Of planned classes, one that pickles by `reduce_class`; a base that has another
-            one keeps that.
-        methods: By name.
-        plans: The plans in use.
-        remake: Makes a class like it.
+        metaclass: The metaclass of planned classes, which pickles by `reduce_class`. If it is not a
+            subclass of the base's metaclass, the base's own is used.
+        methods: The planned methods, by name.
+        plans: Returns the plans in use.
+        remake: Makes an equal class anew.
     """
 
     def hremat_plans(cls: type) -> tuple[RematPlan, ...]:
@@ -344,15 +345,15 @@ def planned_class(
 
 
 def reduce_class(cls: type) -> Any:
-    """How a class is pickled: by its name, or, if that stands for the class it was made of, by how
-    it was made."""
+    """How a class is pickled: by its name, or, if that name refers to the class it was made from,
+    as a call that makes it anew."""
     if _REMAKE not in vars(cls) or importable_name(cls):
         return cls.__qualname__
     return vars(cls)[_REMAKE].__func__, ()
 
 
 def importable_name(value: Any) -> str | None:
-    """The name in its module that stands for a function or class; None if none does."""
+    """The name by which its module has this function or class; None if it has none."""
     found: Any = sys.modules.get(value.__module__)
     for part in value.__qualname__.split("."):
         found = getattr(found, part, None)
@@ -363,7 +364,7 @@ def _plan_key(program: Program) -> tuple[Any, ...]:
     """Programs with the same key share a plan: the same operations, results and shardings.
 
     Flax folds a module's path into its random keys, so instances of one class differ in those
-    literals, which no cost depends on.
+    literals; costs do not depend on them.
     """
     graph = build_graph(program)
     operations = tuple(

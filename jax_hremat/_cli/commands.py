@@ -31,7 +31,7 @@ or jax.ShapeDtypeStruct). For a module, the current folder is searched first."""
 
 
 class _Output(click.Path):
-    """A file that can be written, found out before anything is planned."""
+    """A path for output, checked to be writable before anything is planned."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = os.fsdecode(super().convert(value, param, ctx))
@@ -46,7 +46,7 @@ _OUTPUT = _Output(dir_okay=False, writable=True)
 
 
 class _Group(click.Group):
-    """Shows the library's refusals as messages, and the user's own errors from their code on."""
+    """Shows the library's errors as messages, and other errors from the user's first frame on."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -200,7 +200,7 @@ def explain(path: str, html: str | None) -> None:
 
 @main.command()
 def targets() -> None:
-    """List the devices that plans can be made for, none of which is needed."""
+    """List the devices that plans can be made for; none of them has to be attached."""
     table = plain_table()
     for column in ("name", "memory", "TB/s", "bf16 TFLOP/s"):
         table.add_column(column, justify="left" if column == "name" else "right")
@@ -219,7 +219,7 @@ def targets() -> None:
 @main.command()
 @click.option("--output", "-o", required=True, type=_OUTPUT, help="TOML file.")
 def calibrate(output: str) -> None:
-    """Measure the attached device, for plans made elsewhere: --target FILE."""
+    """Measure the attached device, to plan for it elsewhere with --target FILE."""
     with _progress(quiet=False) as progress:
         target = jax_hremat.calibrate(progress)
     _write(target.save, output)
@@ -231,7 +231,7 @@ def calibrate(output: str) -> None:
 @main.command()
 @click.option("--target", default="h200", show_default=True, help="What to try to compile for.")
 def doctor(target: str) -> None:
-    """Check what planning takes: versions, solver, compilers, cache."""
+    """Check what planning needs: versions, solver, compilers, cache."""
     _without_gpu()
     failed = 0
     for check in check_all(target):
@@ -247,7 +247,7 @@ def doctor(target: str) -> None:
 def _planning(
     target: str | None, argnums: str, has_aux: bool, headroom: str, cache_dir: str | None
 ) -> dict[str, Any]:
-    """The options of `plan_remat` that both commands have."""
+    """The options of `plan_remat` that both planning commands share."""
     try:
         positions = tuple(int(part) for part in argnums.split(","))
     except ValueError as error:
@@ -266,7 +266,7 @@ def _headroom_bytes(text: str) -> int:
 
 
 def _budget(text: str) -> int | float | str:
-    """A budget as `plan_remat` takes it: what reads as a fraction is one."""
+    """A budget for `plan_remat`; a number with a point in (0, 1] becomes a fraction."""
     try:
         value = float(text)
     except ValueError:
@@ -275,7 +275,7 @@ def _budget(text: str) -> int | float | str:
 
 
 def _load(problem: str, target: str | None) -> tuple[Callable[..., Any], Sequence[Any]]:
-    """The loss and its arguments; without starting a GPU that is not needed or not there."""
+    """The loss and its arguments, loaded without initialising a GPU unless one is needed."""
     if target is not None or not _has_gpu():
         _without_gpu()
     return load_problem(problem)
@@ -287,7 +287,7 @@ def _has_gpu() -> bool:
 
 
 def _without_gpu() -> None:
-    """Nothing is run, so no GPU is started; JAX's CUDA plugin would fail where there is none."""
+    """Select the CPU backend: nothing is run, and without a GPU JAX's CUDA plugin would fail."""
     if not os.environ.get("JAX_PLATFORMS"):
         jax.config.update("jax_platforms", "cpu")
 
@@ -301,7 +301,7 @@ def _write(save: Callable[[str], Any], path: str) -> None:
 
 @contextmanager
 def _progress(quiet: bool) -> Any:
-    """A line for each stage on standard error, in a terminal only."""
+    """Show a progress line for each stage on standard error, if that is a terminal."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),

@@ -1,4 +1,4 @@
-"""What planning takes, checked one by one."""
+"""Checks of everything that planning needs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Check:
     """One thing that was checked.
 
     Attributes:
-        name: What.
+        name: What was checked.
         passed: Whether it is as it should be.
-        needed: Whether nothing works without it.
+        needed: Whether planning is impossible without it.
         found: What was found.
-        advice: What to do, if it is not.
+        advice: What to do if the check failed.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Check:
 
 
 def check_all(target_name: str) -> Iterator[Check]:
-    """The checks, each made when it is asked for.
+    """The checks, each run when the iterator reaches it.
 
     Raises:
         UnknownTargetError: There is no such target.

@@ -16,10 +16,10 @@ import click
 
 
 def load_problem(problem: str) -> tuple[Callable[..., Any], Sequence[Any]]:
-    """What the named function returns.
+    """Import the named function and return its loss and arguments.
 
     Raises:
-        click.BadParameter: There is no such module or function, or it is of another form.
+        click.BadParameter: There is no such module or function, or it does not have this form.
         Whatever the module and the function raise themselves.
     """
     where, colon, name = problem.rpartition(":")
@@ -35,7 +35,7 @@ def load_problem(problem: str) -> tuple[Callable[..., Any], Sequence[Any]]:
     try:
         made = function()
     except TypeError as error:
-        # Only a call that cannot be made at all is the command's affair.
+        # A `TypeError` from inside the function is the user's; one from the call itself is not.
         if traceback.extract_tb(error.__traceback__)[-1].name != load_problem.__name__:
             raise
         raise click.BadParameter(
@@ -61,7 +61,7 @@ def _named(name: str) -> ModuleType:
 
 
 def _from_file(text: str) -> ModuleType:
-    """A file as a module; what lies beside it can be imported, as when it is run."""
+    """Import a file as a module; files beside it can be imported, as in `python file.py`."""
     path = Path(text).expanduser().resolve()
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.is_file():

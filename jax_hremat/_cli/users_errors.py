@@ -1,4 +1,4 @@
-"""An exception of the user's own code, without the frames of the command around it."""
+"""Tracebacks of the user's own code, without the frames of the command around it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from types import ModuleType, TracebackType
 
 
 def users_traceback(error: BaseException, around: Sequence[ModuleType]) -> str | None:
-    """The traceback from the first frame of the user's code on.
+    """The traceback, starting at the first frame of the user's code.
 
     Args:
-        error: As it was caught.
-        around: Packages whose frames come before it.
+        error: The exception, as it was caught.
+        around: Packages whose frames precede the user's.
 
     Returns:
-        The text; None if no frame is the user's, so that the fault is not theirs either.
+        The text; None if no frame is the user's, so that the fault is not the user's either.
     """
     folders = [Path(m.__file__).parent for m in around if m.__file__ is not None]
     tb = error.__traceback__

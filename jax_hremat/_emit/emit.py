@@ -12,11 +12,12 @@ from jax_hremat._emit.barrier import barrier
 from jax_hremat._emit.check import check_region
 from jax_hremat._emit.checkpoint import checkpoint, checkpoint_name
 from jax_hremat._emit.loop import run_scan
-from jax_hremat._emit.naming import reads_its_results, run_named
+from jax_hremat._emit.naming import Reading, reading_of_results, run_named
 from jax_hremat._emit.pooling import bind_apart
 from jax_hremat._jax import compat
 from jax_hremat._plan.region import Loop, Region
 from jax_hremat._trace.bodies import branch_bodies, scan_body
+from jax_hremat._trace.copies import compared_copies
 from jax_hremat._trace.rules import active_variables, are_in
 from jax_hremat._trace.trace import Program
 
@@ -101,6 +102,7 @@ class _Emitter:
         self._arguments = frozenset(self._jaxpr.invars[i] for i in program.differentiated)
         self._active = active_variables(self._jaxpr, program.differentiated) - self._arguments
         self._moving = active_variables(self._jaxpr, program.moving)
+        self._compared = compared_copies(self._jaxpr)
 
     def function(
         self,
@@ -149,7 +151,11 @@ class _Emitter:
         eqn = self._jaxpr.eqns[index]
         bind = bind_apart if inside.checkpointed else compat.bind_equation
         names = self._names(index, saved)
-        if not names or not reads_its_results(eqn, bind, are_in(self._moving, eqn.invars), names):
+        moving = are_in(self._moving, eqn.invars)
+        reading = reading_of_results(eqn, bind, moving, names) if names else Reading.NONE
+        if reading is Reading.COMPARED:
+            return self._assign(index, frozenset(), lambda inputs: bind(eqn, inputs))
+        if reading is Reading.NONE:
             return self._assign(index, saved, lambda inputs: bind(eqn, inputs))
 
         def step(env: dict[Any, Any]) -> None:
@@ -207,8 +213,14 @@ class _Emitter:
         return step
 
     def _names(self, index: int, saved: frozenset[tuple[int, int]]) -> dict[int, str]:
-        positions = range(len(self._jaxpr.eqns[index].outvars))
-        return {k: self._name(index, k) for k in positions if (index, k) in saved}
+        """Names of the results of an operation that are kept; those that must be recomputed
+        together with what they are copies of have none."""
+        results = enumerate(self._jaxpr.eqns[index].outvars)
+        return {
+            k: self._name(index, k)
+            for k, var in results
+            if (index, k) in saved and var not in self._compared
+        }
 
     def _name(self, index: int, position: int) -> str:
         return value_name(index, position, self._program_name)

@@ -9,6 +9,7 @@ operation's, in which everything that reads the result reads the named one.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from jax_hremat._emit.checkpoint import checkpoint_name
 from jax_hremat._jax import compat
+from jax_hremat._trace.copies import compares_results
 from jax_hremat._trace.rules import STOPS
 from jax_hremat._trace.trace import abstract, is_inexact
 
@@ -25,10 +27,25 @@ Bind = Callable[[Any, Sequence[Any]], list[Any]]
 Evaluate = Callable[[Sequence[Any]], list[Any]]
 
 
-def reads_its_results(
+class Reading(Enum):
+    """What the derivative of an operation does with its results.
+
+    Attributes:
+        NONE: It does not read them.
+        VALUE: It reads them.
+        COMPARED: It compares them with its inputs (`_trace/copies.py`), so that they may not be kept
+            without those.
+    """
+
+    NONE = "none"
+    VALUE = "value"
+    COMPARED = "compared"
+
+
+def reading_of_results(
     eqn: Any, bind: Bind, moving: Sequence[bool], positions: Collection[int]
-) -> bool:
-    """Whether the derivative of an operation reads some of its results.
+) -> Reading:
+    """What the derivative of an operation does with some of its results.
 
     Args:
         eqn: Its equation.
@@ -37,14 +54,17 @@ def reads_its_results(
         positions: Of the results asked about.
     """
     if not any(moving) or eqn.primitive.name in STOPS or compat.is_custom_vjp(eqn):
-        return False
+        return Reading.NONE
     evaluate, variables = _operation(eqn, bind)
     shapes = [abstract(eqn.invars[i].aval) for i in variables]
     chosen = [k for k, i in enumerate(variables) if moving[i]]
     closed = _derivative(evaluate, chosen, shapes, [shapes[k] for k in chosen])
     jaxpr = compat.open_jaxpr(closed)
     results = {v for i, v in _variables(jaxpr.outvars) if i in positions}
-    return any(v in results for e in jaxpr.eqns for _, v in _variables(e.invars))
+    if compares_results(jaxpr, results):
+        return Reading.COMPARED
+    is_read = any(v in results for e in jaxpr.eqns for _, v in _variables(e.invars))
+    return Reading.VALUE if is_read else Reading.NONE
 
 
 def run_named(eqn: Any, bind: Bind, inputs: Sequence[Any], names: Mapping[int, str]) -> list[Any]:

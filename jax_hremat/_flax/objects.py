@@ -1,7 +1,7 @@
-"""Arguments and results that hold Flax NNX objects: flattened, rebuilt, and what a call changed.
+"""Flax NNX objects in arguments and results: flattened, rebuilt, and changed by a call.
 
-Objects are numbered as they are met, those of the arguments first; a result that refers to one of
-them says its number, so that references are shared after the call as they were in it.
+Objects are numbered in order of appearance, those of the arguments first. A result refers to an
+object by its number, so that references are shared after the call as they were inside it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flax.nnx import graphlib
 
 from jax_hremat._shared.errors import UnsupportedProgramError
 
-# The filter of what is differentiated of an object, where nothing else is said.
+# The default filter for the state of an object that is differentiated.
 PARAMETERS = nnx.Param
 
 
@@ -26,9 +26,9 @@ class Leaf:
     """A leaf of a tree, or of an object in it.
 
     Attributes:
-        path: Of the leaf, or of the object, in the tree.
-        within: Its path in the object; empty for a leaf of the tree.
-        value: What is there.
+        path: Path of the leaf, or of the object that contains it, in the tree.
+        within: Path of the leaf in the object; empty for a leaf of the tree.
+        value: The leaf's value.
         variable: The NNX variable that holds it, if one does.
     """
 
@@ -39,7 +39,7 @@ class Leaf:
 
     @property
     def name(self) -> str:
-        """The path as text, after the name of the tree."""
+        """The path as text, to be appended to the name of the tree."""
         inner = (f".{k}" if str(k).isidentifier() else f"[{k!r}]" for k in self.within)
         return jax.tree_util.keystr(self.path) + "".join(inner)
 
@@ -50,15 +50,15 @@ class Structure:
 
     Attributes:
         tree: The tree down to its leaves and objects.
-        parts: For each of them None, or an object's graph and the structures of what it holds.
+        parts: For each leaf None; for each object its graph and the structures of its contents.
     """
 
     tree: Any
     parts: tuple[tuple[Any, tuple[Any, ...]] | None, ...]
 
     def unflatten(self, values: Iterable[Any], objects: dict[int, Any]) -> Any:
-        """The tree of these leaves. New objects are added to `objects`, by number; others are
-        those that are there."""
+        """The tree with these leaves. New objects are added to `objects`, by number; objects that
+        are already in it are reused."""
         rest = iter(values)
         return jax.tree.unflatten(self.tree, [self._part(p, rest, objects) for p in self.parts])
 
@@ -78,19 +78,19 @@ class Structure:
 
 
 def is_object(value: Any) -> bool:
-    """Whether it is an NNX object: a module, a variable, or another node with references."""
+    """Whether a value is an NNX object: a module, a variable or another graph node."""
     return graphlib.is_graph_node(value) and not isinstance(value, jax.Ref)
 
 
 def holds_objects(tree: Any) -> bool:
-    """Whether there are NNX objects in a tree."""
+    """Whether a tree contains NNX objects."""
     return any(map(is_object, jax.tree.leaves(tree, is_leaf=is_object)))
 
 
 def flatten(
     tree: Any, known: Mapping[int, Any] | None = None
 ) -> tuple[Structure, list[Leaf], dict[int, Any]]:
-    """A tree's structure, its leaves, and all objects by number, `known` ones with theirs."""
+    """A tree's structure, its leaves, and all objects by number; `known` ones keep theirs."""
     refs = graphlib.RefMap((value, index) for index, value in (known or {}).items())
     found, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_object)
     parts: list[tuple[Any, tuple[Any, ...]] | None] = []
@@ -114,8 +114,8 @@ def flatten(
 
 
 def variables_of(tree: Any, wrt: Any) -> set[int]:
-    """Identities of the variables in a tree that a filter is for; of one that is not in another
-    object, whatever the filter, as in `nnx.grad`."""
+    """The `id`s of the variables in a tree that match a filter. A variable that is not in another
+    object is included whatever the filter, as in `nnx.grad`."""
     matches = nnx.filterlib.to_predicate(wrt)
     chosen: set[int] = set()
     for value in jax.tree.leaves(tree, is_leaf=is_object):
@@ -133,10 +133,10 @@ class Changes:
     """What a call has changed in the objects it was given.
 
     Attributes:
-        of: For each changed value, the number of the object, and the attribute; None is a
-            variable's value.
-        removed: Attributes that are gone.
-        metadata: New metadata of variables.
+        of: For each changed value, the number of the object and the name of the attribute; None
+            stands for a variable's value.
+        removed: Attributes that were removed, by object number and name.
+        metadata: New metadata of variables, by number.
     """
 
     of: tuple[tuple[int, str | None], ...]
@@ -144,11 +144,11 @@ class Changes:
     metadata: tuple[tuple[int, Any], ...]
 
     def apply(self, objects: Mapping[int, Any], values: Sequence[Any]) -> None:
-        """Change the caller's objects likewise, to these values.
+        """Make the same changes to the caller's objects, with these values.
 
         Raises:
-            flax.errors.TraceContextError: One of them belongs to another trace, as it would in the
-                function itself.
+            flax.errors.TraceContextError: An object belongs to another trace; the function itself
+                would raise the same error.
         """
         for index, attribute in self.removed:
             delattr(objects[index], attribute)
@@ -162,16 +162,16 @@ class Changes:
 
 
 class Watch:
-    """Objects as they were before a call."""
+    """The contents of objects before a call, to compare with those after it."""
 
     def __init__(self, objects: Mapping[int, Any]) -> None:
-        # What is written to a `Ref` is written, wherever it is.
+        # Writes to a `Ref` take effect directly, so there is nothing to transfer.
         self._objects = {i: x for i, x in objects.items() if not isinstance(x, jax.Ref)}
         self._before = {i: _contents(value) for i, value in self._objects.items()}
 
     def changes(self, returned: frozenset[int] = frozenset()) -> tuple[Changes, list[Any]]:
-        """What has changed since, and the values that are there now; of variables `returned`, by
-        number, in any case."""
+        """What has changed since, and the values now. Variables in `returned`, by number, are
+        included even if unchanged."""
         of: list[tuple[int, str | None]] = []
         values: list[Any] = []
         removed: list[tuple[int, str]] = []
@@ -191,7 +191,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Attribute:
-    """An attribute's value, with the leaves it had: containers can be changed in place."""
+    """An attribute's value and a copy of its leaves, since containers can change in place."""
 
     value: Any
     leaves: list[Any]
@@ -231,7 +231,7 @@ def _set_attribute(node: Any, name: str, value: Any) -> None:
     node._check_valid_context(
         lambda: f"Cannot mutate '{type(node).__name__}' from different trace level"
     )
-    # Which attributes are data is one of them, so that it need not be found out again.
+    # Flax records which attributes are data in one of them, which is copied like any other.
     object.__setattr__(node, name, value)
 
 

@@ -1,7 +1,7 @@
 """Every `jax._src` import and JAX-version branch lives here.
 
-Supported: JAX 0.10.2 and newer. What moves between versions and why it is needed is said at
-each function.
+Supported: JAX 0.10.2 and newer. Each function says what differs between versions and why it is
+needed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ DropVar = jex_core.DropVar
 
 
 def open_jaxpr(jaxpr: Any) -> Any:
-    """The jaxpr without its constants (JAX < 0.11 has `ClosedJaxpr`, later ones do not)."""
+    """The jaxpr without its constants (JAX < 0.11 has `ClosedJaxpr`, later versions do not)."""
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
@@ -87,13 +87,13 @@ def all_equations(jaxpr: Any) -> Iterator[Any]:
 
 
 def remat3_enabled() -> bool:
-    """Whether the experimental `jax_remat3` is on; its nested regions mean something else."""
+    """Whether the experimental `jax_remat3` is on, under which nested regions differ in meaning."""
     return bool(getattr(jax.config, "jax_remat3", False))
 
 
 @contextmanager
 def context_of(eqn: Any) -> Iterator[None]:
-    """What is evaluated inside gets the equation's scope name, source line and context."""
+    """Operations evaluated inside get the equation's scope name, source line and context."""
     name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     with (
         source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack),
@@ -102,8 +102,8 @@ def context_of(eqn: Any) -> Iterator[None]:
         yield
 
 
-# JAX runs the rules in an equation's parameters (of a `custom_vjp` under `vmap`, say) the first
-# time that they are asked for, and fails if two threads ask at once.
+# JAX evaluates the rules in an equation's parameters (of a `custom_vjp` under `vmap`, say) at their
+# first use, and fails if two threads use them at once.
 _RULE_LOCK = RLock()
 
 
@@ -116,8 +116,8 @@ def bind_equation(eqn: Any, inputs: Sequence[Any]) -> list[Any]:
 
 
 def scan_counts(eqn: Any) -> tuple[int, int]:
-    """How many constants and how many carried values a scan has; JAX 0.11 changed where it
-    says so."""
+    """How many constants and how many carried values a scan has; JAX 0.11 changed the parameters
+    that hold them."""
     if "num_consts" in eqn.params:
         return eqn.params["num_consts"], eqn.params["num_carry"]
     consts, carry, _ = eqn.params["ft_in"].unpack()
@@ -127,9 +127,9 @@ def scan_counts(eqn: Any) -> tuple[int, int]:
 def switch(
     eqn: Any, index: Any, branches: Sequence[Callable[..., Any]], operands: Sequence[Any]
 ) -> Any:
-    """`jax.lax.switch` with other branches that compute the same as those of a cond's equation.
+    """`jax.lax.switch` with replacements for the branches of a cond's equation.
 
-    Those of a `jax.lax.platform_dependent` stay each for its platforms, which alone lower it.
+    Each branch of a `jax.lax.platform_dependent` stays bound to its platforms; only these lower it.
     """
     platforms = eqn.params.get("branches_platforms")
     if platforms is None:
@@ -138,9 +138,9 @@ def switch(
 
 
 def evaluate_inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    """Evaluate a jaxpr with every plain inner `jit` opened, so that tracing it gives a flat one.
+    """Evaluate a jaxpr with every plain inner `jit` inlined, so that tracing it gives a flat one.
 
-    An inner `jit` that carries shardings or layouts stays closed: opening it would drop them.
+    An inner `jit` that carries shardings or layouts is kept: inlining it would drop them.
     """
     jaxpr = open_jaxpr(jaxpr)
     env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
@@ -180,16 +180,16 @@ def inlinable_jaxpr(eqn: Any) -> Any | None:
 
 @dataclass(frozen=True, slots=True)
 class ForwardRule:
-    """The forward rule of a `custom_vjp` call, for certain inputs that are differentiated.
+    """The forward rule of a `custom_vjp` call, for a given set of differentiated inputs.
 
     Attributes:
         eqn: The call.
         moving: Which of its inputs are differentiated.
-        num_consts: How many of them, the first, the function closes over.
-        jaxpr: From the other inputs to those residuals that are not inputs themselves, then the
-            outputs.
-        consts: Its constants.
-        sources: For each residual, the input of the call that it is, or None.
+        num_consts: The first `num_consts` inputs are values that the function closes over.
+        jaxpr: Maps the other inputs to the residuals that are not inputs themselves, followed by
+            the outputs.
+        consts: The jaxpr's constants.
+        sources: For each residual, the position of the input that it equals, or None.
     """
 
     eqn: Any
@@ -206,13 +206,13 @@ def is_custom_vjp(eqn: Any) -> bool:
 
 
 def num_closed_over(eqn: Any) -> int:
-    """How many inputs of a `custom_vjp` call, the first, the function closes over."""
+    """How many of the first inputs of a `custom_vjp` call are values the function closes over."""
     return eqn.params["num_consts"] if is_custom_vjp(eqn) else 0
 
 
 def asks_what_moves(eqn: Any) -> bool:
-    """Whether it is a custom rule that is told which of its inputs are differentiated, and may fail
-    on any answer but JAX's own."""
+    """Whether the equation is a custom rule that is told which of its inputs are differentiated
+    (`symbolic_zeros`), and may fail if told anything but what JAX itself would tell it."""
     return bool(eqn.params.get("symbolic_zeros", False))
 
 
@@ -235,18 +235,19 @@ def forward_rule(eqn: Any, moving: Sequence[bool]) -> ForwardRule | None:
 def bind_attached(
     rule: ForwardRule, inputs: Sequence[Any], outputs: Sequence[Any], residuals: Sequence[Any]
 ) -> list[Any]:
-    """A `custom_vjp` call whose forward rule was evaluated before.
+    """A `custom_vjp` call whose forward rule has been evaluated already.
 
-    Differentiated, it returns `outputs` and has the cotangents of `inputs` from the backward rule
-    and `residuals`. If it is differentiated for other inputs than the rule was evaluated for, and
-    the rule asks which (`symbolic_zeros`), or for what the function closes over, it is the call
-    as it was. Not differentiated, it is the function of `inputs`.
+    Where it is differentiated, it returns `outputs`, and the backward rule computes the cotangents
+    of `inputs` from `residuals`. It behaves like the original call if values that the function
+    closes over are differentiated, or if the rule asks which inputs are (`symbolic_zeros`) and they
+    differ from those the rule was evaluated for. Where it is not differentiated, it is the function
+    applied to `inputs`.
     """
     params = rule.eqn.primitive.get_bind_params(rule.eqn.params)
     function, forward, backward = params.pop("subfuns")
     trees = params.pop("out_trees")
     made = [*outputs, *residuals]
-    # What these functions close over tells them apart (`functions_key`), so no value is among it.
+    # `functions_key` tells these functions apart by what they close over, so that has no values.
     num_outputs, num_made = len(outputs), len(made)
     evaluated_for, num_consts = rule.moving, rule.num_consts
     asks_which = asks_what_moves(rule.eqn)
@@ -274,7 +275,7 @@ def bind_attached(
     subfuns = (
         checkpointed(attached, function),
         checkpointed(attached_forward, forward),
-        # What it makes has no cotangents.
+        # `made` gets no cotangents.
         custom_derivatives._handle_consts_in_bwd(backward, [jax.typeof(x) for x in made]),
     )
     with context_of(rule.eqn):
@@ -291,10 +292,10 @@ _detach_p.def_abstract_eval(lambda *avals: list(avals))
 
 
 def detach(*values: Any) -> list[Any]:
-    """The values, without the tangents of the innermost differentiation that they take part in.
+    """The values, without the tangents of the innermost differentiation around them.
 
-    Unlike `jax.lax.stop_gradient`, which takes off those of every one around it. The values are
-    one: where one of them is differentiated, all are taken as they are.
+    `jax.lax.stop_gradient`, in contrast, removes those of every differentiation around it. All
+    values form one operation: where one of them is differentiated, all of them are detached.
     """
     return _detach_p.bind(*values)
 
@@ -314,12 +315,12 @@ def scope_name(eqn: Any) -> str:
 
 
 def source_line(eqn: Any) -> str:
-    """`file.py:12 (function)` of the user's code that made the equation."""
+    """The line of the user's code that made the equation, as `file.py:12 (function)`."""
     return source_info_util.summarize(eqn.source_info)
 
 
 def ordered_effects(jaxpr: Any) -> tuple[str, ...]:
-    """The effects that fix an order (ordered `io_callback`, ordered `debug.print`)."""
+    """The ordered effects (of an ordered `io_callback` or `debug.print`)."""
     effects = open_jaxpr(jaxpr).effects
     return tuple(sorted(str(e) for e in effects if effects_lib.ordered_effects.contains(e)))
 
@@ -330,7 +331,7 @@ def is_symbolic(size: Any) -> bool:
 
 
 def named_axes(jaxpr: Any) -> frozenset[Any]:
-    """Axes of a surrounding map that the program communicates over."""
+    """Axes of a surrounding `vmap` or `shard_map` that the program communicates over."""
     effects = open_jaxpr(jaxpr).effects
     return frozenset(e.name for e in effects if isinstance(e, core.NamedAxisEffect))
 
@@ -340,8 +341,8 @@ class MeshContext:
     """The mesh in force where a function is traced.
 
     Attributes:
-        mesh: It, empty if there is none; the manual axes are those of a `shard_map` around.
-        check_vma: Whether types say along which of these a value varies.
+        mesh: The mesh, empty if there is none; manual axes are those of a surrounding `shard_map`.
+        check_vma: Whether types record along which manual axes a value varies.
     """
 
     mesh: AbstractMesh
@@ -349,12 +350,12 @@ class MeshContext:
 
     @staticmethod
     def current() -> MeshContext:
-        """What is in force here."""
+        """The context in force at the call."""
         return MeshContext(jax.sharding.get_abstract_mesh(), config._check_vma.value)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """What is traced inside is traced as there, whatever thread this is."""
+        """Code inside is traced in this context, in whichever thread."""
         if self.mesh.empty:
             yield
             return
@@ -367,7 +368,7 @@ class MeshContext:
             yield
 
     def inside(self, fun: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, traced as there."""
+        """The function, traced in this context."""
 
         @functools.wraps(fun)
         def run(*args: Any) -> Any:
@@ -378,10 +379,10 @@ class MeshContext:
 
 
 def typed_struct(aval: Any) -> jax.ShapeDtypeStruct:
-    """What stands for a value when a function is traced: all that is part of its type.
+    """The struct for a value when a function is traced: everything that is part of its type.
 
-    That is its sharding along explicit axes of a mesh, and the axes of a `shard_map` along which
-    it varies; not its sharding along axes that are left to the compiler.
+    This includes its sharding along explicit axes of a mesh, and the axes of a `shard_map` along
+    which it varies, but not its sharding along axes that are left to the compiler.
     """
     sharding = getattr(aval, "sharding", None)
     typed = isinstance(sharding, NamedSharding) and is_typed(sharding.mesh)
@@ -395,18 +396,18 @@ def typed_struct(aval: Any) -> jax.ShapeDtypeStruct:
 
 
 def is_typed(mesh: Mesh | AbstractMesh) -> bool:
-    """Whether types of arrays tell of the mesh: some axes are not left to the compiler."""
+    """Whether the mesh is part of the types of arrays: some axes are not left to the compiler."""
     return any(kind != AxisType.Auto for kind in mesh.axis_types)
 
 
 def varying_axes(aval: Any) -> Set[Any]:
-    """The axes of surrounding `shard_map`s along which a value is said to vary."""
+    """The axes of surrounding `shard_map`s along which a value varies, according to its type."""
     return aval.manual_axis_type.varying
 
 
 def named_mesh(jaxpr: Any) -> AbstractMesh | None:
-    """The first mesh that a program names: in a constraint, a `shard_map`, a type of an array, or
-    as in force where it was traced."""
+    """The first mesh that a program names: in a constraint, a `shard_map` or the type of an array,
+    or as the mesh in force where it was traced."""
 
     def meshes(value: Any) -> Iterator[Mesh | AbstractMesh]:
         if isinstance(value, NamedSharding):
@@ -429,7 +430,7 @@ def named_mesh(jaxpr: Any) -> AbstractMesh | None:
 
 
 def named_sharding(sharding: Sharding, mesh: AbstractMesh) -> NamedSharding | None:
-    """A sharding that the compiler tells of, along the axes of a mesh; None if they do not tell."""
+    """The compiler's sharding in terms of a mesh's axes; None if they cannot express it."""
     if isinstance(sharding, NamedSharding):
         return sharding
     if not isinstance(sharding, sharding_impls.GSPMDSharding):
@@ -442,7 +443,7 @@ def named_sharding(sharding: Sharding, mesh: AbstractMesh) -> NamedSharding | No
 
 
 def apart(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """`fun` where nothing is being traced and no mesh is in force: in another thread."""
+    """`fun`, run in another thread, where nothing is being traced and no mesh is in force."""
 
     def run(*args: Any) -> Any:
         with ThreadPoolExecutor(1) as pool:
@@ -452,9 +453,9 @@ def apart(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def in_settings_of_this_thread(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """`fun`, to be run in another thread with all that JAX's context managers have set in this one.
+    """`fun`, for another thread, with all settings that JAX's context managers made in this one.
 
-    They act on one thread only.
+    Such settings apply to one thread only.
     """
     local = [(state, state.get_local()) for state in config.config_states.values()]
     settings = [(state, value) for state, value in local if value is not config.config_ext.unset]
@@ -470,26 +471,26 @@ def in_settings_of_this_thread(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def no_compilation_cache() -> Iterator[None]:
-    """What is compiled inside is compiled anew, so that its compilation can be watched."""
+    """Compilations inside bypass JAX's cache, so that they can be observed."""
     with config.enable_compilation_cache(False):
         yield
 
 
-# Effects of what may run again: unordered debugging callbacks, as under `jax.checkpoint`; and those
-# that only say which axes, or which mutable arrays of its own, an operation works on.
+# Effects allowing a recompute: unordered debugging callbacks, as under `jax.checkpoint`; and those
+# that only name the axes, or the internal mutable arrays, that an operation works on.
 _MAY_RUN_AGAIN = (
     debugging.DebugEffect,
     core.NamedAxisEffect,
     core.InternalMutableArrayEffect,
     RefEffect,
 )
-# Primitives that declare no effect and draw on state that no argument shows.
+# Primitives that declare no effect but read state that is not among their arguments.
 _HIDDEN_STATE = frozenset({"rng_uniform"})
 
 
 def run_once_equation(eqn: Any) -> Any | None:
-    """The equation, or the first one inside it at any depth, that must run exactly once: one with
-    another effect, or that draws on hidden state. None if it may run again."""
+    """The equation, or the first one inside it at any depth, that must run exactly once because it
+    has an effect not in `_MAY_RUN_AGAIN` or reads hidden state. None if it may be recomputed."""
     if not _must_run_once(eqn):
         return None
     inside = next(filter(_must_run_once, _inner_equations(eqn)), None)
@@ -497,7 +498,7 @@ def run_once_equation(eqn: Any) -> Any | None:
 
 
 def _must_run_once(eqn: Any) -> bool:
-    # What is only in effect inside, as in a kernel, is no effect of the equation.
+    # An effect confined to the inside, as in a kernel, is not an effect of the equation.
     lasting = any(not isinstance(effect, _MAY_RUN_AGAIN) for effect in eqn.effects)
     return lasting or _draws_on_hidden_state(eqn)
 
@@ -517,13 +518,13 @@ def is_ref(aval: Any) -> bool:
 
 
 def without_refs(jaxpr: Any) -> Any:
-    """The flat closed jaxpr with the mutable arrays it makes as values that are handed on.
+    """The flat closed jaxpr with the mutable arrays it makes replaced by values.
 
-    What is mutable only inside one equation stays so.
+    Arrays that are mutable only inside one equation stay mutable.
 
     Raises:
-        UnsupportedProgramError: One is handed to an equation that JAX cannot rewrite so, or not
-            without losing a derivative rule.
+        UnsupportedProgramError: A mutable array is passed to an equation that JAX cannot rewrite,
+            or cannot rewrite without losing a derivative rule.
     """
     inner = open_jaxpr(jaxpr)
     on_refs = [any(is_ref(v.aval) for v in (*eqn.invars, *eqn.outvars)) for eqn in inner.eqns]
@@ -538,14 +539,14 @@ def without_refs(jaxpr: Any) -> Any:
     inner = inner.replace(eqns=eqns)
     closed = inner if open_jaxpr(jaxpr) is jaxpr else jaxpr.replace(jaxpr=inner)
     try:
-        # Lowered meanwhile, all custom derivative rules would be gone.
+        # With `lower=True`, all custom derivative rules would be lost.
         return discharge.discharge_state(closed, lower=False)
     except NotImplementedError as error:
         raise _lasting_ref(str(error)) from error
 
 
 def _has_derivative_rule(eqn: Any) -> bool:
-    """Whether it, or anything in it, is a function with a derivative rule of its own."""
+    """Whether an equation, or one inside it, has a custom derivative rule."""
     is_rule = eqn.primitive.name.startswith(("custom_jvp", "custom_vjp"))
     return is_rule or any(map(_has_derivative_rule, _inner_equations(eqn)))
 
@@ -559,14 +560,14 @@ def _lasting_ref(what: str) -> UnsupportedProgramError:
 
 
 def unchecked_errors(jaxpr: Any) -> tuple[str, ...]:
-    """Kinds of errors that a surrounding `checkify` is to collect."""
+    """Kinds of errors that are left to a surrounding `checkify`."""
     effects = open_jaxpr(jaxpr).effects
     errors = (e.error_type.__name__ for e in effects if isinstance(e, checkify.ErrorEffect))
     return tuple(sorted(set(errors)))
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-# A set in the text of some other object.
+# A set in the `str` of another object.
 _SET = re.compile(r"\{([^{}:]*)\}")
 
 
@@ -574,8 +575,8 @@ def _sorted_set(found: re.Match[str]) -> str:
     return "{" + ", ".join(sorted(found[1].split(", "))) + "}"
 
 
-# Derivative rules and what goes with them. JAX makes a new function of each at every use, so they
-# are known by what differentiation makes of the equation.
+# Derivative rules and their data. JAX makes new functions of them at every use, so equations are
+# described by the result of differentiating them instead.
 _RULES = frozenset({"fwd_jaxpr_thunk", "bwd", "out_trees", "jvp_jaxpr_fun"})
 
 
@@ -607,8 +608,8 @@ def describe_param(value: Any) -> str:
 
 
 def functions_key(eqn: Any) -> tuple[Any, ...]:
-    """What tells apart the functions that decide what the equation does, next to its jaxprs; none
-    if there are none. Equal keys are of one behaviour while the equations exist."""
+    """A key for the functions that, besides its jaxprs, decide what the equation does; empty if
+    there are none. Equal keys mean equal behaviour as long as the equations exist."""
     own = tuple(_identity(v) for k, v in eqn.params.items() if k != "out_trees" and _is_code(v))
     if own:
         return own
@@ -627,8 +628,8 @@ _BY_VALUE = (int, float, str, bytes, type(None), type, tree_util.PyTreeDef, core
 
 
 def _identity(value: Any, outer: tuple[int, ...] = ()) -> Any:
-    """Equal for functions of the same code that close over the same. JAX checkpoints a rule in new
-    functions at each use, all of the same code."""
+    """A key that is equal for functions with the same code and closed-over values. JAX wraps a rule
+    in new functions at each use, all with the same code."""
 
     def inner(part: Any) -> Any:
         return _identity(part, (*outer, id(value)))
@@ -640,7 +641,7 @@ def _identity(value: Any, outer: tuple[int, ...] = ()) -> Any:
     if isinstance(value, (tuple, list)):
         return tuple(map(inner, value))
     if isinstance(value, (linear_util.Store, linear_util.EqualStore, linear_util.DebugInfo)):
-        return type(value)  # What a run of it leaves behind.
+        return type(value)  # State left by an earlier run.
     if isinstance(value, linear_util.WrappedFun):
         return ("checkpointed", inner(value.f), inner(value.transforms))
     if isinstance(value, FunctionType) and value.__closure__:
@@ -656,7 +657,7 @@ def _identity(value: Any, outer: tuple[int, ...] = ()) -> Any:
 def _contents(cell: Any) -> tuple[Any, ...]:
     try:
         return (cell.cell_contents,)
-    except ValueError:  # Nothing is in it yet.
+    except ValueError:  # The cell is still empty.
         return ()
 
 
@@ -680,8 +681,8 @@ def describe_jaxpr(jaxpr: Any) -> str:
 
 
 def describe_params(params: Mapping[str, Any]) -> str:
-    """All of an equation's parameters but for derivative rules as one stable text, in the order of
-    their names."""
+    """An equation's parameters, except derivative rules, as one stable text in the order of their
+    names."""
     named = sorted(set(params) - _RULES)
     return ",".join(f"{k}={describe_param(params[k])}" for k in named)
 
@@ -699,7 +700,7 @@ def cudnn_version() -> int | None:
 
 
 def says_that_cudnn_is_missing(error: RuntimeError) -> bool:
-    """Whether JAX's error is that there is no cuDNN; no error class of its own tells."""
+    """Whether JAX's error is that cuDNN is missing; the error has no class of its own."""
     return str(error).startswith(("cuDNN not found", "cuDNN is not detected"))
 
 
@@ -713,7 +714,7 @@ def attached_gpu_target_config() -> str:
 
 
 def with_scopes(jaxpr: Any, scopes: Sequence[str]) -> Any:
-    """The same jaxpr, with one more scope name on each equation, outside those it has."""
+    """The same jaxpr, with one more scope name on each equation, outside the existing ones."""
     inner = open_jaxpr(jaxpr)
     eqns = []
     for eqn, scope in zip(inner.eqns, scopes, strict=True):
@@ -726,25 +727,25 @@ def with_scopes(jaxpr: Any, scopes: Sequence[str]) -> Any:
 
 
 def is_checkpoint(eqn: Any) -> bool:
-    """Whether the equation is a `jax.checkpoint`; not one that stands in a derivative already."""
+    """Whether the equation is a `jax.checkpoint` that is not part of a derivative already."""
     return eqn.primitive.name in ("remat2", "checkpoint") and not eqn.params["differentiated"]
 
 
 def with_barriers(eqn: Any) -> Any:
-    """The equation of a `jax.checkpoint` as it has to be where nothing else keeps the compiler from
-    merging its recompute with its first run."""
+    """The equation of a `jax.checkpoint`, with `prevent_cse` on: without a loop around it, nothing
+    else keeps the compiler from merging the recompute with the first run."""
     return eqn.replace(params={**eqn.params, "prevent_cse": True})
 
 
 def policy_name(policy: Any) -> str:
-    """What a checkpoint's policy is called: a function's name, or that of JAX's own class."""
+    """The name of a checkpoint's policy: that of the function, or of JAX's own class."""
     return getattr(policy, "__name__", type(policy).__name__)
 
 
 def without_checkpoints(jaxpr: Any) -> Any:
-    """The jaxpr with the body of every `jax.checkpoint` in its place, in bodies of loops too.
+    """The jaxpr with every `jax.checkpoint` replaced by its body, in bodies of loops too.
 
-    Custom rules stay as they are: what their primal does is not what is differentiated.
+    Custom rules are left unchanged: it is not their primal function that is differentiated.
     """
     inner = open_jaxpr(jaxpr)
     eqns: list[Any] = []
@@ -756,8 +757,8 @@ def without_checkpoints(jaxpr: Any) -> Any:
 def _spliced(jaxpr: Any, env: dict[Any, Any], scope: Any, eqns: list[Any]) -> list[Any]:
     """Append a jaxpr's equations, its variables renamed by `env`, and return its results.
 
-    `scope` is that of the checkpoint that they come out of, whose variables must not be bound
-    twice; None for those of the jaxpr itself.
+    `scope` is the scope of the checkpoint that the equations come from, whose variables get fresh
+    copies so that none is bound twice; None for equations of the jaxpr itself.
     """
 
     def renamed(atoms: Sequence[Any]) -> list[Any]:
@@ -796,8 +797,8 @@ def _opened_param(value: Any) -> Any:
 
 
 def _reads_refs(jaxpr: Any) -> bool:
-    """Whether effects are told by a position among the jaxpr's inputs, which splicing moves; or
-    constants are closed over."""
+    """Whether effects refer to inputs of the jaxpr by position, which splicing changes, or the
+    jaxpr has constants."""
     effects = open_jaxpr(jaxpr).effects
     return any(hasattr(e, "input_index") for e in effects) or bool(open_jaxpr(jaxpr).constvars)
 
@@ -806,7 +807,7 @@ def on_mesh(jaxpr: Any, devices: Mesh) -> Any:
     """The closed jaxpr with `devices` in place of every mesh that it names or was traced under.
 
     Raises:
-        UnsupportedProgramError: It names one of another shape.
+        UnsupportedProgramError: It names a mesh of another shape.
     """
 
     def moved(value: Any) -> Any:
@@ -866,14 +867,14 @@ def on_mesh(jaxpr: Any, devices: Mesh) -> Any:
 
 
 def without_dead_code(jaxpr: Any) -> Any:
-    """The jaxpr less what its outputs do not need, loop bodies included; all inputs stay."""
+    """The jaxpr without dead code, loop bodies included; all inputs stay."""
     inner = open_jaxpr(jaxpr)
     live, _ = partial_eval.dce_jaxpr(inner, [True] * len(inner.outvars), instantiate=True)
     return live
 
 
 def inputs_read(jaxpr: Any, num_outputs: int) -> Sequence[bool]:
-    """Which inputs of a jaxpr the first of its outputs depend on."""
+    """Which inputs of a jaxpr its first `num_outputs` outputs depend on."""
     outputs = range(len(jaxpr.outvars))
     return partial_eval.dce_jaxpr(jaxpr, [i < num_outputs for i in outputs])[1]
 
@@ -906,14 +907,13 @@ _CPU_DROPS_BARRIERS = jaxlib.version.__version_info__ < (0, 11, 1)
 
 
 def drops_barriers(ctx: Any) -> bool:
-    """Whether a lowering rule is asked for code of a platform whose XLA drops barriers; where it
-    is asked for code of several platforms at once, False."""
+    """Whether a lowering rule produces code for a platform whose XLA drops barriers; False if it
+    produces code for several platforms at once."""
     return _CPU_DROPS_BARRIERS and platforms_of(ctx) == ("cpu",)
 
 
 def platforms_of(ctx: Any) -> tuple[str, ...]:
-    """The platforms that a lowering rule is asked for code of: "cpu", "cuda"; several in an
-    export."""
+    """The platforms a lowering rule produces code for: "cpu", "cuda"; several in an export."""
     return tuple(ctx.platforms or ctx.module_context.platforms)
 
 
@@ -922,7 +922,7 @@ def lower_to_kept_call(ctx: Any, values: Sequence[Any]) -> list[Any]:
 
     Args:
         ctx: The context of a lowering rule.
-        values: What the rule was given: a value of the module for each argument.
+        values: The arguments of the lowering rule, as values of the module.
     """
     types = [value.type for value in values]
     function = func_dialect.FuncOp(
@@ -938,10 +938,10 @@ def lower_to_kept_call(ctx: Any, values: Sequence[Any]) -> list[Any]:
 
 
 def lower_checkpoints_apart(kind: type) -> None:
-    """Where XLA drops barriers, `jax.checkpoint` with a policy of this kind gets a call instead.
+    """Where XLA drops barriers, `jax.checkpoint` with a policy of this kind lowers to a call.
 
-    JAX has no hook for that, so its lowering rule is registered again, inside one that changes
-    what it is given. For all other checkpoints, and elsewhere, the rule is JAX's own.
+    JAX has no hook for this, so its lowering rule is replaced by one that changes the arguments and
+    calls the original. For all other checkpoints, and elsewhere, JAX's own rule is unchanged.
     """
     if not _CPU_DROPS_BARRIERS:
         return

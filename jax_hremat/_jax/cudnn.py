@@ -1,4 +1,4 @@
-"""cuDNN's library, which JAX asks for its version when a function that calls it is traced."""
+"""The cuDNN library, whose version JAX queries when a function that calls it is traced."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ INSTALL = (
 
 @functools.cache
 def load_cudnn() -> bool:
-    """Opens the cuDNN library that is installed beside JAX as a Python package.
+    """Loads the cuDNN library that is installed beside JAX as a Python package.
 
-    JAX does so itself where a GPU is attached. Elsewhere a function that calls cuDNN's kernels,
-    such as `jax.nn.dot_product_attention(..., implementation="cudnn")`, cannot be traced before.
-    Planning does this first; call it where such a function is traced before, as by
-    `jax.eval_shape` of a model's initialiser: that it found none JAX remembers.
+    JAX does so itself where a GPU is attached. Elsewhere, a function that calls cuDNN's kernels,
+    such as `jax.nn.dot_product_attention(..., implementation="cudnn")`, can be traced only after
+    the library is loaded. Planning loads it first. Call this function if you trace such a function
+    before planning, for example in `jax.eval_shape` of a model's initialiser: once JAX has found no
+    cuDNN, it does not look again.
 
     Returns:
-        Whether such a package is installed. Without one, a library that the system's loader finds
-        is used by JAX as it is.
+        Whether such a package is installed. Without one, JAX uses a library that the system's
+        loader finds, if there is one.
 
     Raises:
         OSError: The library does not load.
@@ -46,10 +47,10 @@ def load_cudnn() -> bool:
 
 @contextmanager
 def with_cudnn() -> Iterator[None]:
-    """Functions that call cuDNN can be traced inside, if it is installed.
+    """Functions that call cuDNN can be traced inside, if cuDNN is installed.
 
     Raises:
-        TargetUnavailableError: A function calls cuDNN, and it is not there.
+        TargetUnavailableError: A function calls cuDNN, and cuDNN is not installed.
     """
     load_cudnn()
     try:

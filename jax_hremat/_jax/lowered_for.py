@@ -1,7 +1,7 @@
-"""A value that tells, when a step is lowered, for which platform; it costs nothing.
+"""A no-op on a value that checks, at lowering, which platform the step is lowered for.
 
-Only at lowering is it known where a step will run: a function is traced before, and may be
-lowered for a device that is not there. The options of the compiler are not known even then.
+The platform that a step will run on is known only at lowering: a function is traced before that,
+and may be lowered for a device that is not attached. Compiler options are not known even then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jax_hremat._shared.errors import HRematWarning
 
 
 def lowered_for(value: Any, platform: str, target: str) -> Any:
-    """The value; a warning if what it is part of is lowered for none but other platforms.
+    """The value; warns if the program it is in is lowered only for other platforms.
 
     Args:
         value: An array that the step reads.

@@ -1,4 +1,4 @@
-"""What a plan does with one block, in words and bytes."""
+"""Report of what a plan does with one block, in words and bytes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class BlockReport:
         scope: `jax.named_scope` path of the block (Flax linen: the module path); where there is
             none, `source`.
         mode: What is done, in words.
-        kept_bytes: Held between the block's forward and its backward, inputs left out.
-        bare_bytes: What it would hold without rematerialization.
-        added_s: Estimated seconds added to the step; negative if it gets faster.
-        recomputed: Operations that run again.
+        kept_bytes: Bytes held between the block's forward and its backward, without its inputs.
+        plain_bytes: Bytes it would hold without rematerialization.
+        added_s: Estimated seconds added to the step; negative if the step gets faster.
+        recomputed: Number of operations that are recomputed.
         saved: Names, shapes and bytes of the values kept by name.
-        source: The line of your code that its first differentiated operation comes from; empty if
-            all come from installed packages.
+        source: The line of the user's code that the block's first differentiated operation comes
+            from; empty if all come from installed packages.
     """
 
     start: int

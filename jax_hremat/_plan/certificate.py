@@ -1,4 +1,4 @@
-"""The proof that a plan keeps its budget."""
+"""The proof that a plan stays within its budget."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ class Certificate:
 
     Attributes:
         peak_bytes: Arguments + outputs + temporaries − aliases of the compiled step.
-        budget_bytes: What was asked for, in bytes.
-        headroom_bytes: Taken off the budget before planning, for library workspaces and the
+        budget_bytes: The budget that was asked for.
+        headroom_bytes: Subtracted from the budget before planning, for library workspaces and the
             allocator; `peak_bytes + headroom_bytes ≤ budget_bytes`.
         argument_bytes: Of the peak, the arguments.
         output_bytes: Of the peak, the results.
         temp_bytes: Of the peak, everything in between.
-        target: What it was compiled for.
-        compiler_options: Options it was compiled with; compile the step with the same.
+        target: What the step was compiled for.
+        compiler_options: Options the step was compiled with; compile it with the same.
         versions: Versions of JAX, jaxlib and the compiler plugin.
-        mesh: The devices that the arguments lie on, where there are several. All bytes are of one
-            of them.
-        platform: The platform of the target, "cpu" or "cuda"; None of a plan saved before this
-            was kept.
-        device_bytes: Memory of one device of the target; None where it is not known, as of a CPU.
+        mesh: The devices over which the arguments are sharded, where there are several. All bytes
+            are those of one device.
+        platform: The platform of the target, "cpu" or "cuda"; None for a plan saved before the
+            platform was recorded.
+        device_bytes: Memory of one device of the target; None where it is not known, as for a CPU.
 
     Unchecked: workspaces that cuBLAS and cuDNN choose at run time, fragmentation of the
     allocator's pool, and arrays alive outside the step.

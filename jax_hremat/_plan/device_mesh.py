@@ -16,9 +16,9 @@ class DeviceMesh:
 
     Attributes:
         axes: Name and size of each axis.
-        explicit: Names of those along which shardings are part of the types of arrays.
-        manual: Names of those of a `shard_map` around the function, which is what one device does
-            along them.
+        explicit: Names of the axes whose shardings are part of the types of arrays.
+        manual: Names of the axes of a `shard_map` around the function: along these, the function
+            is what one device does.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -27,14 +27,14 @@ class DeviceMesh:
 
     @property
     def num_devices(self) -> int:
-        """All devices of the mesh."""
+        """Number of devices in the mesh."""
         return math.prod(size for _, size in self.axes)
 
     def __str__(self) -> str:
         return " × ".join(f"{name} {size}" for name, size in self.axes)
 
     def share(self, shape: Sequence[int], spec: Spec) -> float:
-        """The part of an array that the fullest device holds; dimensions are padded up."""
+        """The fraction of an array held by the device with the largest part, padding included."""
         sizes = dict(self.axes)
         share = 1.0
         for extent, axes in zip(shape, spec, strict=True):

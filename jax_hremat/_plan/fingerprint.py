@@ -1,4 +1,4 @@
-"""What program a plan is for, and the first place where another program differs."""
+"""The program that a plan is for, and the first place where another program differs from it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# What stands in a signature before the hash of what the operation's derivative rules do.
+# Precedes, in a signature, the hash of what the operation's derivative rules do.
 RULES = " differentiated as "
 
 
@@ -18,7 +18,7 @@ class Fingerprint:
     Attributes:
         inputs: Path, dtype and shape of each flat input; a `*` marks the differentiated ones.
         signatures: Distinct operation signatures, in order of first use.
-        operations: For each operation, its signature's position.
+        operations: For each operation, the position of its signature in `signatures`.
         digests: For each operation, a short hash of its wiring and literal values.
         outputs: Which values are returned, as one text.
     """
@@ -76,7 +76,7 @@ class Fingerprint:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Fingerprint:
-        """The inverse of `to_json`; a `KeyError` or `TypeError` if the data is not of its form."""
+        """The inverse of `to_json`; raises `KeyError` or `TypeError` if the data is malformed."""
         return Fingerprint(
             inputs=tuple(map(str, data["inputs"])),
             signatures=tuple(map(str, data["signatures"])),

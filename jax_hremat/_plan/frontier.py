@@ -1,4 +1,4 @@
-"""`Frontier`: the trade between memory and time of one program, as a table and a picture."""
+"""`Frontier`: the trade-off between memory and time of one program, as a table and a plot."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _COLUMNS = ("peak_bytes", "budget_bytes", "step_s", "slowdown", "s_per_gib", "ch
 
 @dataclass(frozen=True)
 class Frontier:
-    """Certified plans of one program, none of which another beats in both peak and time.
+    """Certified plans of one program, none of which another beats in both peak and step time.
 
     It is a sequence of its plans, lowest peak (and longest step) first.
 
     Attributes:
-        plans: The plans; the budget of each is what it takes, headroom included.
+        plans: The plans; the budget of each is the memory it takes, headroom included.
     """
 
     plans: tuple[RematPlan, ...]
@@ -50,11 +50,11 @@ class Frontier:
         return self.plans[0].baseline_peak_bytes, self.plans[0].baseline_step_s
 
     def within(self, budget: int | float | str) -> RematPlan:
-        """The fastest of the plans within a budget, as `plan_remat` reads it.
+        """The fastest plan within a budget, which is given in any form `plan_remat` takes.
 
         Raises:
             BudgetFormatError: The budget cannot be read.
-            InfeasibleBudgetError: It is below the first plan's peak.
+            InfeasibleBudgetError: The budget is below that of the first plan.
         """
         headroom_bytes = self.plans[0].certificate.headroom_bytes
         whole_bytes = self.plans[0].baseline_peak_bytes + headroom_bytes
@@ -70,8 +70,8 @@ class Frontier:
         return min(fitting, key=lambda plan: plan.estimated_step_s)
 
     def s_per_byte(self, index: int) -> float | None:
-        """The price of memory at a plan: seconds a step gains for each byte more, to the next
-        plan; None at the last."""
+        """The price of memory at a plan: seconds saved per step for each additional byte, up to the
+        next plan; None for the last plan."""
         if index + 1 >= len(self.plans):
             return None
         here, there = self.plans[index], self.plans[index + 1]
@@ -124,13 +124,13 @@ class Frontier:
         write_whole(Path(path), text.getvalue().encode())
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw added time over peak with matplotlib (`pip install "jax_hremat[plot]"`).
+        """Plot added time over peak with matplotlib (`pip install "jax_hremat[plot]"`).
 
         Args:
             ax: Where to draw; a new figure's axes if None.
 
         Returns:
-            The axes; `ax.figure.savefig(path)` writes the picture.
+            The axes; `ax.figure.savefig(path)` writes the plot to a file.
         """
         if ax is None:
             import matplotlib.pyplot as plt
@@ -138,7 +138,7 @@ class Frontier:
             _, ax = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
         peaks_gib = [plan.certificate.peak_bytes / _GIB for plan in self.plans]
         added = [100 * (plan.slowdown - 1) for plan in self.plans]
-        # Between two plans, the lower one is what fits.
+        # Between the peaks of two plans, the plan with the lower peak is the one that fits.
         ax.step(peaks_gib, added, where="post", color="#1f6feb", linewidth=1, alpha=0.5)
         ax.plot(peaks_gib, added, "o", color="#1f6feb", markersize=5, label="certified plans")
         no_remat_gib = self.no_remat[0] / _GIB

@@ -1,4 +1,4 @@
-"""What of a program is taken apart before it is planned, where its user asks for it."""
+"""Parts of a program that are opened before planning, if the user asks for it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Openings:
-    """Parts of a program that are planned as if they were written in another way.
+    """Parts of a program that are planned as if they were written differently.
 
     Attributes:
-        checkpoints: Whether its own `jax.checkpoint`s are as if they were not there.
-        scan_steps: Scans of at most so many steps are as if their steps were written one after
-            another; 0 for none. Those inside longer scans, conds and custom rules stay.
+        checkpoints: Whether the program is planned as if its own `jax.checkpoint`s were not there.
+        scan_steps: Scans of at most this many steps are planned as if their steps were written one
+            after another; 0 for none. Scans inside longer scans, conds and custom rules stay.
     """
 
     checkpoints: bool = False

@@ -1,4 +1,4 @@
-"""A `jax.checkpoint` that a program has of its own, before anything is planned."""
+"""A `jax.checkpoint` that the user's program contains before anything is planned."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class OwnCheckpoint:
-    """One place of the user's code that checkpoints.
+    """One place in the user's code that checkpoints.
 
     Attributes:
-        source: Its line.
-        keeps: Its policy; empty for none, which keeps nothing.
-        count: How often a step runs into it; each step of a loop counts.
+        source: Its source line.
+        keeps: Its policy; empty if it has none and so keeps nothing.
+        count: How often it is reached in one training step; each step of a loop counts.
     """
 
     source: str
@@ -26,5 +26,5 @@ class OwnCheckpoint:
 
 
 def words(found: Sequence[OwnCheckpoint]) -> str:
-    """All of them in one line; empty if there are none."""
+    """All checkpoints in one line of text; empty if there are none."""
     return ", ".join(map(str, found))

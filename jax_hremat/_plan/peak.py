@@ -1,4 +1,4 @@
-"""What is alive while a step runs: as predicted, moment by moment, and as compiled, at the peak."""
+"""Live memory of a step: predicted for each moment, and as compiled, at the peak."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What is predicted to be alive at most while one block runs, arguments and results apart.
+    """Predicted maximum of live memory while one block runs, without arguments and results.
 
     Attributes:
         block: The block.
-        in_backward: Whether it is its backward.
+        in_backward: Whether the block's backward runs, rather than its forward.
         kept_bytes: What blocks hold for their backwards.
         passed_bytes: Values that pass from block to block, and their cotangents.
-        working_bytes: What the block itself takes.
-        reused_bytes: Of all that, what lies in the memory of results that are not there yet.
+        working_bytes: Working memory of the block itself.
+        reused_bytes: The part of these bytes that XLA places in the memory of results that are not
+            written yet.
     """
 
     block: int
@@ -27,7 +28,7 @@ class Moment:
 
     @property
     def live_bytes(self) -> int:
-        """What is alive, in memory of its own."""
+        """Live bytes, without those placed in the memory of results."""
         return self.kept_bytes + self.passed_bytes + self.working_bytes - self.reused_bytes
 
 
@@ -36,7 +37,7 @@ class BufferReport:
     """One of the largest buffers alive at the compiled step's peak.
 
     Attributes:
-        size_bytes: Its bytes.
+        size_bytes: Its size.
         text: Its dtype and shape.
         kind: "temp", "parameter" or "output".
         made_by: The operation that made it, with its scope; for an argument, its path.

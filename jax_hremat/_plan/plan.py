@@ -1,4 +1,4 @@
-"""`RematPlan`: decisions, the proof that they fit, and what they cost. No JAX object inside."""
+"""`RematPlan`: decisions, the proof that they fit, and what they cost. It holds no JAX object."""
 
 from __future__ import annotations
 
@@ -30,37 +30,37 @@ FORMAT_VERSION = 7
 
 @dataclass(frozen=True, slots=True)
 class RematPlan:
-    """How one step is run, for one program, with its certificate.
+    """How the step of one program is run, with the certificate.
 
-    Equality and `save` leave `timings_s` out: they tell of the planning, not of the plan.
+    Equality and `save` leave out `timings_s`, which describes the planning rather than the plan.
 
     Attributes:
         root: The region tree over the program's operations.
-        fingerprint: The program it is for.
+        fingerprint: The program the plan is for.
         argnums: Positional arguments that are differentiated.
         has_aux: Whether the function returns `(loss, aux)`.
         certificate: What the compiler reported.
         estimated_step_s: Roofline estimate of the compiled planned step.
         baseline_step_s: The same without rematerialization.
         baseline_peak_bytes: Compiled peak without rematerialization.
-        predicted_peak_bytes: The peak as predicted before any compile of the whole step.
-        predicted_step_s: The step time as predicted likewise.
+        predicted_peak_bytes: The peak predicted before the whole step was compiled.
+        predicted_step_s: The step time predicted before the whole step was compiled.
         cost_source: Where the costs of blocks come from, as in `PlannerConfig.cost`.
-        solver_status: How the root program ended.
-        solver_gap: Its relative distance to the proven bound.
+        solver_status: The solver's status for the root integer program.
+        solver_gap: Relative gap between its solution and the proven bound.
         blocks: What was decided for each block, in program order.
         buffers: The largest buffers at the peak, largest first.
         moments: Predicted memory over the step; empty where costs were not known (`certify`).
         baseline_moments: The same without rematerialization.
         unpriced: Operations of the compiled step that the estimates leave out, with their number:
-            custom calls of unknown cost, for instance, and the network's time of collectives.
+            for example custom calls of unknown cost, and the network time of collectives.
         own_checkpoints: The function's own `jax.checkpoint`s, `nn.remat`s and the like.
-        opened: What of the function the plan takes as written in another way. Where that is not
-            its checkpoints, each of them is one operation, in the step without rematerialization
-            too.
-        num_compiles: Programs compiled to make the plan: whole steps, that for the layout on a
-            mesh among them, and blocks in one mode.
-        timings_s: Seconds of planning: trace, partition, cost, solve, certify.
+        opened: Parts of the function that are planned as if they were written differently. Unless
+            its own checkpoints are among them, each of those is one operation, in the step without
+            rematerialization too.
+        num_compiles: Programs compiled to make the plan: whole steps, including the one that gives
+            the shardings on a mesh, and blocks under one option each.
+        timings_s: Seconds spent on each stage of planning: trace, partition, cost, solve, certify.
     """
 
     root: Region
@@ -90,7 +90,7 @@ class RematPlan:
 
     @property
     def slowdown(self) -> float:
-        """Estimated step time over that without rematerialization."""
+        """Estimated step time, divided by that without rematerialization."""
         return self.estimated_step_s / self.baseline_step_s
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -102,8 +102,8 @@ class RematPlan:
         """Read a plan that `save` wrote.
 
         Raises:
-            PlanFormatError: The file is not a plan, or one of another version.
-            OSError: It cannot be read.
+            PlanFormatError: The file is not a plan, or is a plan of another version.
+            OSError: The file cannot be read.
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
@@ -124,7 +124,7 @@ class RematPlan:
         """The inverse of `to_json`.
 
         Raises:
-            PlanFormatError: The text is not a plan, or one of another version.
+            PlanFormatError: The text is not a plan, or is a plan of another version.
         """
         try:
             data = json.loads(text)

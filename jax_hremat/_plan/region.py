@@ -15,8 +15,9 @@ class Loop:
 
     Attributes:
         body: The scan's body, its operations counted from 0.
-        segments: Steps of each checkpointed stretch of the scan, stretches of stretches first;
-            empty if it is one scan. Of a stretch only the carry it starts with is kept.
+        segments: Number of steps in each checkpointed segment of the scan, outer segments before
+            the segments inside them; empty if it is run as one scan. Of a segment, only the carry
+            it starts with is kept.
     """
 
     body: Region
@@ -31,12 +32,12 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Operations `start … stop − 1`, run in one way.
+    """Operations `start … stop − 1`, plain or checkpointed together.
 
     A plain region is differentiated in place: JAX keeps its residuals. A checkpointed one is
     `jax.checkpoint(region, policy=save_only_these_names(*saved))`: between its forward and its
     backward it keeps the inputs its backward reads and the saved values, and recomputes the
-    rest, each inner region in its own mode.
+    rest, each inner region according to its own fields.
 
     Attributes:
         start: First operation.
@@ -45,12 +46,12 @@ class Region:
         saved: Values made inside that a checkpointed region keeps, in program order.
         children: Regions inside, disjoint and in program order; operations between them
             belong to this region itself.
-        tied: Whether the cotangents of all inputs become available together, so that none of the
-            region's backward is put off (`emit.py`); of a plain region those of the function's
-            arguments too, of a checkpointed one not.
-        loop: How the region's only operation, a scan, is run; None for as it is.
+        barrier: Whether the cotangents of all inputs pass a barrier together, so that no part of
+            the region's backward is delayed (`_emit/emit.py`). For a plain region the barrier
+            includes the cotangents of the function's arguments, for a checkpointed one it does not.
+        loop: How the region's only operation, a scan, is run; None if it is unchanged.
         branches: How each branch of the region's only operation, a cond, is run, the branch's
-            operations counted from 0; empty for as they are.
+            operations counted from 0; empty if they are unchanged.
     """
 
     start: int
@@ -95,26 +96,26 @@ class Region:
         )
 
     def without_barriers(self) -> Region:
-        """The same region with nothing tied."""
+        """The same region without any cotangent barriers."""
         return replace(
             self, barrier=False, children=tuple(c.without_barriers() for c in self.children)
         )
 
     @property
     def bodies(self) -> tuple[Region, ...]:
-        """How the step of its scan, or the branches of its cond, are run; empty if as they are."""
+        """How the body of its scan, or the branches of its cond, are run; empty if unchanged."""
         return self.branches if self.loop is None else (self.loop.body,)
 
     def walk(self, depth: int = 0) -> Iterator[tuple[int, Region]]:
-        """This region and all inside it, outermost first, with their depth; the bodies of scans
-        and conds, which have operations of their own, left out."""
+        """This region and all regions inside it, outermost first, with their depth; without the
+        bodies of scans and conds, which have operations of their own."""
         yield depth, self
         for child in self.children:
             yield from child.walk(depth + 1)
 
     @property
     def num_checkpointed(self) -> int:
-        """How many `jax.checkpoint` calls the region emits, leftover steps of scans apart."""
+        """How many `jax.checkpoint` calls the region emits, leftover steps of scans not counted."""
         regions = [region for _, region in self.walk()]
         segments = sum(len(r.loop.segments) for r in regions if r.loop is not None)
         bodies = sum(body.num_checkpointed for r in regions for body in r.bodies)

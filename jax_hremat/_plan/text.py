@@ -20,7 +20,7 @@ _MAX_SAVED = 4
 
 
 def plan_text(plan: RematPlan) -> str:
-    """The plan as plain text: what it costs, what each block does, what is left at the peak."""
+    """The plan as plain text: its cost, its blocks, and the largest buffers at the peak."""
     return plain_text(_summary(plan), Text(), _blocks(plan), Text(), _buffers(plan))
 
 
@@ -70,7 +70,7 @@ def _summary(plan: RematPlan) -> Table:
 
 
 def devices_words(certificate: Certificate) -> str:
-    """Such as `h200`, or `each of 8 h200 (data 4 × model 2)`."""
+    """The devices as text, such as `h200`, or `each of 8 h200 (data 4 × model 2)`."""
     mesh = certificate.mesh
     if mesh is None:
         return certificate.target
@@ -78,7 +78,7 @@ def devices_words(certificate: Certificate) -> str:
 
 
 def own_words(plan: RematPlan) -> str:
-    """What the function's own checkpoints are, and what becomes of them; empty without any."""
+    """The function's own checkpoints and what the plan does with them; empty without any."""
     if not plan.own_checkpoints:
         return ""
     stay = (
@@ -91,7 +91,7 @@ def own_words(plan: RematPlan) -> str:
 
 
 def opened_words(plan: RematPlan) -> str:
-    """What the plan takes as written out; empty if nothing."""
+    """Which scans are planned as if their steps were written out; empty if none."""
     if not plan.opened.scan_steps:
         return ""
     return (

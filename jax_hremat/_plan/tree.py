@@ -16,8 +16,8 @@ class Group:
     """Consecutive blocks under one `jax.checkpoint`.
 
     Attributes:
-        region: Where the tree has it.
-        inside: Its blocks, those of groups inside it in these.
+        region: Its region in the plan's tree.
+        inside: Its blocks and inner groups; an inner group holds its own blocks.
     """
 
     region: Region
@@ -29,14 +29,14 @@ Node = BlockReport | Group
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A block or a group, or several equal ones that follow each other.
+    """A block or a group, or several consecutive equal ones.
 
     Attributes:
-        depth: How many groups it is in.
-        count: Equal ones that it stands for.
-        report: What is done with one of them: the first; of a group, the sums over its blocks,
-            and what is kept by name said in their lines.
-        last_scope: Scope of the last block in any of them.
+        depth: Number of groups around it.
+        count: Number of equal blocks or groups that it stands for.
+        report: What is done with the first of them. For a group, the figures are sums over its
+            blocks, and values kept by name are listed only in the lines of the blocks.
+        last_scope: Scope of the last block of the last of them.
     """
 
     depth: int
@@ -46,11 +46,11 @@ class Line:
 
 
 def tree_lines(root: Region, blocks: Sequence[BlockReport]) -> list[Line]:
-    """The lines of a plan, a group before what is in it.
+    """The lines of a plan, each group before its contents.
 
     Args:
         root: The plan's region tree.
-        blocks: What it does with each block, in program order.
+        blocks: What the plan does with each block, in program order.
     """
     return list(_lines(_nodes(root, blocks), 0))
 
@@ -62,7 +62,7 @@ def _nodes(region: Region, blocks: Sequence[BlockReport]) -> tuple[Node, ...]:
     while at < len(blocks):
         child = checkpointed.get(blocks[at].start)
         inside = [b for b in blocks[at:] if b.stop <= child.stop] if child else []
-        # One block alone is no group: its own report says how it is checkpointed.
+        # A single block is not a group: its own report says how it is checkpointed.
         if child and len(inside) > 1:
             nodes.append(Group(child, _nodes(child, inside)))
             at += len(inside)
@@ -83,7 +83,7 @@ def _lines(nodes: Sequence[Node], depth: int) -> Iterator[Line]:
 
 
 def _whole(group: Group) -> BlockReport:
-    """All blocks of a group as one."""
+    """All blocks of a group as one report."""
     blocks = _blocks(group)
     keeps = f", keeps {len(group.region.saved)} values" if group.region.saved else ""
     return BlockReport(
@@ -107,7 +107,7 @@ def _blocks(node: Node) -> list[BlockReport]:
 
 
 def _alike(node: Node) -> tuple[object, ...]:
-    """What two neighbours have in common that do the same at the same cost, as it is shown."""
+    """A key that is equal for neighbours with the same decisions and costs, as displayed."""
     if isinstance(node, BlockReport):
         added = format_signed_seconds(node.added_s)
         return (node.mode, node.kept_bytes, node.plain_bytes, added, node.saved)

@@ -1,1 +1,1 @@
-"""What is known of each primitive: its work, whether it fuses."""
+"""What is known about primitives: the work of each and of kernels that are only called."""

@@ -1,6 +1,6 @@
-"""Flops of what libraries compute, from shapes: the textbook's leading terms.
+"""Flops of library routines from shapes: the leading terms given in textbooks.
 
-Linear algebra after Golub and Van Loan, "Matrix Computations"; one matrix each.
+Linear algebra after Golub and Van Loan, "Matrix Computations"; each figure is for one matrix.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ ELEMENT_FLOPS = MappingProxyType(
     | dict.fromkeys(["rng-bit-generator", "rng_bit_generator", "random_bits", "threefry2x32"], 32)
 )
 
-# Of a softmax written into an attention kernel, for one score: its exponential, and the scaling,
-# shift and sums around it. A random bit for dropout comes four to a call of the generator.
+# Flops of the softmax in an attention kernel, for one score: the exponential, and the scaling,
+# shift and sums around it. For dropout, one call of the generator serves four scores.
 _SCORE_FLOPS = ELEMENT_FLOPS["exp"] + 4
 _DROPOUT_FLOPS = ELEMENT_FLOPS["random_bits"] // 4 + 2
 
@@ -55,17 +55,17 @@ def attention(
     dropout: bool = False,
     backward: bool = False,
 ) -> Work:
-    """A fused attention: two products for each score, and five in its backward.
+    """A fused attention: two products for each score, five in the backward.
 
     Args:
         dtype: HLO type of the queries.
-        heads: Heads of all sequences of the batch together.
-        scores: Of one head, as `num_scores` counts them.
+        heads: Total number of heads of all sequences of the batch.
+        scores: Number of scores of one head, as `num_scores` counts them.
         key_dim: Size of a query and of a key.
         value_dim: Size of a value.
         moved_bytes: Operands and results, each once.
         dropout: Whether probabilities are dropped.
-        backward: Whether it is the backward, which makes the scores again.
+        backward: Whether this is the backward, which recomputes the scores.
     """
     of_keys, of_values = (3, 2) if backward else (1, 1)
     flops = 2.0 * heads * scores * (of_keys * key_dim + of_values * value_dim)
@@ -79,19 +79,20 @@ def attention(
 
 
 def num_scores(queries: int, keys: int, *, causal: bool, window: int = 0) -> float:
-    """Scores of one head that are not masked away; the whole block-rows of kernels not counted.
+    """Scores of one head that are not masked; kernels that work in whole blocks compute more.
 
     Args:
         queries: Length of the queries.
         keys: Length of the keys.
-        causal: Whether position i reads the positions up to i alone.
-        window: So many positions up to its own at most; 0 for all.
+        causal: Whether position i reads only the positions up to i.
+        window: If causal, a position reads at most this many positions, its own included; 0 for no
+            limit.
     """
     if not causal:
         return float(queries * keys)
     most = min(keys, window) if window > 0 else keys
     rising = min(queries, most)
-    # Half a score a row is the diagonal's, so that a whole square counts as exactly half.
+    # A score on the diagonal counts as half, so that a full square counts as exactly half.
     return rising * rising / 2 + (queries - rising) * float(most)
 
 
@@ -113,7 +114,7 @@ def qr(rows: int, columns: int) -> float:
 
 
 def reflectors_applied(rows: int, columns: int, count: int) -> float:
-    """So many reflectors made into, or applied to, a matrix."""
+    """`count` reflectors multiplied out to a matrix, or applied to one."""
     return 4 * rows * columns * count - 2 * (rows + columns) * count**2 + 4 * count**3 / 3
 
 
@@ -134,20 +135,20 @@ def svd(rows: int, columns: int) -> float:
 
 
 def hessenberg(n: int) -> float:
-    """The Hessenberg form of a matrix, or the tridiagonal one of a symmetric one."""
+    """The Hessenberg form of a matrix, or the tridiagonal form of a symmetric one."""
     return 10 * n**3 / 3
 
 
 def triangular_solve(n: int, right_sides: int) -> float:
-    """A triangular system with so many right sides."""
+    """A triangular system with `right_sides` right-hand sides."""
     return float(n**2 * right_sides)
 
 
 def fft(elements: int, length: int, *, real: bool) -> float:
-    """Transforms of a length, so many elements in all of them together."""
+    """Transforms of the given length; `elements` counts those of all transforms together."""
     return 5.0 * elements * log2(max(length, 2)) / (2 if real else 1)
 
 
 def sort(elements: int, along: int) -> float:
-    """Comparisons to order so many elements in rows of a length."""
+    """Comparisons needed to sort `elements` elements in rows of length `along`."""
     return elements * log2(max(along, 2))

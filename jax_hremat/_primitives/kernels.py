@@ -1,4 +1,4 @@
-"""What is known of kernels that XLA only calls: what the user says, what was traced."""
+"""Costs of kernels that XLA only calls: given by the user, or found while tracing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import jax.numpy as jnp
 
 from jax_hremat._primitives.work import Array, Call, Work, one_product
 
-# From the shapes of a kernel's operands and of its results to its flops and its bytes.
+# A function from the shapes of a kernel's operands and results to its flops and bytes.
 KernelPrice = Callable[
     [Sequence[jax.ShapeDtypeStruct], Sequence[jax.ShapeDtypeStruct]], tuple[float, float]
 ]
 
-# HLO's name of a type, where JAX's own name of it is another.
+# HLO's names of types, or their letters, to JAX's names.
 _TYPES = MappingProxyType(
     {
         "pred": "bool",
@@ -44,7 +44,7 @@ _HLO_NAMES = MappingProxyType({name: hlo for hlo, name in _TYPES.items()})
 
 
 def array_of(dtype: Any, dims: Sequence[int]) -> Array:
-    """An array of a JAX type, as HLO names it; a type that HLO has not keeps its name."""
+    """An array of a JAX type, named as in HLO; a type unknown to HLO keeps its name."""
     name = getattr(dtype, "name", None) or jnp.dtype(dtype).name
     letters = name.rstrip("0123456789")
     short = _HLO_NAMES.get(letters, letters)
@@ -58,22 +58,22 @@ def _struct(array: Array) -> jax.ShapeDtypeStruct:
 
 @dataclass(frozen=True, slots=True)
 class KernelBook:
-    """What is known of the kernels of one program.
+    """What is known about the kernels of one program.
 
     Attributes:
-        traced: Kernels of its step, as they were traced.
-        priced: The user's prices, by a kernel's target, by its own name or by its primitive; they
-            come before all else that is known.
+        traced: Kernels of the program's step, as they were traced.
+        priced: The user's prices, by a kernel's target, its own name or its primitive; they take
+            precedence over everything else that is known.
     """
 
     traced: tuple[Call, ...] = ()
     priced: Mapping[str, KernelPrice] = field(default_factory=dict, hash=False)
 
     def work_of(self, call: Call) -> Work | None:
-        """One execution of a kernel; None if nothing is known of it.
+        """The work of one execution of a kernel; None if nothing is known about it.
 
         Raises:
-            ValueError: A price of the user's is not two numbers.
+            ValueError: A price given by the user is not two numbers.
         """
         for name in call.names:
             if name in self.priced:
@@ -81,7 +81,7 @@ class KernelBook:
         return call.work or self._traced_work(call)
 
     def _traced_work(self, call: Call) -> Work | None:
-        """Of the traced kernels that it may be, the one it shares most names with."""
+        """The work of the matching traced kernel that shares the most names with the call."""
         found = [t for t in self.traced if t.work is not None and _may_be(call, t)]
         if not found:
             return None
@@ -89,7 +89,7 @@ class KernelBook:
 
 
 def _may_be(call: Call, traced: Call) -> bool:
-    """Whether names and shapes agree; a compiled call may have scratch arrays of its own."""
+    """Whether names and shapes match; a compiled call may have additional scratch arrays."""
     return (
         not {*traced.names}.isdisjoint(call.names)
         and Counter(traced.operands) <= Counter(call.operands)
@@ -112,7 +112,7 @@ def _priced(name: str, cost: KernelPrice, call: Call) -> Work:
 
 
 def widest(arrays: Sequence[Array]) -> str:
-    """The type of most bits, which decides the unit that multiplies them."""
+    """The widest type of the arrays, which decides the unit that multiplies them."""
     return max(arrays, key=lambda a: _struct(a).dtype.itemsize).dtype
 
 

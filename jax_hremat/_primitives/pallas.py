@@ -1,8 +1,8 @@
-"""What a Pallas kernel computes: its jaxpr, as often as each part runs at the points of its grid.
+"""Work of a Pallas kernel: its jaxpr's equations, times how often each runs over the grid.
 
-Integer scalars that follow from a point's place in the grid are computed, so that loops to a
-bound of the point's own, as a causal attention has, count by their steps. Of a large grid, points
-spread evenly stand for all.
+Integer scalars that follow from a point's position in the grid are computed, so that loops whose
+bound depends on the point, as in causal attention, count with their actual number of steps. In a
+large grid, evenly spaced points stand for all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jax_hremat._primitives.work import MatrixUnit, Work
 
 _MAX_POINTS = 256
 
-# What moves or names values and computes none.
+# Primitives that only move or name values.
 _MOVES = frozenset(
     """addupdate barrier_arrive barrier_wait bitcast_convert_type broadcast_in_dim
     broadcast_to commit_group commit_smem concatenate copy copy_gmem_to_smem copy_smem_to_gmem
@@ -38,17 +38,18 @@ _REDUCTIONS = frozenset(
 
 
 class _NotKnown(Exception):
-    """Something in the kernel that no rule covers."""
+    """The kernel contains something that no rule covers."""
 
 
 def kernel_work(eqn: Any, moved_bytes: float) -> Work | None:
-    """What all points of a `pallas_call` take together; None if its jaxpr does not tell.
+    """The work of all grid points of a `pallas_call`; None if its jaxpr does not determine it.
 
-    It does not where a loop's length is not known, or where it holds a primitive of unknown cost.
+    That is the case if a loop's length is not known, or a primitive has unknown cost.
 
     Args:
         eqn: The `pallas_call`.
-        moved_bytes: Its operands and results, each once: what is read again is taken to be cached.
+        moved_bytes: Bytes of its operands and results, each counted once: repeated reads are
+            assumed to hit the cache.
     """
     grid = eqn.params["grid_mapping"].grid
     if not all(isinstance(extent, int) for extent in grid):
@@ -72,7 +73,7 @@ def kernel_work(eqn: Any, moved_bytes: float) -> Work | None:
 
 
 class _Counter:
-    """Adds up flops over one kernel."""
+    """Sums up the flops of one kernel."""
 
     def __init__(self, point: Sequence[np.ndarray], grid: Sequence[int]) -> None:
         self.flops: dict[MatrixUnit, float] = {}
@@ -81,7 +82,7 @@ class _Counter:
         self._grid = grid
 
     def walk(self, jaxpr: Any, inputs: Sequence[Known], times: np.ndarray) -> list[Known]:
-        """Count a jaxpr that runs so often at each point, and return what is known of its
+        """Count a jaxpr that runs `times` times at each point, and return what is known about its
         outputs."""
         known: dict[Any, Known] = dict(zip(jaxpr.invars, inputs, strict=True))
 
@@ -121,12 +122,12 @@ class _Counter:
         return nothing
 
     def _inside(self, body: Any, times: np.ndarray) -> None:
-        """A loop's body, of whose inputs nothing is known."""
+        """Count a loop's body; nothing is known about its inputs."""
         body = compat.open_jaxpr(body)
         self.walk(body, [None] * len(body.invars), times)
 
     def _branches(self, eqn: Any, inputs: list[Known], times: np.ndarray) -> list[Known]:
-        """Each as often as it is chosen; all of them, where that is not known."""
+        """Count each branch as often as it is chosen, or all of them where that is not known."""
         which, *operands = inputs
         for number, branch in enumerate(eqn.params["branches"]):
             chosen = 1.0 if which is None else np.asarray(which, np.int64) == number

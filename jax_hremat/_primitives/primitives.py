@@ -1,9 +1,9 @@
-"""Equations -> work: a rule for each primitive whose cost its shapes alone do not tell, by name;
-one default for all others.
+"""Equations -> work: rules by primitive name where the shapes alone do not give the cost, and one
+default for all other primitives.
 
-A rule takes an equation and returns what one execution takes. The default reads every operand,
-writes every result, and costs one flop an element of the results, as XLA counts them too: what is
-elementwise is bound by its traffic.
+A rule takes an equation and returns the work of one execution. The default reads every operand,
+writes every result, and costs one flop per element of the results, as XLA counts too: elementwise
+operations are bound by their traffic.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Rule = Callable[[Any], Work]
 
 
 def equation_work(eqn: Any) -> Work:
-    """What one equation takes, its bytes those of its operands and results.
+    """The work of one equation; its bytes are those of its operands and results.
 
-    Bodies of control flow count with their trip count (`while`: once, where it is unknown); of
-    branches the dearest does.
+    Bodies of loops count with their trip count (`while`: once, where it is unknown); of the
+    branches of a cond, the most expensive counts.
 
     Unchecked: bytes inside bodies.
     """
@@ -38,24 +38,24 @@ def equation_work(eqn: Any) -> Work:
 
 
 def runs_bodies(eqn: Any) -> bool:
-    """Whether it runs the equations of its bodies and nothing of its own."""
+    """Whether an equation runs only the equations of its bodies."""
     rule = _RULES.get(eqn.primitive.name, _default)
     own = rule not in (_default, _scan, _cond, _while, _shard_map)
     return not own and any(True for _ in compat.inner_jaxprs(eqn))
 
 
 def is_called_kernel(eqn: Any) -> bool:
-    """Whether XLA only calls what runs it."""
+    """Whether the equation is a kernel that XLA only calls."""
     return _RULES.get(eqn.primitive.name) in _CALLED
 
 
 def equation_flops(eqn: Any) -> int:
-    """All floating-point operations of one equation, multiply and add counted apart."""
+    """All floating-point operations of one equation, multiply and add counted separately."""
     return round(equation_work(eqn).total_flops)
 
 
 def _default(eqn: Any) -> Work:
-    """Bodies one after another; without any, one flop for each element of the results."""
+    """The bodies, one after another; without bodies, one flop for each element of the results."""
     bodies = [_body_work(body) for body in compat.inner_jaxprs(eqn)]
     if bodies:
         return total(bodies)
@@ -71,7 +71,7 @@ def _moved_bytes(eqn: Any) -> float:
 
 
 def _arrays(atoms: Sequence[Any]) -> tuple[Array, ...]:
-    """Those that hold something, as a compiled kernel gets them."""
+    """The arrays that are not empty: a compiled kernel gets only these."""
     avals = [v.aval for v in atoms]
     return tuple(array_of(a.dtype, a.shape) for a in avals if math.prod(a.shape) > 0)
 
@@ -88,7 +88,7 @@ def _cond(eqn: Any) -> Work:
 
 
 def _while(eqn: Any) -> Work:
-    """Once, where the number of its steps is not known."""
+    """A loop counts once where its number of steps is not known."""
     scalars = [v.val if isinstance(v, compat.Literal) else None for v in eqn.invars]
     return total(_loop_bodies(eqn)).repeated(while_trips(eqn, scalars) or 1)
 
@@ -98,7 +98,7 @@ def _loop_bodies(eqn: Any) -> list[Work]:
 
 
 def _shard_map(eqn: Any) -> Work:
-    """Of all devices together, as other equations are."""
+    """The work of all devices together, as for other equations."""
     return _default(eqn).repeated(eqn.params["mesh"].size)
 
 
@@ -119,7 +119,7 @@ def _cumulative(eqn: Any) -> Work:
     return Work(vector_flops=formulas.sort(math.prod(shape), shape[eqn.params["axis"]]))
 
 
-# JAX orders floats totally: zeros and NaNs of both sides are made alike before they are compared.
+# JAX sorts floats in a total order: it canonicalizes zeros and NaNs of both sides before comparing.
 _FLOAT_COMPARISON_FLOPS = 15
 
 
@@ -147,7 +147,7 @@ def _scatter(eqn: Any) -> Work:
 
 
 def _of_matrices(flops: Callable[[int, int], float]) -> Rule:
-    """A rule of so many flops for each matrix of the first operand."""
+    """A rule with the given flops for each matrix of the first operand."""
 
     def rule(eqn: Any) -> Work:
         *batch, rows, columns = eqn.invars[0].aval.shape
@@ -172,7 +172,7 @@ def _householder(eqn: Any) -> Work:
 
 
 def _opaque(eqn: Any, *names: str, work: Work | None = None) -> Work:
-    """A kernel, by its names; its primitive's is the last."""
+    """A kernel that is only called, by its names, the last of which is its primitive's."""
     call = Call(
         names=(*names, eqn.primitive.name),
         operands=_arrays(eqn.invars),
@@ -192,12 +192,12 @@ def _callback(eqn: Any) -> Work:
 
 
 def _pallas_call(eqn: Any) -> Work:
-    """What its author estimates; else its kernel, for each point of its grid."""
+    """The author's estimate if there is one; else the work of the kernel's jaxpr over its grid."""
     moved_bytes = _moved_bytes(eqn)
     found = kernel_work(eqn, moved_bytes)
     estimate = eqn.params["cost_estimate"]
     if estimate is not None:
-        # Which unit the flops are of is the kernel's to say.
+        # The estimate does not name the unit of its flops; the kernel's jaxpr shows it.
         units = found.flops if found is not None else ()
         unit = max(units, key=lambda of: of[1])[0] if units else None
         transcendental = float(formulas.ELEMENT_FLOPS["exp"] * estimate.transcendentals)
@@ -210,7 +210,7 @@ def _pallas_call(eqn: Any) -> Work:
     return _opaque(eqn, eqn.params["name"], work=found)
 
 
-# JAX's number of the layout (batch, heads, length, dim); the other is (batch, length, heads, dim).
+# JAX's number for the layout (batch, heads, length, dim); the other is (batch, length, heads, dim).
 _HEADS_FIRST = 1
 
 

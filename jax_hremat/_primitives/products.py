@@ -17,12 +17,12 @@ def dot_general(eqn: Any) -> Work:
 
 
 def ragged_dot(eqn: Any) -> Work:
-    """XLA multiplies every row with the matrices of all groups and masks."""
+    """XLA multiplies every row by the matrices of all groups, and masks."""
     (contract, _), _ = eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
     lhs, groups = eqn.invars[0].aval.shape, eqn.invars[2].aval.shape[-1]
     out = eqn.outvars[0].aval.shape
     ragged = eqn.params["ragged_dot_dimension_numbers"].lhs_ragged_dimensions
-    # With a ragged contraction the groups are a dimension of the result already.
+    # If the contraction is ragged, the groups are already a dimension of the result.
     repeats = 1 if set(ragged) <= set(contract) else groups
     flops = 2.0 * repeats * math.prod(out) * math.prod(lhs[d] for d in contract)
     return one_product(_factors(eqn), flops)
@@ -38,5 +38,5 @@ def convolution(eqn: Any) -> Work:
 
 
 def _factors(eqn: Any) -> str:
-    """The type that decides which unit multiplies them."""
+    """The type of the operands that decides which unit multiplies them."""
     return widest([array_of(v.aval.dtype, ()) for v in eqn.invars[:2]])

@@ -1,4 +1,4 @@
-"""The kernels of a step that XLA only calls, as they were traced, each with what is known of it."""
+"""The traced kernels of a step that XLA only calls, each with its work where that is known."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from jax_hremat._primitives.primitives import equation_work, is_called_kernel
 from jax_hremat._primitives.work import Call, Work, total
 
 _RULES = frozenset({"custom_vjp_call", "custom_vjp_call_jaxpr"})
-# The backward of a product is two products of its size.
+# Work of a backward, in forwards: the backward of a product is two products of the same size.
 _BACKWARD = 2.0
 
 
 def may_call_kernels(jaxpr: Any) -> bool:
-    """Whether a program runs kernels that are only called, or custom rules, which may do so."""
+    """Whether a program runs kernels that are only called, or custom rules, which may run some."""
     return any(
         eqn.primitive.name in _RULES or is_called_kernel(eqn) for eqn in compat.all_equations(jaxpr)
     )
@@ -29,9 +29,9 @@ def may_call_kernels(jaxpr: Any) -> bool:
 def traced_calls(program: Any, step: Any) -> tuple[Call, ...]:
     """The distinct kernels of a step.
 
-    Of one that nothing is known of, and that a custom rule runs in place of a primal program whose
-    flops are known, these are taken: once for the rule's forward, twice for its backward, parted
-    among the rule's unknown kernels by their bytes.
+    A kernel of unknown work that a custom rule runs in place of a primal program with known flops
+    is priced by these flops: once for the rule's forward, twice for its backward, divided among the
+    rule's unknown kernels in proportion to their bytes.
 
     Args:
         program: The jaxpr before differentiation.
@@ -56,7 +56,7 @@ def _once(call: Call) -> Call:
 
 
 def _priced_by_primal(eqn: Any) -> list[Call]:
-    """The unknown kernels of a rule, each with its part of the primal's flops."""
+    """The unknown kernels of a rule, each with its share of the primal's flops."""
     primal = equation_work(eqn)
     if not primal.total_flops or any(call.work is None for call in primal.calls):
         return []
@@ -77,8 +77,8 @@ def _parts(calls: Sequence[Call], work: Work) -> Iterator[Call]:
 def _rule_calls(eqn: Any) -> tuple[list[Call], list[Call]]:
     """The kernels of a custom rule's forward and those of its backward, traced alone.
 
-    None of a rule that talks to other devices, which cannot be traced alone, nor of one that is
-    told which of its inputs are differentiated, and may fail if all are.
+    Empty for a rule that communicates with other devices, which cannot be traced alone, and for a
+    rule that is told which of its inputs are differentiated, which may fail if all are.
     """
     if compat.named_axes(eqn) or compat.asks_what_moves(eqn):
         return [], []

@@ -1,4 +1,4 @@
-"""How often a loop of a jaxpr runs, where scalars that are known tell."""
+"""Trip counts of loops in a jaxpr, where they follow from known scalars."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from jax_hremat._jax import compat
 
-# A scalar of a jaxpr: a number, one for each point of a kernel's grid, or None where unknown.
+# A scalar of a jaxpr: one number, an array with one for each grid point, or None if unknown.
 Known = Any
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
@@ -32,7 +32,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "and": np.bitwise_and,
         "or": np.bitwise_or,
         "not": np.logical_not,
-        # Towards zero, unlike Python's.
+        # Rounds towards zero, unlike Python's `//`.
         "div": lambda a, b: np.trunc(np.true_divide(a, b)).astype(np.int64),
         "rem": np.fmod,
         "select_n": lambda which, *cases: np.choose(np.asarray(which, np.int64), cases),
@@ -47,7 +47,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 
 
 def scalar_result(eqn: Any, inputs: Sequence[Known]) -> Known:
-    """The result of an equation of integer scalars, if all it reads is known; else None."""
+    """The result of an equation on integer scalars, if all its inputs are known; else None."""
     function = _FUNCTIONS.get(eqn.primitive.name)
     out = eqn.outvars[0].aval
     if function is None or out.shape or out.dtype.kind not in "biu":
@@ -56,12 +56,12 @@ def scalar_result(eqn: Any, inputs: Sequence[Known]) -> Known:
 
 
 def while_trips(eqn: Any, scalars: Sequence[Known]) -> Known:
-    """How often a `while` runs its body; None if it does not count one carried scalar up to a
+    """How often a `while` runs its body. None unless the loop counts one carried scalar up to a
     known bound by a constant, as `fori_loop` does.
 
     Args:
         eqn: The `while`.
-        scalars: What is known of each of its inputs.
+        scalars: What is known about each of its inputs.
     """
     num_cond, num_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     carried = list(scalars[num_cond + num_body :])
@@ -78,7 +78,7 @@ def while_trips(eqn: Any, scalars: Sequence[Known]) -> Known:
     first = carried[number]
     if first is None or last is None or step is None or step <= 0:
         return None
-    # Nothing else may move the bound.
+    # A carried bound must not change.
     if not isinstance(bound, compat.Literal) and bound in test.invars[num_cond:]:
         if not _stays(eqn, num_body, test.invars[num_cond:].index(bound)):
             return None
@@ -86,7 +86,7 @@ def while_trips(eqn: Any, scalars: Sequence[Known]) -> Known:
 
 
 def _step(body: Any, num_consts: int, number: int) -> Known:
-    """By which constant a carried scalar grows."""
+    """The constant that the loop adds to a carried scalar; None if there is none."""
     made = body.outvars[number]
     carried = body.invars[num_consts + number]
     for eqn in body.eqns:

@@ -1,4 +1,4 @@
-"""Arithmetic and traffic of an operation or a kernel, and how long a device takes for it."""
+"""Arithmetic and memory traffic of an operation or a kernel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class MatrixUnit(NamedTuple):
-    """What a matmul or a convolution runs on: the HLO type of its operands, and which it is."""
+    """The unit for a matmul or convolution: the operands' HLO type, and which of the two it is."""
 
     dtype: str
     convolves: bool
@@ -26,11 +26,11 @@ class Call:
     """A kernel that XLA only calls.
 
     Attributes:
-        names: What it may be known by: the target it calls, its own name, its primitive.
-        operands: What it reads.
-        results: What it makes.
-        moved_bytes: Both together, each array once.
-        work: What is known of it; None if nothing is.
+        names: Names it may be known by: the target it calls, its own name, its primitive.
+        operands: Arrays it reads.
+        results: Arrays it writes.
+        moved_bytes: Bytes of operands and results, each array counted once.
+        work: The work of one execution; None if nothing is known about it.
         times: How often it runs.
     """
 
@@ -43,7 +43,7 @@ class Call:
 
     @property
     def work_or_bytes(self) -> Work:
-        """What one execution takes; of a kernel that nothing is known of, its bytes."""
+        """The work of one execution; only its bytes if nothing else is known about it."""
         return self.work or Work(bytes=self.moved_bytes)
 
 
@@ -55,8 +55,8 @@ class Work:
         flops: Matrix flops by their unit, each unit once.
         vector_flops: All other flops.
         bytes: Bytes read and written.
-        concurrent: Whether both kinds of flops run side by side, as in an attention kernel.
-        calls: Kernels that are only called, which come on top.
+        concurrent: Whether matrix and vector flops run concurrently, as in an attention kernel.
+        calls: Kernels that are only called, in addition to the above.
     """
 
     flops: tuple[tuple[MatrixUnit, float], ...] = ()
@@ -77,7 +77,7 @@ class Work:
         return self.matrix_flops + self.vector_flops + called
 
     def repeated(self, times: float) -> Work:
-        """The same, so many times."""
+        """The work of `times` executions."""
         return replace(
             self,
             flops=tuple((unit, times * flops) for unit, flops in self.flops),
@@ -88,7 +88,7 @@ class Work:
 
 
 def total(works: Iterable[Work]) -> Work:
-    """All of them, one after another."""
+    """The sum of all, executed one after another."""
     works = tuple(works)
     flops: dict[MatrixUnit, float] = {}
     for work in works:
@@ -107,5 +107,5 @@ def total(works: Iterable[Work]) -> Work:
 
 
 def one_product(dtype: str, flops: float, *, convolves: bool = False) -> Work:
-    """One matrix product or convolution of operands of a type."""
+    """One matrix product or convolution with operands of one type."""
     return Work(flops=((MatrixUnit(dtype, convolves), flops),))

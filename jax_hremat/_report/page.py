@@ -20,12 +20,12 @@ from jax_hremat._plan.tree import tree_lines
 from jax_hremat._shared.files import write_whole
 from jax_hremat._shared.format import format_bytes, format_seconds, format_signed_seconds
 
-# The pictures' size, in the units of their own coordinates.
+# Size of the charts, in SVG units.
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720.0, 240.0, 64.0, 24.0
 _FIXED, _GROUPED, _PASSED, _WORKING = "var(--a0)", "var(--a1)", "var(--a2)", "var(--a3)"
-# What blocks keep, by scope from the first to the last: a band for each, or for some together.
+# Colours for what blocks keep, from the first scope to the last: one band for one or more scopes.
 _BANDS = ("#0a3069", "#0550ae", "#1f6feb", "#2f81f7", "#54aeff", "#80ccff")
-# What can be done about a buffer that is there at the peak, by its kind.
+# What can be done about a buffer that is alive at the peak, by its kind.
 _ADVICE = {
     "parameter": "an argument: donate it, give it a narrower dtype, or spread it over devices",
     "output": "a result: gradients are as large as parameters; donate what they may replace",
@@ -33,12 +33,12 @@ _ADVICE = {
 
 
 def report(plan: RematPlan, path: str | os.PathLike[str], frontier: Frontier | None = None) -> None:
-    """Write one HTML page that explains a plan: no other file, no script, nothing loaded.
+    """Write one HTML page that explains a plan; it needs no other file, no script and no network.
 
-    It shows the certificate; the predicted memory over the step, with and without the plan, what is
-    kept stacked by scope; the tree of regions, and what each block in it does, keeps and adds; the
-    largest buffers at the peak, and what can be done about those that no plan can change; and the
-    frontier, if given, with this plan marked.
+    It shows the certificate; the predicted memory over the step, with and without the plan, with
+    kept values stacked by scope; the tree of regions, and for each block what it does, keeps and
+    adds; the largest buffers at the peak, and what can be done about those that no plan can change;
+    and the frontier, if given, with this plan marked.
 
     Args:
         plan: The plan.
@@ -76,7 +76,7 @@ def page(plan: RematPlan, frontier: Frontier | None = None) -> str:
 
 @dataclass(frozen=True)
 class Area:
-    """One layer of a stacked picture: its name, its colour, its outline, and its most bytes."""
+    """One layer of a stacked chart: its name, colour, outline and maximum of bytes."""
 
     name: str
     fill: str
@@ -98,8 +98,8 @@ class MemoryChart:
 
     Attributes:
         name: Which step.
-        areas: What it holds, stacked from below.
-        outline: The line of the other step.
+        areas: What the step holds, stacked from the bottom.
+        outline: The total of the other step, drawn as a line.
     """
 
     name: str
@@ -126,7 +126,7 @@ class MemoryCharts:
 
 @dataclass(frozen=True)
 class Layer:
-    """Bytes of one sort at every moment."""
+    """Bytes of one kind at every moment."""
 
     name: str
     fill: str
@@ -196,14 +196,14 @@ def _memory_charts(plan: RematPlan) -> MemoryCharts:
 
 
 def _bands(blocks: Sequence[BlockReport]) -> dict[str, int]:
-    """The band of each scope that may keep something: consecutive ones share one if there are
+    """The band of each scope that may keep something; consecutive scopes share a band if there are
     more scopes than bands."""
     scopes = list(dict.fromkeys(_scope(block) for block in blocks if block.plain_bytes))
     return {s: i * min(len(_BANDS), len(scopes)) // len(scopes) for i, s in enumerate(scopes)}
 
 
 def _scope(block: BlockReport) -> str:
-    # Without the parts of it that the block spans; a line of code has a colon and no space.
+    # Cut off the list of parts that the block spans, after ": "; `file:line` has no such space.
     return block.scope.split(": ")[0]
 
 
@@ -213,8 +213,8 @@ def _layers(
     bands: Mapping[str, int],
     kept: Sequence[tuple[str, int]],
 ) -> list[Layer]:
-    """What there is at every moment; of a block that keeps nothing outside its group, what is kept
-    is there between the group's recompute and the block's backward."""
+    """The layers of live memory at every moment. What a block keeps only inside its group is alive
+    between the group's recompute and the block's backward."""
     layers = [
         Layer("arguments and results", _FIXED, [fixed_bytes - m.reused_bytes for m in moments])
     ]

@@ -1,1 +1,1 @@
-"""Small things that every stage may use; they know of no stage."""
+"""Small utilities that every stage may use and that depend on no stage."""

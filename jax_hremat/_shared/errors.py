@@ -1,4 +1,4 @@
-"""Every exception the library raises on purpose, each with an example and its fix."""
+"""Every exception the library raises on purpose, most with an example, all with a fix."""
 
 from jax_hremat._shared.format import format_bytes
 
@@ -31,17 +31,17 @@ class HRematError(Exception):
 
 
 class HRematWarning(UserWarning):
-    """A plan holds, and not for what it is used for or asked for.
+    """A plan is valid, but not for the device it is used on or was asked for.
 
-    It is lowered for another platform than that of its certificate, or its budget is more than
-    the device has. Each text is shown once, as the filters of `warnings` have it.
+    It is lowered for another platform than its certificate's, or its budget is more than the
+    memory of the device. Each text is shown once, under the default filters of `warnings`.
 
     Example: a plan made for an H200, run on the CPU::
 
         plan = jax_hremat.plan_remat(loss_fn, budget="70GiB", target="h200")(params, batch)
         jax.jit(jax.grad(jax_hremat.apply_plan(loss_fn, plan)))(params, batch)
 
-    Fix: a plan, or a certificate, for the device at hand::
+    Fix: make a plan, or a certificate, for the device in use::
 
         plan = jax_hremat.certify(loss_fn, plan, budget="8GiB", target="cpu")(params, batch)
     """
@@ -89,7 +89,7 @@ class InfeasibleBudgetError(HRematError):
 
 
 class BudgetFormatError(HRematError, ValueError):
-    """A budget is not written in a form the library reads.
+    """A budget is not in a form that the library reads.
 
     Failing examples (no unit's B, an integral float, nothing)::
 
@@ -97,8 +97,8 @@ class BudgetFormatError(HRematError, ValueError):
         jax_hremat.hremat(loss_fn, budget=2.0)
         jax_hremat.hremat(loss_fn, budget=0)
 
-    Fix: an integer number of bytes, a text with a unit, or a float in (0, 1], a fraction of the
-    step's peak without rematerialization::
+    Fix: give an integer number of bytes, a string with a unit, or a float in (0, 1], a fraction of
+    the step's peak without rematerialization::
 
         jax_hremat.hremat(loss_fn, budget="70GiB")
         jax_hremat.hremat(loss_fn, budget=0.9)
@@ -112,8 +112,8 @@ class UnknownTargetError(HRematError, ValueError):
 
         jax_hremat.get_target("h20")
 
-    Fix: a name from ``jax_hremat.list_targets()``, or the path of a TOML file of your own with
-    the keys of the packaged ones::
+    Fix: give a name from ``jax_hremat.list_targets()``, or the path of your own TOML file with the
+    same keys as the packaged ones::
 
         jax_hremat.get_target("h200")
         jax_hremat.get_target("targets/my_gpu.toml")
@@ -123,7 +123,7 @@ class UnknownTargetError(HRematError, ValueError):
 class TargetUnavailableError(HRematError, RuntimeError):
     """The compiler for the target is not installed, or does not accept the target.
 
-    Compiling for a GPU takes JAX's CUDA plugin and two files of the CUDA toolkit, the assembler
+    Compiling for a GPU needs JAX's CUDA plugin and two files of the CUDA toolkit, the assembler
     ptxas and the device library libdevice; the rest of the toolkit is not used.
 
     Failing example, on a machine where one of them is missing::
@@ -134,11 +134,11 @@ class TargetUnavailableError(HRematError, RuntimeError):
 
         pip install "jax_hremat[gpu-aot]"
 
-    a function that calls cuDNN, as its fused attention does, also needs that library::
+    a function that calls cuDNN, for example its fused attention, also needs that library::
 
         pip install "jax_hremat[gpu-aot-cudnn]"
 
-    and, where there is no GPU, tell JAX so before its first use, or the plugin does not start::
+    and, on a machine without a GPU, tell JAX before its first use, or the plugin fails to start::
 
         jax.config.update("jax_platforms", "cpu")
     """
@@ -159,25 +159,25 @@ class StalePlanError(HRematError, ValueError):
 
 
 class PlanFormatError(HRematError, ValueError):
-    """A text is not a plan, or a plan of a format this version does not read.
+    """A text is not a plan, or is a plan in a format that this version does not read.
 
     Failing example::
 
         jax_hremat.RematPlan.load("params.json")
 
-    Fix: read what ``RematPlan.save`` wrote, with the library version that wrote it or a later
-    one; else make the plan again::
+    Fix: read a file that ``RematPlan.save`` wrote, with the library version that wrote it or a
+    later one; otherwise make the plan again::
 
         plan = jax_hremat.RematPlan.load("plan.json")
     """
 
 
 class UnsupportedProgramError(HRematError, TypeError):
-    """The program cannot be differentiated in regions as it stands.
+    """The program cannot be split into regions and differentiated as it stands.
 
     Reasons are an ordered effect (its order would change under recompute), a loss that is not
     a scalar, parameters that hold only integers, a mutable array made outside the function, a
-    symbolic shape, and the like; the message names which.
+    symbolic shape, and the like; the message names the one found.
 
     Failing example::
 
@@ -186,7 +186,7 @@ class UnsupportedProgramError(HRematError, TypeError):
             jax.debug.print("{}", batch.sum(), ordered=True)
             return ((params["w"] * batch) ** 2)  # an array, not a scalar
 
-    Fix: drop the order, and reduce the loss::
+    Fix: drop ``ordered=True``, and reduce the loss::
 
         @jax_hremat.hremat(budget="70GiB")
         def loss_fn(params, batch):
@@ -196,14 +196,14 @@ class UnsupportedProgramError(HRematError, TypeError):
 
 
 class SolverError(HRematError, RuntimeError):
-    """The solver stopped without a plan: a failure of its own, not a proof that none fits.
+    """The solver stopped without a plan: it failed, and did not prove that no plan fits.
 
-    Failing example: a limit too small to find any solution::
+    Failing example: a node limit too small to find any solution::
 
         config = PlannerConfig(solver=SolverConfig(max_nodes=0))
         jax_hremat.plan_remat(loss_fn, budget="70GiB", config=config)(params, batch)
 
-    Fix: more nodes; a limit reached *with* a solution is a result with its gap, not an error::
+    Fix: allow more nodes. Reaching the limit *with* a solution is no error: the gap is reported::
 
         config = PlannerConfig(solver=SolverConfig(max_nodes=10_000))
     """
@@ -212,7 +212,7 @@ class SolverError(HRematError, RuntimeError):
 class UnsupportedConfigError(HRematError, RuntimeError):
     """A JAX setting changes what ``jax.checkpoint`` means, so plans would not hold.
 
-    Failing example: ``jax_remat3`` treats nested checkpoints in another way::
+    Failing example: ``jax_remat3`` treats nested checkpoints differently::
 
         jax.config.update("jax_remat3", True)
         jax_hremat.hremat(loss_fn, budget="70GiB")(params, batch)
@@ -224,23 +224,23 @@ class UnsupportedConfigError(HRematError, RuntimeError):
 
 
 class CompilationError(HRematError, RuntimeError):
-    """XLA could not compile the step, or a part of it as it is, for the target.
+    """XLA could not compile the step, or a part of it without rematerialization, for the target.
 
-    Some operations at some shapes are beyond some versions of XLA; the step as it is then fails to
-    compile as well. Of a part that only fails with something rematerialized, a warning says that
-    this is left out.
+    Some versions of XLA cannot compile some operations at some shapes; the step without a plan then
+    fails to compile as well. If a part fails only with something rematerialized, that option is
+    left out, with a warning.
 
     Fix: compile the step without a plan first (``jax.jit(step).lower(*args).compile()``). If that
-    fails, change the shapes that the message names, or the version of jax. If it does not, plan
-    with ``PlannerConfig(cost="analytic")``, which compiles no parts, and please report it.
+    fails, change the shapes that the message names, or the version of jax. If it succeeds, plan
+    with ``PlannerConfig(cost="analytic")``, which compiles no parts, and please report the error.
     """
 
 
 class CertificationError(HRematError, RuntimeError):
     """A plan about to be returned does not hold: its compiled peak is above the budget.
 
-    Plans that miss are left out before, and a budget that none meets is an
-    `InfeasibleBudgetError`, so this one is a fault of the library.
+    Plans that exceed the budget are discarded earlier, and a budget that no plan meets gives an
+    `InfeasibleBudgetError`, so this error is a fault of the library.
 
     Fix: none; please report it, with the program.
     """

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Atomic writing of files."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file, or replace it, in one step that a reader or a kill sees all or nothing of.
+    """Write or replace a file atomically: a reader, or a kill, sees all of it or nothing.
 
-    It is written in a folder of its own beside, so that it gets the permissions of any new file.
+    The data is first written in a temporary folder beside it, so that the file gets the permissions
+    of any new file.
     """
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         whole = Path(folder) / path.name

@@ -1,13 +1,13 @@
-"""Bytes and seconds as short texts."""
+"""Bytes and seconds as short strings."""
 
 _IEC_NAMES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def format_bytes(count_bytes: int) -> str:
-    """Returns a size as a short text in IEC units: 1320702444 gives "1.23 GiB".
+    """Returns a size as a short string in IEC units: 1320702444 gives "1.23 GiB".
 
     Sizes below 1024 bytes are exact, larger ones have two decimals; negative sizes (savings)
-    keep their sign. The text is itself a budget that `parse_budget` reads when positive.
+    keep their sign. A positive result is itself a budget that `parse_budget` reads.
     """
     size = float(abs(count_bytes))
     sign = "-" if count_bytes < 0 else ""
@@ -22,14 +22,14 @@ def format_bytes(count_bytes: int) -> str:
 
 
 def format_seconds(duration_s: float) -> str:
-    """Returns a duration as a short text with three digits: 0.0123 gives "12.3 ms".
+    """Returns a duration as a short string with three digits: 0.0123 gives "12.3 ms".
 
     Units are s, ms, us and ns; durations of 1000 s and more are whole seconds.
     """
     if duration_s == 0:
         return "0 s"
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        # The largest unit in which three rounded digits still read 1.00 or more.
+        # The largest unit in which the value, rounded to three digits, is 1.00 or more.
         if abs(duration_s) >= 0.9995 * scale:
             return f"{_three_digits(duration_s / scale)} {unit}"
     return f"{_three_digits(duration_s / 1e-9)} ns"
@@ -37,7 +37,7 @@ def format_seconds(duration_s: float) -> str:
 
 def format_signed_seconds(difference_s: float) -> str:
     """Returns a difference of durations with its sign: -0.0123 gives "−12.3 ms"."""
-    # Below a picosecond it is what is left of a sum that should be nothing.
+    # Less than a picosecond is rounding error of a sum that should be zero.
     if abs(difference_s) < 1e-12:
         return "0"
     return ("+" if difference_s > 0 else "−") + format_seconds(abs(difference_s))

@@ -1,4 +1,4 @@
-"""Records with read-only mappings, pickled and copied."""
+"""Pickling and copying of records with read-only mappings."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 def reduce_record(record: Any) -> tuple[Any, ...]:
-    """What a dataclass with `MappingProxyType`s in its fields returns from `__reduce__`: they
-    cannot be pickled, so they are made again."""
+    """The `__reduce__` of a dataclass with `MappingProxyType` fields: these cannot be pickled, so
+    they are saved as dicts and rebuilt."""
     fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
     frozen = {k: dict(v) for k, v in fields.items() if isinstance(v, MappingProxyType)}
     return _record_of, (type(record), {**fields, **frozen}, tuple(frozen))

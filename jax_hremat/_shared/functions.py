@@ -1,8 +1,9 @@
 """What a Python function does, as a text that is the same in every process.
 
-For functions that JAX calls back and never traces. It is their code, and that of the functions of
-the same module that they name. What they close over is left out, functions apart: it may be
-another at each call, as a step's number is, and changes nothing of the program around them.
+This is for functions that JAX calls back and never traces. The text consists of their code and that
+of the functions of the same module that they name. Values they close over are left out, except
+functions: such a value may differ at each call, as a step's number does, and does not change the
+program around the function.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ _FUNCTIONS = (
 
 
 def is_function(value: Any) -> bool:
-    """Whether it is a function or a method, or one with some arguments given."""
+    """Whether a value is a function, a method or a `functools.partial`."""
     return isinstance(value, _FUNCTIONS)
 
 
 def describe_function(function: Any) -> str:
-    """What a function does. Unchecked: that `is_function` is true of it."""
+    """The text for a function. Unchecked: that `is_function` is true of it."""
     return _text(function, {})
 
 
@@ -49,7 +50,7 @@ def _text(value: Any, known: dict[int, int]) -> str:
 
 
 def _functions_of(function: types.FunctionType) -> Iterator[Any]:
-    """Those that it closes over or has as defaults, and those of its module that it names."""
+    """Functions that it closes over or has as defaults, and those of its module that it names."""
     given = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     yield from filter(is_function, (*given, *_closed_over(function)))
     space = function.__globals__
@@ -64,7 +65,7 @@ def _closed_over(function: types.FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
-        except ValueError:  # Nothing is in it yet.
+        except ValueError:  # The cell is still empty.
             continue
 
 

@@ -12,10 +12,10 @@ CALL = ("__call__",)
 
 
 def methods_of(module_class: type, names: str | Sequence[str]) -> dict[str, Callable[..., Any]]:
-    """The methods of these names, as they are defined in the class or a base of it.
+    """The methods with these names, as defined in the class or one of its bases.
 
     Raises:
-        UnsupportedProgramError: There is no method of a name, or no name at all.
+        UnsupportedProgramError: A name is not that of a method, or no name is given.
     """
     names = (names,) if isinstance(names, str) else tuple(names)
     if not names:
@@ -25,7 +25,7 @@ def methods_of(module_class: type, names: str | Sequence[str]) -> dict[str, Call
         )
     methods: dict[str, Callable[..., Any]] = {}
     for name in names:
-        # `getattr` would find the `__call__` of classes, which makes instances.
+        # `getattr` would find the metaclass's `__call__`, which makes instances.
         defined = (vars(base)[name] for base in module_class.__mro__ if name in vars(base))
         method = next(defined, None)
         if not inspect.isfunction(method):

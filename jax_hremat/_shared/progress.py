@@ -1,4 +1,4 @@
-"""How long work tells how far it is."""
+"""The type of the callbacks that report progress."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ def plain_table(*, show_header: bool = True) -> Table:
 
 
 def plain_text(*parts: RenderableType) -> str:
-    """What rich would print, without colours and without spaces at the ends of lines."""
+    """What rich would print, without colours and trailing spaces."""
     console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
     console.print(Group(*parts))
     assert isinstance(console.file, io.StringIO)

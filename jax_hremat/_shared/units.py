@@ -1,4 +1,4 @@
-"""Budgets as people write them, and amounts as people read them."""
+"""Budgets as users write them: sizes, fractions and bounds on the slowdown."""
 
 import math
 import re
@@ -33,7 +33,7 @@ _ACCEPTED = (
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A memory budget: exactly one of a size and a fraction of the no-remat peak.
+    """A memory budget: either a size or a fraction of the peak without rematerialization.
 
     Attributes:
         bytes: The size in bytes, positive; None when a fraction was given.
@@ -53,7 +53,7 @@ class Budget:
             raise BudgetFormatError(f"a fraction must be in (0, 1], not {self.fraction!r}")
 
     def resolve_bytes(self, whole_bytes: int) -> int:
-        """Returns the budget in bytes, a fraction being one of ``whole_bytes``, rounded down."""
+        """Returns the budget in bytes; a fraction is taken of ``whole_bytes`` and rounded down."""
         if self.bytes is not None:
             return self.bytes
         assert self.fraction is not None
@@ -62,7 +62,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """The longest a step may take: a ratio to its estimated time without rematerialization.
+    """The longest a step may take, as a multiple of its estimated time without rematerialization.
 
     Attributes:
         ratio: At least 1.
@@ -83,10 +83,10 @@ class Slowdown:
 def parse_goal(
     budget: int | float | str | Budget | None, max_slowdown: float | None
 ) -> Budget | Slowdown:
-    """Reads what a plan is to reach: a budget, or a bound on the time.
+    """Reads the goal of a plan: a budget, or a bound on the slowdown.
 
     Raises:
-        BudgetFormatError: Not exactly one was given, or it cannot be read.
+        BudgetFormatError: Not exactly one of the two was given, or it cannot be read.
     """
     if max_slowdown is None:
         return parse_budget(budget)
@@ -102,13 +102,13 @@ def parse_budget(budget: int | float | str | Budget | None) -> Budget:
     """Reads a memory budget.
 
     Args:
-        budget: An integer number of bytes above 0; a text, which is a number of bytes or a
+        budget: An integer number of bytes above 0; a string, which is a number of bytes or a
             number with one of the units B, kB, MB, GB, TB, PB (powers of 1000) and KiB, MiB,
             GiB, TiB, PiB (powers of 1024), case and spaces ignored, rounded down to whole
-            bytes; a float in (0, 1] or a text such as "90%", a share of the step's peak without
-            rematerialization; or a `Budget`, returned as it is. NumPy's numbers are read as
+            bytes; a float in (0, 1] or a string such as "90%", a share of the step's peak without
+            rematerialization; or a `Budget`, returned unchanged. NumPy numbers are read like
             Python's.
-            A unit without its B ("70G") is refused, since it is read both ways in the wild.
+            A unit without its B ("70G") is refused, since both readings are in common use.
 
     Returns:
         The budget, in bytes or as a fraction.
@@ -119,7 +119,7 @@ def parse_budget(budget: int | float | str | Budget | None) -> Budget:
     if isinstance(budget, Budget):
         return budget
     budget = _plain(budget)
-    # A bool is an int to Python, and never a budget to its writer.
+    # A bool is an int in Python, but never meant as a budget.
     if isinstance(budget, bool) or not isinstance(budget, int | float | str):
         raise _refuse(budget, f"it is {_type_words(budget)}")
     if isinstance(budget, str) and budget.rstrip().endswith("%"):
@@ -134,7 +134,7 @@ def parse_budget(budget: int | float | str | Budget | None) -> Budget:
 
 
 def _plain(value: Any) -> Any:
-    """A NumPy scalar as Python's own."""
+    """A NumPy scalar as a Python one; other values unchanged."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -164,7 +164,7 @@ def _text_bytes(text: str) -> int:
 
 
 def _exact_bytes(mantissa: str, exponent: str | None, unit_bytes: int) -> int:
-    # Integers throughout: a float would lose bytes above 2**53 and on decimals such as 0.1.
+    # Integers throughout: a float would lose bytes above 2**53 and for decimals such as 0.1.
     whole, _, decimals = mantissa.partition(".")
     power = int(exponent[1:]) if exponent else 0
     return int(whole + decimals) * unit_bytes * 10**power // 10 ** len(decimals)

@@ -138,6 +138,11 @@ def _solve(
     if barred:
         constraints.append(r[barred] <= 0)
 
+    # What is compared with its source is recomputed with it:  s_v ≤ 0.
+    copies = [column[v] for v in made if graph.values[v].is_compared_copy]
+    if copies and bytes_bound is not None:
+        constraints.append(s[copies] <= 0)
+
     if bytes_bound is None:
         # Σ_v b_v s_v, and among equals the fewest operations.
         objective = megabytes @ s + 1e-6 * cp.sum(r)

@@ -1,4 +1,4 @@
-"""What scans and conds run, as programs of their own."""
+"""The bodies of scans and branches of conds, as programs of their own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def scan_body(eqn: Any, moving: Sequence[bool] = (), active: Sequence[bool] = ()
 
     Args:
         eqn: The scan's equation.
-        moving: Which of its inputs rules are taken apart for; none if left out.
+        moving: Which of its inputs may be differentiated, so that rules are opened (`rules.py`);
+            none if left out.
         active: Which inputs of the body are differentiated; none if left out.
     """
     return _body_program(eqn.params["jaxpr"], _moving_in_body(eqn, moving), active)
@@ -33,14 +34,15 @@ def branch_bodies(
 
     Args:
         eqn: The cond's equation.
-        moving: Which of its inputs, the index first, rules are taken apart for; none if left out.
+        moving: Which of its inputs, the index first, may be differentiated, so that rules are
+            opened (`rules.py`); none if left out.
         active: Which operands are differentiated; none if left out.
     """
     return [_body_program(branch, moving[1:], active) for branch in eqn.params["branches"]]
 
 
 def _moving_in_body(eqn: Any, moving: Sequence[bool]) -> list[bool]:
-    """The same of the body's inputs: what is carried moves if it does so after any step."""
+    """`moving` for the body's inputs: a carried value is moving if it is so after any step."""
     num_consts, num_carry = compat.scan_counts(eqn)
     body = compat.open_jaxpr(eqn.params["jaxpr"])
     flags = [*moving, *[False] * (len(body.invars) - len(moving))]
@@ -82,8 +84,9 @@ class Body:
 
     Attributes:
         graph: Its operations and values.
-        kept: The same, each value with the bytes that one run keeps of it: of one that is the same
-            in every step of a scan JAX keeps a single copy, so that is a step's share.
+        kept: The same graph, each value with the bytes that one run keeps of it: JAX keeps a single
+            copy of a value that is the same in every step of a scan, so such a value counts with
+            its size divided by the number of steps.
         inner: The scans and conds inside it, by operation.
     """
 
@@ -103,7 +106,7 @@ class Scan:
 
     Attributes:
         body: One step.
-        trips: How many.
+        trips: Number of steps.
     """
 
     body: Body
@@ -115,7 +118,7 @@ class Cond:
     """A cond that has a backward.
 
     Attributes:
-        branches: In the order of its index.
+        branches: The branches, in the order of the cond's index.
     """
 
     branches: tuple[Body, ...]
@@ -150,8 +153,8 @@ def _body(program: Program) -> Body:
 
 
 def _scan_body(eqn: Any, moving: Sequence[bool], active: Sequence[bool]) -> Body:
-    """The body with the activity of its carry: a carried value is active if it is so at the
-    start or after any step."""
+    """The body of a scan. A carried value is active if it is active at the start or after any
+    step."""
     num_consts, num_carry = compat.scan_counts(eqn)
     flags = list(active)
     while True:

@@ -1,4 +1,4 @@
-"""A call of any function as a program of arrays: what is traced, what is not, what comes back."""
+"""A call of any function as a program of arrays: traced and static arguments, and results."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from jax_hremat._plan.openings import Openings
 from jax_hremat._shared.errors import UnsupportedProgramError
 from jax_hremat._trace.trace import Input, Program, trace_flat
 
-# Whether a leaf is traced that need not be, or is differentiated.
+# Whether a leaf is differentiated; or whether a leaf that could be static is traced.
 Choice = Callable[[Leaf], bool]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arguments:
-    """The arguments of a call, flat.
+    """The arguments of a call, flattened.
 
     Attributes:
-        structure: What they are without their leaves.
+        structure: The arguments without their leaves.
         leaves: All leaves; those that are not traced are static.
-        objects: NNX objects among them, by number.
+        objects: NNX objects among the arguments, by number.
         inputs: The leaves that are traced.
-        positions: Where each of them is among the leaves.
+        positions: The position of each input in `leaves`.
     """
 
     structure: Structure
@@ -46,7 +46,7 @@ class Arguments:
         is_differentiated: Choice = lambda leaf: False,
         traces_scalar: Choice = lambda leaf: False,
     ) -> Arguments:
-        """Arrays are traced; Python numbers and flags where it is said; all else is static."""
+        """Arrays are traced, Python numbers and flags where `traces_scalar`; the rest is static."""
         structure, leaves, objects = flatten((tuple(args), kwargs))
         positions = tuple(
             i
@@ -59,7 +59,7 @@ class Arguments:
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The traced leaves as JAX arrays, to be computed with."""
+        """The traced leaves as JAX arrays."""
         return tuple(_as_jax(x.value) for x in self.inputs)
 
     def like(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
@@ -73,25 +73,25 @@ class Arguments:
         )
 
     def inputs_of(self, argnums: Sequence[int]) -> tuple[int, ...]:
-        """Which inputs positional arguments hold."""
+        """Positions of the inputs that these positional arguments hold."""
         leaves = (self.leaves[i] for i in self.positions)
         return tuple(k for k, leaf in enumerate(leaves) if _is_of(leaf.path, argnums))
 
     def variables_of(self, argnums: Sequence[int]) -> frozenset[int]:
-        """Numbers of the variables that positional arguments hold."""
+        """Numbers of the variables that these positional arguments hold."""
         held = {id(leaf.variable) for leaf in self.leaves if _is_of(leaf.path, argnums)}
         return frozenset(i for i, node in self.objects.items() if id(node) in held)
 
     @property
     def static_part(self) -> Arguments:
-        """All but what is traced, and none of the caller's objects."""
+        """The arguments without traced values and without the caller's objects."""
         traced = frozenset(self.positions)
         plain = (replace(leaf, variable=None) for leaf in self.leaves)
         leaves = (replace(x, value=None) if i in traced else x for i, x in enumerate(plain))
         return replace(self, leaves=tuple(leaves), objects={}, inputs=())
 
     def with_values(self, values: Sequence[Any]) -> tuple[Any, dict[int, Any]]:
-        """Arguments `(args, kwargs)` of these values, and the new objects among them."""
+        """Arguments `(args, kwargs)` with these values as inputs, and the new objects in them."""
         merged = [leaf.value for leaf in self.leaves]
         for i, value in zip(self.positions, values, strict=True):
             merged[i] = value
@@ -101,12 +101,12 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Results:
-    """How what a function returned, and what it changed, is put together from a program's outputs.
+    """How a function's results, and the changes it made, are rebuilt from a program's outputs.
 
     Attributes:
-        structure: Of the results and the changed values.
-        sources: For each leaf, the position of an output; or of an input that it is; or, as a
-            tuple of one, itself.
+        structure: The structure of the results and the changed values.
+        sources: For each leaf, `("output", position)`, `("input", position)` if it is an input
+            returned unchanged, or `("static", value)`.
         changes: What was changed in the arguments' objects.
     """
 
@@ -138,22 +138,22 @@ def call_flat(
     as_jit: bool = False,
     returned: frozenset[int] = frozenset(),
 ) -> tuple[list[Any], Results]:
-    """Call a function at traced values of its arguments' inputs.
+    """Call a function with traced values for its arguments' inputs.
 
     Args:
         fun: The function.
         arguments: Its arguments.
-        values: What the inputs are now.
-        check: Looks at what the function returned.
-        num_kept: How many leaves of the results are outputs whatever they are.
-        hands_on: Whether inputs that the function returns as they are, and constants, are outputs
+        values: Values for the inputs.
+        check: Called with what the function returned.
+        num_kept: The first `num_kept` leaves of the results are outputs, whatever they are.
+        hands_on: Whether inputs that the function returns unchanged, and constants, are outputs
             too: the compiled step has memory for them.
-        as_jit: Whether all arrays and numbers are outputs, as those of `jax.jit` are, and not only
-            what was computed from the inputs.
+        as_jit: Whether all arrays and numbers are outputs, as they are in `jax.jit`, and not only
+            those computed from the inputs.
         returned: Numbers of the variables that are outputs whether changed or not.
 
     Returns:
-        The outputs, and how to make the results of them.
+        The outputs, and how to rebuild the results from them.
 
     Raises:
         UnsupportedProgramError: The function changes objects that are not among its arguments, or
@@ -201,9 +201,9 @@ class TracedCall:
         fun: The function.
         program: What it computes.
         arguments: What it was called with.
-        closed_over: Values that are traced outside it and that it uses; inputs of the program
-            after those of the arguments.
-        results: What to make of the program's outputs.
+        closed_over: Values that it uses and that are traced outside it; in the program they are
+            inputs, after those of the arguments.
+        results: How to rebuild the results from the program's outputs.
     """
 
     fun: Callable[..., Any]
@@ -213,7 +213,7 @@ class TracedCall:
     results: Results
 
     def with_opened(self, openings: Openings) -> TracedCall:
-        """The call, with parts of the function written in another way."""
+        """The call, its program traced as if parts of the function were written differently."""
         return replace(self, program=self.program.with_opened(openings))
 
 
@@ -223,12 +223,12 @@ def trace_arguments(
     """Trace a call.
 
     Args:
-        fun: A loss, if `is_loss`: it returns a scalar, or `(scalar, aux)` if `has_aux`; or else any
-            function, whose step is its call and its pullback.
+        fun: If `is_loss`, a loss: it returns a scalar, or `(scalar, aux)` if `has_aux`. Otherwise
+            any function; its step is the call with its pullback.
         arguments: What it is called with, arrays or `ShapeDtypeStruct`s.
 
     Raises:
-        UnsupportedProgramError: What `trace_loss` and `trace_call` refuse, and `call_flat`.
+        UnsupportedProgramError: What `trace_loss`, `trace_call` and `call_flat` refuse.
         UnsupportedConfigError: `jax_remat3` is on.
     """
     made: list[Results] = []
@@ -252,7 +252,8 @@ def check_loss(fun: Callable[..., Any], result: Any, has_aux: bool) -> None:
     """Refuse what is not the result of a loss.
 
     Raises:
-        UnsupportedProgramError: It is no real floating scalar; or no pair of one and `aux`.
+        UnsupportedProgramError: The result is not a real floating scalar or, if `has_aux`, not a
+            pair of such a scalar and `aux`.
     """
     name = name_of(fun)
     shown = jax.tree.structure(result)
@@ -278,22 +279,22 @@ def check_loss(fun: Callable[..., Any], result: Any, has_aux: bool) -> None:
 
 
 def name_of(fun: Any) -> str:
-    """What to call a function in a message."""
+    """The name of a function in messages."""
     return getattr(fun, "__name__", type(fun).__name__)
 
 
 def is_array(value: Any) -> bool:
-    """Whether a leaf is traced in any case."""
+    """Whether a leaf is an array, which is always traced."""
     if isinstance(value, (jax.Array, jax.ShapeDtypeStruct)):
         return True
     if not isinstance(value, (np.ndarray, np.generic)):
         return False
-    # Texts, dates, objects and the gradients of integers are no arrays of JAX.
+    # Strings, dates, objects and the gradients of integers are not JAX arrays.
     return value.dtype.kind not in "OSUMm" and value.dtype != jax.dtypes.float0
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a Python number, flags left out."""
+    """Whether it is a Python number other than a flag."""
     return is_scalar(value) and not isinstance(value, bool)
 
 
@@ -311,7 +312,7 @@ def _as_jax(value: Any) -> Any:
 
 
 def _check_containers(name: str, args: Any, kwargs: Any, given: set[int]) -> None:
-    """What is put into a container would be lost, since the function has copies of them."""
+    """Refuse arrays put into containers: the function has copies, so they would be lost."""
     for leaf in flatten((args, kwargs))[1]:
         in_container = not leaf.within and leaf.variable is None
         if in_container and isinstance(leaf.value, Tracer) and id(leaf.value) not in given:
@@ -327,6 +328,6 @@ def _is_of(path: tuple[Any, ...], argnums: Sequence[int]) -> bool:
 
 
 def input_name(leaf: Leaf) -> str:
-    """A readable path of a leaf of `(args, kwargs)`; paths start with 0 for args, 1 for kwargs."""
+    """A readable path of a leaf of `(args, kwargs)`; it starts with 0 for args, 1 for kwargs."""
     kind = "args" if leaf.path[0].idx == 0 else "kwargs"
     return kind + leaf.name[len("[0]") :]

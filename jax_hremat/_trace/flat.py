@@ -1,4 +1,4 @@
-"""Jaxpr -> its equations as lowering sees them: every wrapper opened, no dead code."""
+"""Jaxpr -> its equations as lowering sees them: every wrapper inlined, no dead code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax_hremat._jax.sizes import size_bytes_of
 
 @dataclass(frozen=True, slots=True)
 class Equation:
-    """One equation of the flat step: values read (None: a literal) and made, and its scope."""
+    """One equation of the flat step, the values it reads (None: a literal) and makes, its scope."""
 
     eqn: Any
     inputs: tuple[int | None, ...]
@@ -24,7 +24,7 @@ class Equation:
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """A jaxpr with all wrappers opened and no dead code; values are numbers, literals None."""
+    """A jaxpr with all wrappers inlined and no dead code; values are numbered, literals None."""
 
     equations: tuple[Equation, ...]
     inputs: tuple[int, ...]
@@ -35,7 +35,7 @@ class Flat:
 
 
 def flatten(jaxpr: Any) -> Flat:
-    """Open every wrapper; what only renames a value (a barrier, a name) leaves no equation."""
+    """Inline every wrapper; equations that only rename a value (a barrier, a name) are dropped."""
     jaxpr = compat.without_dead_code(jaxpr)
     sizes_bytes: dict[int, int] = {}
     found: list[Equation] = []
@@ -106,12 +106,12 @@ def live_bytes(
     uncounted: Set[int | None],
     kept_to_the_end: Iterable[int | None] = (),
 ) -> list[int]:
-    """Bytes alive at each equation, from a value's maker to its last reader.
+    """Live bytes at each equation; a value lives from its producer to its last reader.
 
     Args:
         equations: In order.
-        sizes_bytes: Of each value.
-        uncounted: Values left out.
+        sizes_bytes: Size of each value.
+        uncounted: Values that are not counted.
         kept_to_the_end: Values that live to the last equation.
     """
     last = {v: i for i, e in enumerate(equations) for v in (*e.inputs, *e.outputs)}
@@ -129,7 +129,7 @@ def live_bytes(
 
 
 def _body_bytes(eqn: Any) -> int:
-    """Largest sum of bytes that a loop's or branch's body computes and holds at once."""
+    """Peak bytes of the values that the body of a loop or branch computes."""
     if eqn.primitive.name not in ("scan", "while", "cond"):
         return 0
     peaks = []

@@ -19,13 +19,14 @@ from jax_hremat._plan.device_mesh import DeviceMesh, Spec
 from jax_hremat._plan.fingerprint import RULES
 from jax_hremat._primitives.primitives import equation_work
 from jax_hremat._primitives.work import Work
+from jax_hremat._trace.copies import compared_copies, compares_results
 from jax_hremat._trace.rules import STOPS
 from jax_hremat._trace.trace import Program, abstract, is_inexact
 
 ValueKind = Literal["argument", "constant", "computed"]
 
-# Operations XLA fuses into the kernels that read or write their operands, so that recomputing
-# one costs no kernel of its own. `reduce_*` fuse with their producers but end a kernel.
+# Operations that XLA fuses into the kernels that read or write their operands, so that recomputing
+# one needs no separate kernel. `reduce_*` fuse with their producers but end a kernel.
 FUSIBLE = frozenset(
     """abs add add_any and acos acosh asin asinh atan atan2 atanh bitcast_convert_type
     broadcast_in_dim cbrt ceil clamp complex concatenate conj convert_element_type copy copy_p cos
@@ -52,7 +53,9 @@ class Value:
         active: Whether it depends on a differentiated argument through floating values.
         users: Operations that read it, in program order.
         is_output: Whether the program returns it.
-        spec: How it is split over a mesh of devices; None where there is one device.
+        spec: How it is sharded over a mesh of devices; None where there is one device.
+        is_compared_copy: Whether it must not be kept without what it is a copy of
+            (`_trace/copies.py`).
     """
 
     id: int
@@ -64,6 +67,7 @@ class Value:
     users: tuple[int, ...]
     is_output: bool
     spec: Spec | None = None
+    is_compared_copy: bool = False
 
     @property
     def last_use(self) -> int:
@@ -82,22 +86,22 @@ class Operation:
         outputs: Value ids made.
         active: Whether its output is active, so that it has a backward.
         needs: Values (inputs or own outputs) that JAX's linearization keeps for the backward.
-        opaque_bytes: Residuals that are neither inputs nor outputs and that a recompute of
-            this operation alone would have to make again (a `custom_vjp`'s, a scan's).
+        opaque_bytes: Bytes of residuals that are neither inputs nor outputs and that a recompute of
+            just this operation would have to produce (a `custom_vjp`'s, a scan's).
         work: What its forward computes, and the bytes it reads and writes when nothing is fused.
         fusible: Whether XLA fuses it into its neighbours.
         has_batch_dims: For a matrix product, whether it has batch dimensions.
         trips: How many steps a scan has; 1 for anything else.
-        once: The operation, it or one inside it, for which it must run exactly once (it has an
-            effect, or draws on hidden state), and its source line; empty if it may run again.
+        once: The operation (itself or one inside it) because of which it must run exactly once (an
+            effect, or a read of hidden state), and its source line; empty if it may be recomputed.
         signature: What it computes, literal values left out; equal signatures cost the same.
         literals: The literal values.
         scope: `jax.named_scope` path (the Flax module path).
         source: User's source line.
-        spared: Inputs that a run of it under differentiation does not read (the arguments of a
-            custom rule that was taken apart, which are there for their cotangents).
-        of_rule: Whether it is part of a custom rule's forward: not active itself, but what it makes
-            of a differentiated argument is read by the rule's backward.
+        spared: Inputs that it does not read when run under differentiation (the arguments of a
+            custom rule that was taken apart, which it takes only to give them cotangents).
+        of_rule: Whether it is part of a custom rule's forward: it is not active itself, but the
+            rule's backward reads what it computes from a differentiated argument.
     """
 
     id: int
@@ -121,12 +125,12 @@ class Operation:
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """Values that must be there to run it again."""
+        """Values that must be available to recompute it."""
         return tuple(v for v in self.inputs if v is not None and v not in self.spared)
 
     @property
     def on_path(self) -> bool:
-        """Whether it lies between the differentiated arguments and the results."""
+        """Whether it is on a path from the differentiated arguments to the results."""
         return self.active or self.of_rule
 
     @property
@@ -136,7 +140,7 @@ class Operation:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of the forward, multiply and add counted apart."""
+        """Floating-point operations of the forward, multiply and add counted separately."""
         return round(self.work.total_flops)
 
     @property
@@ -150,7 +154,8 @@ class Graph:
     """The forward program as operations and values, in program order.
 
     Attributes:
-        mesh: The devices it runs on, where there are several; all sizes are then of one of them.
+        mesh: The devices it runs on, where there are several; all sizes are then those of one
+            device.
     """
 
     operations: tuple[Operation, ...]
@@ -209,6 +214,8 @@ def _graph_of(program: Program) -> Graph:
     active: set[int] = set(differentiated)
     users: dict[int, list[int]] = {}
     detached: set[int] = set()
+    compared = compared_copies(jaxpr)
+    copies: set[int] = set()
     residual_cache: dict[Any, _Residuals] = {}
     operations: list[Operation] = []
     pulled_back = _pulled_back(program)
@@ -220,8 +227,8 @@ def _graph_of(program: Program) -> Graph:
         mask = tuple(v in active for v in inputs)
         signature = _signature(eqn)
         floating = [o for o in outputs if is_inexact(avals[o].dtype)]
-        # The signature holds parameters and shapes, so it is the memo's key but for derivative
-        # rules, which only their identity tells apart.
+        # The signature holds parameters and shapes, so it is the memo's key, together with the
+        # identity of derivative rules, which nothing else tells apart.
         key = (signature, mask, compat.functions_key(eqn))
         residuals = _NO_RESIDUALS
         if any(mask) and floating and index in pulled_back:
@@ -230,6 +237,8 @@ def _graph_of(program: Program) -> Graph:
             residuals = residual_cache[key]
         if residuals.differentiable:
             active.update(floating)
+        copies.update(o for o, v in zip(outputs, eqn.outvars, strict=True) if v in compared)
+        copies.update(outputs[i] for i in residuals.compared)
         needs = [inputs[i] for i in residuals.inputs] + [outputs[i] for i in residuals.outputs]
         spared = {inputs[i] for i in residuals.spared}
         spared.difference_update(v for i, v in enumerate(inputs) if i not in residuals.spared)
@@ -273,6 +282,7 @@ def _graph_of(program: Program) -> Graph:
             active=i in active,
             users=tuple(users.get(i, ())),
             is_output=i in returned,
+            is_compared_copy=i in copies,
         )
         for i, aval in enumerate(avals)
     )
@@ -286,9 +296,9 @@ def _graph_of(program: Program) -> Graph:
 
 
 def _pulled_back(program: Program) -> Set[int]:
-    """The equations that a cotangent of a result may come back to, from which the program's loss,
-    or any result of a program that is none, depends on their inputs. The rules of no other are
-    run: JAX would not run them either."""
+    """The equations that cotangents may reach: on their outputs depends the loss or, where the
+    program is not a loss, any result. The rules of other equations are not run: JAX would not run
+    them either."""
     jaxpr = compat.open_jaxpr(program.jaxpr)
     results = jaxpr.outvars[:1] if program.is_loss else jaxpr.outvars
     reached = {v for v in results if not isinstance(v, compat.Literal)}
@@ -303,8 +313,8 @@ def _pulled_back(program: Program) -> Set[int]:
 def _without_dead_ends(
     operations: Sequence[Operation], active: set[int], outputs: Sequence[int | None]
 ) -> list[Operation]:
-    """Active operations that no cotangent reaches (only a `stop_gradient` follows) have no
-    backward: unmark them and their values."""
+    """Mark active operations that no cotangent reaches (only a `stop_gradient` follows) as not
+    active, and their values too: they have no backward."""
     reached = {v for v in outputs if v is not None and v in active}
     kept: list[Operation] = []
     for op in reversed(operations):
@@ -319,9 +329,17 @@ def _without_dead_ends(
 
 @dataclass(frozen=True, slots=True)
 class _Residuals:
-    """What one equation's linearization keeps: positions of inputs and outputs, other bytes; which
-    inputs its results do not depend on, and whether they are inputs themselves; and which operation
-    of its own must run exactly once (`Operation.once`)."""
+    """What one equation's linearization keeps, and more that its differentiation shows.
+
+    Attributes:
+        differentiable: Whether it has a backward.
+        inputs: Positions of the inputs it keeps.
+        outputs: Positions of the outputs it keeps.
+        opaque_bytes: Bytes of all else that it keeps.
+        spared: Positions of the inputs that its results do not depend on.
+        renames: Whether all its results are inputs themselves.
+        once: Which of the operations it runs must run exactly once, as `Operation.once`.
+    """
 
     differentiable: bool
     inputs: tuple[int, ...] = ()
@@ -330,6 +348,7 @@ class _Residuals:
     spared: tuple[int, ...] = ()
     renames: bool = False
     once: str = ""
+    compared: tuple[int, ...] = ()
 
 
 _NO_RESIDUALS = _Residuals(differentiable=False)
@@ -371,6 +390,7 @@ def _residuals_of(eqn: Any, mask: Sequence[bool]) -> _Residuals:
         if not isinstance(v, compat.Literal) and v not in in_position
     }
     producers = {o: e for e in jaxpr.eqns for o in e.outvars}
+    compared = compares_results(jaxpr, set(out_position))
     reads: set[int] = set()
     makes: set[int] = set()
     opaque_bytes = 0
@@ -386,22 +406,26 @@ def _residuals_of(eqn: Any, mask: Sequence[bool]) -> _Residuals:
             else:
                 reads |= sources[0]
                 makes |= sources[1]
+    if compared and makes:
+        # The results are computed from the inputs again, to be compared with them.
+        reads.update(in_position.values())
     read = compat.inputs_read(jaxpr, len(results))
     return _Residuals(
         differentiable=True,
         inputs=tuple(sorted(i for i in reads if i not in literals)),
-        outputs=tuple(sorted(makes)),
+        outputs=() if compared else tuple(sorted(makes)),
         opaque_bytes=opaque_bytes,
+        compared=tuple(sorted(out_position.values())) if compared else (),
         spared=tuple(i for i, is_read in enumerate(read) if not is_read),
         renames=all(not isinstance(v, compat.Literal) and v in in_position for v in results),
-        # A custom rule may run other operations than the function it is of.
+        # A custom rule may run other operations than the function it belongs to.
         once=next(filter(None, map(_once, jaxpr.eqns)), ""),
     )
 
 
 def _read_back(pullback: Any, residuals: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
-    """Those residuals that cotangents are computed from; a rule keeps the same for every set of
-    inputs that are differentiated."""
+    """The residuals that are read to compute cotangents. A rule keeps the same residuals whichever
+    inputs are differentiated, so some may not be read."""
 
     def pulled(residuals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
         return jax.tree.unflatten(pullback, residuals)(cotangents)
@@ -425,7 +449,7 @@ def _sources(
 ) -> tuple[set[int], set[int]] | None:
     """The inputs and primal outputs a residual is cheaply computed from, or None.
 
-    A mask or a local derivative is: XLA makes it again in the backward's own kernels.
+    A mask or a local derivative is one such: XLA recomputes it inside the backward's kernels.
     """
     ins: set[int] = set()
     outs: set[int] = set()
@@ -463,7 +487,7 @@ def _signature(eqn: Any) -> str:
 def _with_rules(
     operations: Sequence[Operation], eqns: Sequence[Any], active: Set[int]
 ) -> list[Operation]:
-    """With what the derivative rules do in the signature of each operation that uses some."""
+    """The operations, those that use derivative rules with a hash of the rules in `signature`."""
     known: dict[Any, str] = {}
     found = []
     for op, eqn in zip(operations, eqns, strict=True):
@@ -481,7 +505,7 @@ def _with_rules(
 
 
 def _differentiated(eqn: Any, moving: Sequence[int], moved: Sequence[int]) -> Any:
-    """The equation and its pullback as a jaxpr: of its inputs and the cotangents of `moved`."""
+    """A jaxpr of the equation and its pullback, from its inputs and the cotangents of `moved`."""
     num_inputs = len(eqn.invars)
     literals = {i: v.val for i, v in enumerate(eqn.invars) if isinstance(v, compat.Literal)}
 

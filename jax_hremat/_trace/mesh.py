@@ -1,4 +1,4 @@
-"""JAX meshes and shardings, from and to plain data."""
+"""JAX meshes and shardings, to and from plain data."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from jax_hremat._shared.errors import UnsupportedProgramError
 
 
 def device_mesh(mesh: Mesh | AbstractMesh) -> DeviceMesh:
-    """The mesh as data, whatever its devices."""
+    """The mesh as data, without its devices."""
     return DeviceMesh(tuple(mesh.shape.items()), tuple(mesh.explicit_axes), tuple(mesh.manual_axes))
 
 
 def abstract_mesh(mesh: DeviceMesh) -> AbstractMesh:
-    """The mesh of no devices in particular."""
+    """The mesh as an abstract one, without particular devices."""
     names, sizes = zip(*mesh.axes, strict=True)
     kinds = dict.fromkeys(names, AxisType.Auto)
     kinds |= dict.fromkeys(mesh.explicit, AxisType.Explicit)
@@ -29,12 +29,12 @@ def abstract_mesh(mesh: DeviceMesh) -> AbstractMesh:
 
 
 def abstract_sharding(mesh: DeviceMesh, spec: Spec) -> NamedSharding:
-    """A sharding on the mesh of no devices in particular."""
+    """A sharding on the abstract mesh, without particular devices."""
     return NamedSharding(abstract_mesh(mesh), PartitionSpec(*(axes or None for axes in spec)))
 
 
 def spec_of(sharding: NamedSharding, num_dims: int) -> Spec:
-    """The axes of each dimension, written out for all of them."""
+    """The mesh axes of each dimension, written out for all dimensions."""
     entries = [*sharding.spec, *[None] * (num_dims - len(sharding.spec))]
     return tuple(
         () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
@@ -43,13 +43,13 @@ def spec_of(sharding: NamedSharding, num_dims: int) -> Spec:
 
 
 def sharding_on_mesh(leaf: Any) -> NamedSharding | None:
-    """How an argument lies on a mesh, without naming the devices; None if it does not.
+    """How an argument is sharded over a mesh, without naming the devices; None if it is not.
 
-    Of one that is being traced JAX knows only its sharding along explicit axes; where the mesh has
-    others, its sharding is unconstrained.
+    For an argument that is being traced, JAX knows only the sharding along explicit axes; where the
+    mesh has automatic ones, dimensions without an explicit axis are unconstrained.
 
     Raises:
-        UnsupportedProgramError: It lies on several devices that are no mesh.
+        UnsupportedProgramError: The argument is on several devices that do not form a mesh.
     """
     traced = isinstance(leaf, Tracer)
     sharding = jax.typeof(leaf).sharding if traced else getattr(leaf, "sharding", None)
@@ -66,7 +66,7 @@ def sharding_on_mesh(leaf: Any) -> NamedSharding | None:
         return None
     if traced and AxisType.Auto in kinds:
         spec = PartitionSpec(*(axes or PartitionSpec.UNCONSTRAINED for axes in spec))
-    # What a mesh with other axes is to types of arrays, it is in the function too.
+    # A mesh that is part of the types of arrays must be the same in the function.
     typed = compat.is_typed(mesh)
     return NamedSharding(mesh.abstract_mesh if typed else abstract_mesh(device_mesh(mesh)), spec)
 
@@ -77,7 +77,7 @@ def shardings_on_one_mesh(
     """The shardings of a step's arguments, empty if none of them has one.
 
     Raises:
-        UnsupportedProgramError: They are on different meshes.
+        UnsupportedProgramError: The arguments are on different meshes.
     """
     shardings = tuple(map(sharding_on_mesh, leaves))
     placed = {n: s.mesh for n, s in zip(names, shardings, strict=True) if s is not None}
@@ -92,16 +92,16 @@ def shardings_on_one_mesh(
 
 
 def is_known(sharding: NamedSharding | None) -> bool:
-    """Whether it is said how the array lies."""
+    """Whether the sharding of the array is fully specified."""
     return sharding is None or PartitionSpec.UNCONSTRAINED not in sharding.spec
 
 
 def laid(struct: jax.ShapeDtypeStruct, sharding: NamedSharding | None) -> jax.ShapeDtypeStruct:
-    """What stands for an array that lies so; what is part of its type stays.
+    """The struct of an array with this sharding; a mesh that is part of its type stays.
 
     Args:
-        struct: It.
-        sharding: How it lies, on any mesh of the same axes; None if nothing is said.
+        struct: The struct of the array.
+        sharding: The array's sharding, on any mesh with the same axes; None if not specified.
     """
     if sharding is None or not is_known(sharding):
         return struct
@@ -111,8 +111,8 @@ def laid(struct: jax.ShapeDtypeStruct, sharding: NamedSharding | None) -> jax.Sh
 
 
 def put(x: Any, sharding: NamedSharding | None) -> Any:
-    """The array, which the compiler must lay so; as it is if nothing is said, or if its type says
-    it."""
+    """The array, constrained to this sharding; unchanged if no sharding is specified, or if the
+    sharding is part of its type."""
     if sharding is None or not is_known(sharding) or compat.is_typed(sharding.mesh):
         return x
     return jax.lax.with_sharding_constraint(x, sharding)

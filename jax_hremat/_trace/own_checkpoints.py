@@ -1,4 +1,4 @@
-"""The `jax.checkpoint`s that a program has of its own, before anything is planned."""
+"""The `jax.checkpoint`s that the user's program contains before anything is planned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax_hremat._plan.own_checkpoint import OwnCheckpoint
 
 
 def own_checkpoints(jaxpr: Any) -> tuple[OwnCheckpoint, ...]:
-    """Those of a jaxpr and of all bodies in it, in the order in which they are met."""
+    """The checkpoints of a jaxpr and of all bodies in it, in order of appearance."""
     found: Counter[tuple[str, str]] = Counter()
     for place, times in _places(jaxpr, 1):
         found[place] += times

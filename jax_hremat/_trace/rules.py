@@ -1,16 +1,16 @@
-"""Custom derivative rules taken apart, so that what their backward reads are values like others.
+"""Custom derivative rules taken apart, so that what their backward reads are ordinary values.
 
-A `jax.custom_vjp` function is one operation, and the residuals of its forward rule are out of reach
-of any name given outside: a checkpointed region that holds a fused attention kernel runs it
-again, whatever it saves. So where it is differentiated it becomes
+A `jax.custom_vjp` function is one operation, and no name given outside it reaches the residuals of
+its forward rule: a checkpointed region that contains a fused attention kernel recomputes it,
+whatever the region saves. So where the function is differentiated it becomes
 
-    detached = detach(inputs)              one level of differentiation does not get past it
+    detached = detach(inputs)              one level of differentiation stops here
     residuals, outputs = forward rule      its own equations, on the detached inputs
     results = attached(outputs, residuals, inputs)
 
-The last is a `custom_vjp` again. Where it is differentiated it computes nothing: it hands `outputs`
-on and pulls cotangents back by the backward rule, from `residuals`. Where it is not, it is the
-function itself on `inputs`, and the forward rule is dead code.
+The last line is itself a `custom_vjp`. Where it is differentiated it computes nothing: it returns
+`outputs` and pulls cotangents back with the backward rule, from `residuals`. Where it is not
+differentiated, it is the function itself on `inputs`, and the forward rule is dead code.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from jax.core import Tracer
 from jax_hremat._jax import compat
 from jax_hremat._trace.unrolling import unrolled
 
-# Cotangents do not get past them.
+# Primitives that cotangents do not pass.
 STOPS = frozenset({"stop_gradient", compat.DETACH})
 
 
 def open_program(closed: Any, moving: Iterable[int], scan_steps: int = 0) -> Any:
-    """The closed jaxpr traced again with every plain inner `jit` opened, the rules of the
-    `custom_vjp` calls in it that may be differentiated taken apart, short scans unrolled, and the
-    mutable arrays that it makes as values.
+    """The closed jaxpr retraced with every plain inner `jit` inlined, the rules of `custom_vjp`
+    calls that may be differentiated taken apart, short scans unrolled, and the mutable arrays it
+    makes replaced by values.
 
-    A call stays one operation if
+    A `custom_vjp` call stays one operation if
     - nothing it reads depends on a moving input,
-    - it closes over such a value, which JAX refuses to differentiate,
-    - its rule computes nothing (one that was taken apart before does not),
+    - it closes over a value that does, which JAX refuses to differentiate,
+    - its rule computes nothing (as after it was taken apart once),
     - its rule has an effect, which must not happen where nothing is differentiated,
     - its rule closes over a value that was being traced outside the program.
 
     Args:
         closed: A closed jaxpr.
         moving: Positions of the inputs that may be differentiated.
-        scan_steps: Scans of at most so many steps are unrolled.
+        scan_steps: Scans of at most this many steps are unrolled.
     """
     consts, avals = compat.jaxpr_consts(closed), closed.in_avals
     positions = set(moving)
@@ -61,11 +61,12 @@ def open_program(closed: Any, moving: Iterable[int], scan_steps: int = 0) -> Any
 
 @dataclass(frozen=True, slots=True)
 class _Evaluation:
-    """Runs jaxprs whose parts are taken apart.
+    """Evaluates jaxprs, taking their parts apart as `open_program` says.
 
     Attributes:
-        scan_steps: As of `open_program`.
-        in_steps: Whether what is run was in a scan: checkpoints written there rely on its loop.
+        scan_steps: As in `open_program`.
+        in_steps: Whether the equations come from a scan that is unrolled: checkpoints written in a
+            scan rely on its loop in place of barriers.
     """
 
     scan_steps: int
@@ -144,7 +145,7 @@ def _apart(rule: compat.ForwardRule, inputs: Sequence[Any]) -> list[Any]:
     given = list(inputs)
     floating = [i for i, v in enumerate(rule.eqn.invars) if _is_inexact(v)]
     with compat.context_of(rule.eqn):
-        # All of them: with one of them alone the forward rule would be differentiated for others.
+        # All floating inputs: through one left out, the forward rule would be differentiated.
         for i, value in zip(floating, compat.detach(*(inputs[i] for i in floating)), strict=True):
             given[i] = value
         results = compat.evaluate_inlined(rule.jaxpr, rule.consts, given[rule.num_consts :])

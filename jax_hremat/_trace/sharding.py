@@ -1,4 +1,4 @@
-"""`Graph`, `Layout` -> the graph of what one device of a mesh holds and does."""
+"""`Graph`, `Shardings` -> the graph of what one device of a mesh holds and does."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from jax_hremat._trace.trace import Program
 
 @dataclass(frozen=True, slots=True)
 class Shardings:
-    """Where the values of a graph lie.
+    """How the values of a graph are sharded.
 
     Attributes:
         mesh: The devices.
-        specs: Of each value, in the order of `Graph.values`.
+        specs: The spec of each value, in the order of `Graph.values`.
     """
 
     mesh: DeviceMesh
@@ -24,15 +24,16 @@ class Shardings:
 
 
 def on_one_device(program: Program, graph: Graph, shardings: Shardings) -> Graph:
-    """The graph with bytes and flops of one device, and the layout of each value.
+    """The graph with bytes and flops of one device, and the sharding of each value.
 
-    An operation is split as finely as the finest of what it reads and makes: a matrix product's
-    two operands and its result are each split over some of the axes that it is split over.
+    An operation is split as finely as the most finely split value it reads or makes: the two
+    operands and the result of a matrix product are each split over some of the axes that the
+    product is split over.
 
     Args:
         program: The program.
         graph: Its graph.
-        layout: Where its values lie.
+        shardings: How its values are sharded.
     """
     shares = [
         shardings.mesh.share(value.aval.shape, spec)
@@ -61,7 +62,7 @@ def on_one_device(program: Program, graph: Graph, shardings: Shardings) -> Graph
 
 
 def _stays(op: Operation, shardings: Shardings) -> bool:
-    """Whether it only says of a value how it lies already."""
+    """Whether it is a sharding constraint that the value satisfies already."""
     said = op.primitive == "sharding_constraint"
     return (
         said and len({shardings.specs[v] for v in (*op.inputs, *op.outputs) if v is not None}) == 1

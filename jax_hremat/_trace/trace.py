@@ -1,4 +1,4 @@
-"""Callable and example arguments -> `Program`: the flat jaxpr that everything else is about."""
+"""Callable and example arguments -> `Program`: the flat jaxpr that all other stages work on."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from jax_hremat._trace.rules import open_program
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A function traced before differentiation, every plain inner `jit` opened and the rules of
-    `custom_vjp` calls taken apart (`rules.py`).
+    """A function traced before differentiation, with every plain inner `jit` inlined and the rules
+    of `custom_vjp` calls taken apart (`rules.py`).
 
     Attributes:
         jaxpr: The closed, flat jaxpr; equation `i` is operation `i` of the graph.
@@ -39,20 +39,20 @@ class Program:
         out_tree: Structure of what the function returns.
         input_names: A readable path for each flat input, such as `args[0]['params']['w']`.
         differentiated: Positions of the flat inputs that gradients are taken of.
-        moving: Positions of those that rules were taken apart for, the differentiated ones among
-            them.
+        moving: Positions of the flat inputs for which rules were taken apart; includes the
+            differentiated ones.
         is_loss: Whether flat output 0 is a scalar loss and all others are auxiliary. If not,
             the cotangents of all floating outputs are inputs of the step (a module's call).
         has_aux: Whether a loss function returns `(loss, aux)`.
-        shardings: Of each flat input, where some of them lie on a mesh of several devices; None
-            for an input that says nothing, unconstrained for one that was being traced. Empty on
-            one device.
-        context: The mesh in force where it was traced.
-        mesh: The devices that the program runs on, where it is known that they are several: its
-            inputs lie on them, or the program or its context names them. Where it is what one of
-            them does in a `shard_map`, some axes are manual.
+        shardings: The sharding of each flat input, where some of them are sharded over a mesh of
+            several devices; None for an input without one, unconstrained for an input that was
+            being traced. Empty on one device.
+        context: The mesh in force where the function was traced.
+        mesh: The devices that the program runs on, where they are known to be several: its inputs
+            are sharded over them, or the program or its context names them. If the program is what
+            one device does in a `shard_map`, some axes are manual.
         own_checkpoints: The user's own `jax.checkpoint`s.
-        opened: What of the user's function it was taken apart for.
+        opened: Which parts of the user's function were opened before planning.
     """
 
     jaxpr: Any
@@ -70,7 +70,7 @@ class Program:
     opened: Openings = NOTHING_OPENED
 
     def with_opened(self, openings: Openings) -> Program:
-        """The same program, as it was traced, with parts of it written in another way."""
+        """The same program, as if parts of it were written differently."""
         if openings == self.opened:
             return self
         jaxpr = compat.without_checkpoints(self.jaxpr) if openings.checkpoints else self.jaxpr
@@ -94,23 +94,23 @@ class Program:
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The jaxpr's variables: constants, inputs, what the operations make."""
+        """The jaxpr's variables: constants, inputs, outputs of the operations."""
         jaxpr = compat.open_jaxpr(self.jaxpr)
         return (*jaxpr.constvars, *jaxpr.invars, *(v for e in jaxpr.eqns for v in e.outvars))
 
     @property
     def cotangent_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """What the step takes after the program's inputs; empty for a loss."""
+        """Types of the cotangents that the step takes after the inputs; empty for a loss."""
         if self.is_loss:
             return ()
         outputs = compat.open_jaxpr(self.jaxpr).outvars
         return tuple(cotangent(v.aval) for v in outputs if is_inexact(v.aval.dtype))
 
     def step(self, body: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
-        """The training step the budget is about, around `body(*flat_inputs) -> flat_outputs`.
+        """The training step that the budget bounds, around `body(*flat_inputs) -> flat_outputs`.
 
         For a loss it is `value_and_grad`; for a module's call it is the call with its
-        pullback, the cotangents following the inputs.
+        pullback, which takes the cotangents after the inputs.
         """
         num_inputs = len(self.in_avals)
 
@@ -138,21 +138,21 @@ class Program:
 
 
 def abstract(aval: Any) -> jax.ShapeDtypeStruct:
-    """The aval as a `ShapeDtypeStruct`, with all that is part of its type."""
+    """The aval as a `ShapeDtypeStruct`, with everything that is part of its type."""
     return compat.typed_struct(aval)
 
 
 def cotangent(aval: Any) -> jax.ShapeDtypeStruct:
-    """What stands for a value's cotangent."""
+    """The type of a value's cotangent."""
     return compat.typed_struct(aval.to_ct_aval())
 
 
 def abstract_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
-    """The type of an argument: an array, a tracer, a scalar, or abstract already; with its
-    sharding, if it lies on a mesh of several devices (see `sharding_on_mesh`).
+    """The type of an argument (an array, a tracer, a scalar, or a struct), with its sharding if it
+    is sharded over a mesh of several devices (see `sharding_on_mesh`).
 
     Raises:
-        UnsupportedProgramError: It lies on several devices in another way, or it is mutable.
+        UnsupportedProgramError: The argument is on several devices without a mesh, or is mutable.
     """
     aval: Any = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
     if compat.is_ref(aval):
@@ -174,7 +174,7 @@ class Input:
     Attributes:
         name: A readable path.
         value: An array, a number, or a `ShapeDtypeStruct`.
-        differentiated: Whether gradients are taken of it, if its dtype has any.
+        differentiated: Whether gradients are taken of it, if its dtype has gradients.
     """
 
     name: str
@@ -190,7 +190,7 @@ def trace_loss(
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
 ) -> Program:
-    """Trace a loss function of arrays, at arrays or `ShapeDtypeStruct`s.
+    """Trace a loss function of arrays, given arrays or `ShapeDtypeStruct`s.
 
     Args:
         fun: Returns a scalar, or `(scalar, aux)` if `has_aux`.
@@ -211,7 +211,7 @@ def trace_loss(
 
 
 def trace_call(fun: Callable[..., Any], args: Sequence[Any], argnums: Sequence[int]) -> Program:
-    """Trace any function of arrays whose step is its call and its pullback.
+    """Trace any function of arrays; its step is the call with its pullback.
 
     Args:
         fun: Any function of pytrees.
@@ -268,7 +268,7 @@ def _trace_tree(
 
 
 def refuse_closed_over(fun: Callable[..., Any], closed_over: Sequence[Any]) -> None:
-    """Where a program has to be one of its own.
+    """Refuse closed-over tracers where a program must stand alone.
 
     Raises:
         UnsupportedProgramError: The function closes over values that are traced outside it.
@@ -291,15 +291,15 @@ def trace_flat(
     """Trace a function of flat inputs.
 
     Args:
-        flat_fun: From arrays to a list of arrays.
+        flat_fun: Takes arrays and returns a list of arrays.
         inputs: Its inputs.
         is_loss: Whether the first output is a loss.
         has_aux: Whether other outputs are the user's.
 
     Returns:
         The program, and the values that it closes over and that are traced outside it: they are
-        inputs of the program after the given ones, differentiated unless it is a loss. (A module
-        has them in its fields, say, when it is made inside the function that JAX traces.)
+        inputs of the program after the given ones, differentiated unless it is a loss. (For
+        example, a module made inside the function that JAX traces has such values in its fields.)
 
     Raises:
         UnsupportedProgramError: As `trace_call`.
@@ -382,8 +382,8 @@ def trace_flat(
 
 
 def _hoisted(closed: Any, closed_over: Sequence[Any]) -> Any:
-    """The closed jaxpr, those of its constants that are `closed_over` being inputs after the ones
-    it has."""
+    """The closed jaxpr with its `closed_over` constants turned into inputs, after the existing
+    ones."""
     if not closed_over:
         return closed
     consts = compat.jaxpr_consts(closed)
@@ -410,7 +410,7 @@ def _outer_ref(what: str) -> UnsupportedProgramError:
 def devices_of(
     shardings: Sequence[NamedSharding | None], context: compat.MeshContext, jaxpr: Any
 ) -> DeviceMesh | None:
-    """Those that the inputs lie on, if all say how, or else those that are named."""
+    """The mesh of the inputs, if all their shardings are known; else the mesh that is named."""
     placed = [s.mesh for s in shardings if s is not None]
     if placed and context.mesh.empty and all(map(is_known, shardings)):
         return device_mesh(placed[0])
@@ -423,7 +423,7 @@ def _is_one_device(mesh: AbstractMesh) -> bool:
 
 
 def _check_shapes(names: Sequence[str], avals: Sequence[jax.ShapeDtypeStruct]) -> None:
-    """Refuse shapes with dimensions that are no numbers."""
+    """Refuse shapes with dimensions that are not numbers."""
     for name, aval in zip(names, avals, strict=True):
         for axis, size in enumerate(aval.shape):
             if compat.is_symbolic(size):
@@ -436,7 +436,7 @@ def _check_shapes(names: Sequence[str], avals: Sequence[jax.ShapeDtypeStruct]) -
 
 
 def _input_name(path: Any) -> str:
-    """`((arg, key), …)` paths start with 0 for args and 1 for kwargs."""
+    """A readable name for a path, which starts with 0 for args and 1 for kwargs."""
     kind, *rest = path
     prefix = "args" if kind.idx == 0 else "kwargs"
     return prefix + jax.tree_util.keystr(tuple(rest))

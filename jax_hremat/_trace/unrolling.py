@@ -1,8 +1,8 @@
-"""A scan's steps, one after another.
+"""A scan's steps written one after another.
 
-`jax.lax.scan(..., unroll=True)` is the same in value. Here each step's inputs are parts of one
-`split`, whose gradients are put together again by one concatenation, and each step's operations are
-the program's own, so that every step can be planned by itself.
+`jax.lax.scan(..., unroll=True)` gives the same values. Here each step's inputs are parts of one
+`split`, whose gradients are joined by one concatenation, and each step's operations are operations
+of the program, so that every step can be planned separately.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jax_hremat._jax import compat
 
-# From the inputs of a step, and which of them are moving, to the same of what it makes.
+# From the inputs of a step and which of them are moving, to its outputs and which of them are.
 Step = Callable[[Sequence[Any], Sequence[bool]], tuple[list[Any], list[bool]]]
 
 
@@ -27,8 +27,8 @@ def unrolled(
     Args:
         eqn: The equation.
         step: Runs its body.
-        inputs: The equation's inputs: constants, carry, what is scanned over.
-        moving: Which of them are.
+        inputs: The equation's inputs: constants, carry, arrays scanned over.
+        moving: Which of the inputs are moving.
     """
     num_consts, num_carry = compat.scan_counts(eqn)
     start = num_consts + num_carry

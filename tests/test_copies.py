@@ -1,0 +1,84 @@
+"""What is compared with its source is never kept without it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jax_hremat._emit.emit import emit
+from jax_hremat._plan.region import Region
+from jax_hremat._trace.graph import build_graph
+from jax_hremat._trace.trace import trace_loss
+
+W, X = jnp.ones((8, 8)) / 4, jnp.linspace(-1.0, 1.0, 32).reshape(4, 8)
+
+
+def loss_of(head: Callable[[jax.Array], jax.Array]) -> Callable[..., jax.Array]:
+    return lambda w, x: (jnp.sin(head(jnp.tanh(x @ w))) * 2.0).mean()
+
+
+def only_the_largest(y: jax.Array) -> jax.Array:
+    return jnp.where(y == y.max(-1, keepdims=True), y * y, 0.0)
+
+
+def above_the_third(y: jax.Array) -> jax.Array:
+    return jnp.where(y >= jax.lax.top_k(y, 3)[0][:, -1:], y * y, 0.0)
+
+
+def larger_half(y: jax.Array) -> jax.Array:
+    left, right = jnp.split(y, 2, axis=1)
+    return jnp.maximum(left, right)
+
+
+COMPARED = {
+    "largest of each row": (lambda y: y.max(-1), {"reduce_max"}),
+    "larger of two": (larger_half, {"max"}),
+    "clipped": (lambda y: jnp.clip(y, -0.3, 0.3), {"max", "min"}),
+    "mask of the largest": (only_the_largest, {"reduce_max", "broadcast_in_dim"}),
+    "mask of the top": (above_the_third, {"top_k", "slice"}),
+}
+FREE = {
+    "exponential": jnp.exp,
+    "softmax": jax.nn.softmax,
+    # Its derivative does not read the result.
+    "running largest": lambda y: jax.lax.cummax(y, axis=1),
+    "against a number": lambda y: jnp.where(y > 0.1, y, 0.0),
+    "against another": lambda y: jnp.where(y > jnp.cos(y), y, 0.0),
+    "sorted": lambda y: jnp.sort(y, axis=1),
+}
+
+
+def copies(program: Any) -> set[tuple[int, int]]:
+    graph = build_graph(program)
+    return {
+        (op.id, k)
+        for op in graph.operations
+        for k, v in enumerate(op.outputs)
+        if graph.values[v].is_compared_copy
+    }
+
+
+@pytest.mark.parametrize(("head", "primitives"), COMPARED.values(), ids=COMPARED)
+def test_what_is_compared_with_its_source_has_no_name(
+    head: Callable[[jax.Array], jax.Array], primitives: set[str]
+) -> None:
+    loss = loss_of(head)
+    program = trace_loss(loss, (W, X), {})
+    operations = build_graph(program).operations
+    found = copies(program)
+    assert {operations[op].primitive for op, _ in found} >= primitives
+    everything = tuple((op.id, 0) for op in operations)
+    planned = emit(program, Region(0, len(operations), checkpointed=True, saved=everything))
+    named = re.findall(r"name=hremat/(\d+)\.(\d+)", str(jax.make_jaxpr(jax.grad(planned))(W, X)))
+    assert {(int(op), int(k)) for op, k in named} == set(everything) - found
+    assert jnp.allclose(jax.grad(planned)(W, X), jax.grad(loss)(W, X))
+
+
+@pytest.mark.parametrize("head", FREE.values(), ids=FREE)
+def test_other_values_may_be_kept(head: Callable[[jax.Array], jax.Array]) -> None:
+    assert not copies(trace_loss(loss_of(head), (W, X), {}))
