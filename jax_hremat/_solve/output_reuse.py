@@ -2,8 +2,8 @@
 
 The gradient of a weight has its memory allocated for the whole step, but is written only when the
 backward reaches the first block that reads the weight. Until then its memory may hold a residual,
-or any other buffer that is dead by then. Where weights are as large as activations, most of a step's
-residuals are placed there.
+or any other buffer that is dead by then. Where weights are as large as activations, most of a
+step's residuals are placed there.
 """
 
 from __future__ import annotations
