@@ -1,4 +1,7 @@
-"""The modes of one block that are worth compiling, and what becomes of them as options."""
+"""The candidate options of one block that are worth compiling, and the options they become.
+
+A candidate is a region (`_plan/region.py`); once compiled or timed, it is an option with a cost.
+"""
 
 from __future__ import annotations
 
@@ -20,26 +23,26 @@ from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._solve.saved import materialised_values, saved_value_sets, value_refs
 from jax_hremat._trace.graph import Graph, Operation
 
-# Part of what a plain block keeps beyond which a run that frees it is as good as the whole block.
+# A single run that frees more than this part of what a plain block keeps acts like the whole block.
 _MOST = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class SearchConfig:
-    """How many modes of a block are compiled.
+    """How many candidate options of each kind of block are compiled.
 
-    A kind of block gets all of them if it holds a fair share of the program's residuals, fewer
-    the less it holds.
+    A kind of block that holds a fair share of the program's residuals gets all of them; a kind that
+    holds less gets fewer.
 
     Attributes:
-        max_runs: Runs checkpointed alone, for each kind of block.
-        max_packings: Sets of runs checkpointed together.
-        max_saved_sets: Sets of values that a wholly checkpointed block keeps.
-        max_segments: Lengths of checkpointed segments of a scan.
+        max_runs: The most runs checkpointed alone.
+        max_packings: The most sets of runs checkpointed together.
+        max_saved_sets: The most sets of values that a wholly checkpointed block keeps.
+        max_segments: The most lengths of checkpointed segments of a scan.
         fair_share: Share of the program's residual bytes from which a kind gets the maximum.
-        max_modes: Modes in all, beyond the plain, the checkpointed and the standard ones of each kind;
-            where a program has very many kinds, each gets fewer.
-        max_workers: Compilations at a time.
+        max_modes: The most candidates of the whole program, the plain, checkpointed and standard
+            ones of each kind not counted; with very many kinds, each kind gets fewer.
+        max_workers: The most compilations at a time.
     """
 
     max_runs: int = 10
@@ -51,14 +54,14 @@ class SearchConfig:
     max_workers: int = max(2, min(8, os.cpu_count() or 1))
 
     def for_shares(self, shares: Mapping[int, float]) -> dict[int, SearchConfig]:
-        """The limits of each kind, given what part of the residuals it holds."""
+        """The limits of each kind of block, given the kind's share of the residuals."""
         parts = {k: min(1.0, math.sqrt(s / self.fair_share)) for k, s in shares.items()}
         most = self.max_runs + self.max_packings + self.max_saved_sets
         fewer = min(1.0, self.max_modes / max(most * sum(parts.values()), 1.0))
         return {kind: self.scaled(part * fewer) for kind, part in parts.items()}
 
     def scaled(self, part: float) -> SearchConfig:
-        """That part of the modes."""
+        """The same limits scaled by a part."""
         return replace(
             self,
             max_runs=round(part * self.max_runs),
@@ -73,11 +76,13 @@ class BlockOptions:
     """The options of one kind of block.
 
     Attributes:
-        options: Pareto-optimal ones, fastest first.
-        plain: The block left as it is.
-        checkpointed: The block under one plain `jax.checkpoint`, as far as it may be.
-        by_hand: The block as a user would write it, by the policy's name; "block" is without.
-        num_measured: How many modes were compiled or timed.
+        options: The Pareto-optimal options, fastest first.
+        plain: The block without checkpoints.
+        checkpointed: The block under one `jax.checkpoint` without a policy, except operations that
+            must run exactly once.
+        by_hand: (policy name, option) pairs: the block as a user would write it under the policy;
+            "block" stands for `jax.checkpoint` without a policy.
+        num_measured: How many options were compiled or timed.
     """
 
     options: tuple[Option, ...]
@@ -88,18 +93,18 @@ class BlockOptions:
 
     @property
     def in_groups(self) -> tuple[Option, ...]:
-        """All that a group may be made of: the options, the block as it is, and every set of its
-        values that is known by name, whatever else beats it where the block is alone."""
+        """The options that a group may use: the Pareto-optimal ones, the plain one, and every
+        option of `by_hand` that keeps values by name, even if it is dominated."""
         named = (option for _, option in self.by_hand if option.origin == "names")
         return tuple(dict.fromkeys((*self.options, self.plain, *named)))
 
     def under_policy(self, policy: str) -> Option:
-        """The block as a user would write it under a policy; plain if it cannot be."""
+        """The block as a user would write it under a policy; plain if there is no such option."""
         return dict(self.by_hand).get(policy, self.plain)
 
 
 class BlockSearch:
-    """The candidate modes of one block; holds no results."""
+    """The candidate options of one block; holds no results."""
 
     def __init__(
         self,
@@ -135,13 +140,14 @@ class BlockSearch:
         return candidate_runs(graph, block, held, self._times_s, self._byte_s, most, prices)
 
     def plain_modes(self) -> list[Region]:
-        """Those that need no search: the block as it is, and as a user would write it."""
+        """The candidates that need no search: the plain block, and the block as a user would write
+        it."""
         if self._trivial:
             return [self.plain]
         return [self.plain, self.checkpointed, *self.hand_modes().values()]
 
     def first_wave(self) -> list[Region]:
-        """Single runs, and values kept by the checkpointed block."""
+        """Candidates with a single run, and with values that the checkpointed block keeps."""
         if self._trivial:
             return []
         modes = [self._with_runs((run,)) for run in self._runs]
@@ -150,8 +156,8 @@ class BlockSearch:
         return modes
 
     def second_wave(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
-        """Sets of runs, by what each of them alone was measured to do; not those that a mode
-        already measured would beat."""
+        """Candidates with sets of runs, chosen by what was measured of each run alone. A set whose
+        expected cost a measured option dominates is left out."""
         plain = measured[self.plain]
         modes_alone = {run: self._with_runs((run,)) for run in self._runs}
         alone = {run: measured[mode] for run, mode in modes_alone.items() if mode in measured}
@@ -174,8 +180,9 @@ class BlockSearch:
             if not any(option.dominates(expected) for option in options):
                 modes.append(mode)
         if self.checkpointed.checkpointed:
-            # Inside a checkpointed block the runs lower the peak of its backward, not what it keeps;
-            # but one backward that needs nearly everything again peaks as the whole block's does.
+            # Inside a checkpointed block, runs lower the peak of the block's backward, not what the
+            # block keeps. A single run that recomputes nearly everything has the same peak as the
+            # whole block, so it is left out.
             nested = [
                 self._with_runs(p.runs)
                 for p in packings
@@ -187,9 +194,9 @@ class BlockSearch:
         return modes
 
     def hand_modes(self) -> dict[str, Region]:
-        """The block checkpointed, plainly, under each standard policy, and as MaxText's presets would
-        have it; the saved values named one by one. Of a product that its author has named, a
-        preset keeps what the name is of."""
+        """The block under `jax.checkpoint`: without a policy, under each standard policy, and under
+        MaxText's presets. Each region lists its saved values one by one. Of a product with a
+        `checkpoint_name`, a preset keeps the named value."""
         if not self.checkpointed.checkpointed:
             return {"block": self.checkpointed} if self.checkpointed.children else {}
         operations = self._graph.operations[self._block.start : self._block.stop]
@@ -247,14 +254,14 @@ def block_options(
     by_hand: Mapping[str, Region],
     measured: Mapping[Region, OptionCost],
 ) -> BlockOptions:
-    """What was measured of one block, as options.
+    """The options of one block, from the measured costs of its candidates.
 
     Args:
-        start: Its first operation.
-        plain: The mode that leaves it as it is.
-        checkpointed: The mode that checkpoints all of it.
-        by_hand: Modes that a user would write.
-        measured: The cost of each mode that was compiled.
+        start: The block's first operation.
+        plain: The plain region.
+        checkpointed: The region that checkpoints the whole block.
+        by_hand: Regions that a user would write, by the name of the policy.
+        measured: The cost of each region that was compiled or timed.
     """
 
     def option(mode: Region) -> Option:
@@ -274,8 +281,8 @@ def _option(start: int, mode: Region, cost: OptionCost) -> Option:
 
 
 def _together(plain: OptionCost, alone: Sequence[OptionCost]) -> OptionCost:
-    """What runs are expected to cost together: what each alone saves and adds, in sum, and the
-    least of everything else."""
+    """The expected cost of several runs together: times and kept bytes change by the sum of what
+    each run alone changes; every other figure is the least of the runs'."""
     return OptionCost(
         forward_s=plain.forward_s + sum(cost.forward_s - plain.forward_s for cost in alone),
         backward_s=plain.backward_s + sum(cost.backward_s - plain.backward_s for cost in alone),

@@ -1,7 +1,7 @@
-"""The modes of one cond that are worth compiling: those of its branches.
+"""The candidate options of one cond that are worth compiling: options of its branches.
 
-JAX hands the residuals of every branch to the backward, those of a branch not taken as zeros, so
-what a cond keeps is the sum over its branches, and each can be made to keep less by itself.
+JAX passes the residuals of every branch to the backward (zeros for a branch not taken). So a cond
+keeps the sum over its branches, and each branch can be made to keep less on its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jax_hremat._xla.rates import Rates
 
 
 class BranchSearch:
-    """The candidate modes of a block that is one cond; holds no results."""
+    """The candidate options of a block that is one cond; holds no results."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class BranchSearch:
         return [self.plain, self.checkpointed, *self._by_hand().values()]
 
     def first_wave(self) -> list[Region]:
-        """Each branch in another mode, the others plain."""
+        """Candidates with one branch in another option and the other branches plain."""
         return [
             self._alone(i, mode)
             for i, branch in enumerate(self._branches)
@@ -55,7 +55,8 @@ class BranchSearch:
         ]
 
     def second_wave(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
-        """Sets of runs in one branch, then what was measured of each branch put together."""
+        """Candidates with sets of runs in one branch, then combinations of the measured options of
+        all branches."""
         of_branches = [self._measured_alone(i, measured) for i in range(len(self._branches))]
         modes = []
         for i, (branch, found) in enumerate(zip(self._branches, of_branches, strict=True)):
@@ -71,7 +72,7 @@ class BranchSearch:
         )
 
     def _by_hand(self) -> dict[str, Region]:
-        """Under one policy, which JAX carries into the branches."""
+        """The cond under each policy, which JAX applies inside the branches."""
         of_branches = [branch.hand_modes() for branch in self._branches]
         shared = [name for name in of_branches[0] if all(name in m for m in of_branches)]
         inside = {name: self._cond([m[name] for m in of_branches]) for name in shared}
@@ -82,7 +83,7 @@ class BranchSearch:
     def _measured_alone(
         self, i: int, measured: Mapping[Region, OptionCost]
     ) -> dict[Region, OptionCost]:
-        """What was measured with only one branch in another mode, by its mode."""
+        """The costs measured with only branch i not plain, by that branch's region."""
         found = {self._branches[i].plain: measured[self.plain]}
         for mode, cost in measured.items():
             for child in mode.children:
@@ -102,11 +103,11 @@ class BranchSearch:
 def _together(
     of_branches: Sequence[Mapping[Region, OptionCost]], count: int
 ) -> list[tuple[Region, ...]]:
-    """One mode for each branch, at several prices of memory.
+    """One option for each branch, at several prices of memory (Lagrangian relaxation).
 
-    At a price of λ seconds a kept byte, the least Σ_i (time_i + λ · kept_i) is that of the best
-    mode of each branch by itself. Prices are those at which a mode is worth as much as the plain
-    one, and an infinite one; of the answers, up to `count`, evenly spread from the last.
+    At a price of λ seconds per kept byte, Σ_i (time_i + λ · kept_i) is least if each branch i has
+    its own best option. The prices are those at which an option is worth as much as the plain one,
+    and infinity. At most `count` of the answers are returned, evenly spread from the last.
     """
 
     def charged(cost: OptionCost, price: float) -> tuple[float, float]:

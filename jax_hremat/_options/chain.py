@@ -1,4 +1,4 @@
-"""Options of each kind of block, laid along the program."""
+"""The chain of a program: the options of each kind of block, assigned to its blocks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def make_chain(
     *,
     only: Sequence[Sequence[Option]] | None = None,
 ) -> Chain:
-    """Lay the options of each kind along the program.
+    """Make the chain of a program from the options of each kind of block.
 
     Args:
         graph: The program's graph.
-        partition: Its blocks.
+        partition: The program's blocks.
         options: For each kind of block, its options.
         fixed_bytes: Arguments and outputs of the step.
-        only: Options of each block to choose from, instead of all of its kind's.
+        only: For each block, the options to choose from, instead of all options of its kind.
     """
     block_of: dict[int, int] = {}
     for index, block in enumerate(partition.blocks):
@@ -61,13 +61,13 @@ def make_chain(
     return Chain(
         starts=tuple(b.start for b in partition.blocks),
         options=chosen,
-        # The first forward of a group writes no residuals, like that of a checkpointed block.
+        # The forward of a group writes no residuals, like that of a checkpointed block.
         recompute_s=tuple(options[kind].checkpointed.cost.forward_s for kind in partition.kinds),
         last_recompute_s=tuple(
             tuple(_last_recompute_s(options[kind], option) for option in chosen[index])
             for index, kind in enumerate(partition.kinds)
         ),
-        # Checkpointed, a block keeps nothing else.
+        # Besides boundary values, a checkpointed block keeps only these constants.
         shared_bytes=tuple(options[kind].checkpointed.cost.kept_bytes for kind in partition.kinds),
         boundary_values=tuple(boundary_values),
         fixed_bytes=fixed_bytes,
@@ -80,11 +80,11 @@ def make_chain(
 
 
 def _last_recompute_s(options: BlockOptions, option: Option) -> float:
-    """What a group's recompute of its last block takes.
+    """Seconds that a group's recompute of its last block takes.
 
-    A checkpointed block is a group of one, so what it takes over the plain one is the forward as far as
-    the backward reads it. What an option that is checkpointed as a whole runs again itself, the group
-    need not run.
+    A checkpointed block is a group of one, so its time above that of the plain block is the forward
+    as far as the backward reads it. What a wholly checkpointed option recomputes itself, the group
+    need not recompute.
     """
     spared = option if option.region.checkpointed else options.plain
     added_s = options.checkpointed.cost.time_s - spared.cost.time_s

@@ -1,4 +1,4 @@
-"""All of a region checkpointed, but for what must run exactly once."""
+"""A whole region checkpointed, except operations that must run exactly once."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Wrap = Callable[[int, int], Region]
 
 
 def checkpoint_all(graph: Graph, region: Region, wrap: Wrap) -> Region:
-    """The plain region under one `jax.checkpoint`; where some of its operations must run exactly
-    once, what lies before, between and after them under one each.
+    """The plain region under one `jax.checkpoint`. If some of its operations must run exactly once,
+    the ranges before, between and after them are each under one `jax.checkpoint`.
 
     Args:
         graph: The program's graph.
-        region: The region, with regions inside in modes that stay.
-        wrap: Wraps operations `start … stop − 1`.
+        region: The plain region; its children stay as they are.
+        wrap: Makes the checkpointed region of operations `start … stop − 1`.
     """
     operations = graph.operations[region.start : region.stop]
     once = [op.id for op in operations if op.effectful]

@@ -1,4 +1,4 @@
-"""The bodies of scans and conds: their own modes, and those of what stands inside them."""
+"""The candidate options of scan and cond bodies, and of the scans and conds inside these bodies."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._trace.bodies import Body, Cond, Scan
 from jax_hremat._xla.rates import Rates
 
-# A segment length this close to a divisor of the scan's length becomes it: no steps left over.
+# A segment length within this ratio of a divisor of the scan's length is replaced by the divisor,
+# so that no steps are left over.
 _NEAR = 1.5
-# From so many steps on, what a scan inside keeps is less in segments.
+# From this many steps on, an inner scan keeps less in segments.
 _LEAST_TRIPS = 4
 
 
 class BodySearch(BlockSearch):
-    """The candidate modes of a body as one block; holds no results."""
+    """The candidate options of a body as one block; holds no results."""
 
     def __init__(
         self, body: Body, rates: Rates, config: SearchConfig, solver: SolverConfig
@@ -42,12 +43,12 @@ class BodySearch(BlockSearch):
 
     @functools.cached_property
     def _runs(self) -> tuple[Run, ...]:
-        # One more price: what leaves a body is copied into the stack of a scan's steps, or out of
-        # the branch, and back.
+        # One more price: a residual of a body is copied into the stack of the scan's steps, or out
+        # of the branch, and back.
         return self._best_runs(self._body.kept, (*PRICES, 256.0))
 
     def nested_modes(self) -> list[Region]:
-        """The body, plain and checkpointed, with the scans and conds inside it in modes that keep
+        """The body, plain and checkpointed, with the scans and conds inside in options that keep
         little."""
         inner = self._body.inner.values()
         styles = [_wrapped_inside] if inner else []
@@ -61,7 +62,7 @@ class BodySearch(BlockSearch):
 
 
 def near_divisor(length: int, trips: int) -> int:
-    """The divisor of `trips` nearest to a length in ratio, if it is near; else the length."""
+    """The divisor of `trips` nearest to `length` in ratio, if it is near; else `length`."""
     divisors = [d for d in range(1, trips + 1) if trips % d == 0]
     nearest = min(divisors, key=lambda d: (max(d / length, length / d), d))
     return nearest if max(nearest / length, length / nearest) <= _NEAR else length
@@ -71,7 +72,7 @@ _Style = Callable[[Scan], Loop]
 
 
 def _keeping_little(body: Body, style: _Style) -> Region:
-    """The body plain, with the scans inside in a style, and each branch of the conds checkpointed."""
+    """The plain body, with its scans in a given style and each branch of its conds checkpointed."""
     found = []
     for at, inner in sorted(body.inner.items()):
         if isinstance(inner, Cond):
@@ -99,6 +100,6 @@ def _in_segments(scan: Scan) -> Loop:
     step = _wrapped(scan.body, _in_segments)
     if scan.body.effectful:
         return Loop(step)
-    # A step with nothing to wrap inside is spared by its segment already.
+    # The segment already recomputes a step with nothing checkpointed inside.
     step = step if step.children else replace(step, checkpointed=False)
     return Loop(step, (length,) if 1 < length < scan.trips else ())

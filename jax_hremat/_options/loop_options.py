@@ -1,7 +1,7 @@
-"""The modes of one scan that are worth compiling: its body's, and its steps in segments.
+"""The candidate options of one scan worth compiling: of its body, and segments of its steps.
 
-Every mode is a mode of the whole scan, compiled at its full length, so that what stacking the
-residuals of all steps costs is in the figures.
+Every candidate is compiled as the whole scan at its full length, so its cost includes the stacking
+of the residuals of all steps.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from jax_hremat._trace.bodies import Scan
 from jax_hremat._trace.graph import Graph
 from jax_hremat._xla.rates import Rates
 
-# From so many steps on, stretches of stretches are tried.
+# From this many steps on, segments of segments are tried.
 _TWO_LEVELS = 27
 
 
 class LoopSearch:
-    """The candidate modes of a block that is one scan; holds no results."""
+    """The candidate options of a block that is one scan; holds no results."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class LoopSearch:
         return [self._scan(body) for body in (*self._body.first_wave(), *self._body.nested_modes())]
 
     def second_wave(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
-        # Bodies with scans inside in other modes are no ground for sets of runs.
+        # Sets of runs are chosen only from bodies whose inner scans and conds are plain.
         nested = self._body.nested_modes()
         of_body = {self._body.plain: measured[self.plain]}
         of_body |= {
@@ -83,7 +83,7 @@ class LoopSearch:
 
 
 def _segments(trips: int, count: int) -> list[tuple[int, ...]]:
-    """Segment lengths to try, in equal ratios from one step to all; then two levels of them.
+    """Segment lengths to try, spaced geometrically from one step to all; then two levels of them.
 
     With n steps, one level of √n keeps 2 √n carries at once and two levels of ∛n keep 3 ∛n
     (Chen et al. 2016, section 4.3).

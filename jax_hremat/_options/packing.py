@@ -1,7 +1,19 @@
 """Which measured runs of a block to checkpoint together: weighted interval scheduling.
 
-Effects of runs that do not overlap add up (measured: docs/devdocs/costs.md), so each set of
-disjoint runs is a point of bytes freed and seconds added, and few of them are not dominated.
+The effects of runs that do not overlap add up (measured: docs/devdocs/costs.md). So each set of
+disjoint runs is a point (bytes freed, seconds added), and few of these points are Pareto-optimal.
+
+Glossary
+    m_i     bytes that run i frees alone
+    t_i     seconds that run i adds alone; may be negative
+    B       bytes that a set must free
+
+Program, for each B of a sweep:
+
+    min Σ_{i in S} t_i   over sets S of disjoint runs with   Σ_{i in S} m_i ≥ B
+
+With the runs ordered by their ends, the Pareto-optimal sets of the first i runs are among those of
+the first i − 1 runs, and those of the runs that end before run i begins, each extended by run i.
 """
 
 from __future__ import annotations
@@ -18,9 +30,9 @@ class Packing:
     """A set of disjoint runs.
 
     Attributes:
-        runs: In program order.
-        freed_bytes: Sum over the runs, as measured one by one.
-        added_s: Sum over the runs; may be negative.
+        runs: The runs, in program order.
+        freed_bytes: Sum over the runs, each as measured alone.
+        added_s: Sum over the runs, each as measured alone; may be negative.
     """
 
     runs: tuple[Run, ...] = ()
@@ -28,27 +40,27 @@ class Packing:
     added_s: float = 0.0
 
     def extended(self, run: Run) -> Packing:
-        """The set with one more run, after all of its own."""
+        """The set with one more run, which comes after all runs of the set."""
         return Packing(
             (*self.runs, run), self.freed_bytes + run.freed_bytes, self.added_s + run.added_s
         )
 
 
 def pareto_packings(runs: Sequence[Run], count: int) -> tuple[Packing, ...]:
-    """Least added time for a sweep of bytes to free, from none to as much as can be freed.
+    """The sets of least added time for a sweep of bytes to free, from none to the most possible.
 
-    The first answer has no byte bound: where checkpointing a run makes the step faster, it is in
-    it.
+    The first answer has no byte bound: it contains the runs whose checkpointing makes the step
+    faster.
 
     Args:
-        runs: Each with what it frees and adds alone.
-        count: How many byte bounds above none.
+        runs: The runs, each with what it frees and adds alone.
+        count: How many byte bounds to sweep, besides the first without a bound.
     """
     useful = sorted(
         (r for r in runs if r.freed_bytes > 0 or r.added_s < 0), key=lambda r: (r.stop, r.start)
     )
     stops = [run.stop for run in useful]
-    # best[i]: the sets of the first i runs that no other one beats.
+    # best[i]: the Pareto-optimal sets of the first i runs.
     best = [[Packing()]]
     for run in useful:
         before = best[bisect_right(stops, run.start)]
@@ -67,7 +79,7 @@ def pareto_packings(runs: Sequence[Run], count: int) -> tuple[Packing, ...]:
 
 
 def _undominated(packings: Iterable[Packing]) -> list[Packing]:
-    """Those than which no other one frees as much in as little time, fastest first."""
+    """The Pareto-optimal sets in bytes freed and seconds added, fastest first."""
     kept: list[Packing] = []
     for packing in sorted(packings, key=lambda p: (p.added_s, -p.freed_bytes)):
         if not kept or packing.freed_bytes > kept[-1].freed_bytes:

@@ -1,8 +1,9 @@
-"""What each matrix product is for in a Transformer, and the policies by it.
+"""The role of each matrix product in a Transformer, and policies that save products by role.
 
-MaxText's remat presets save products by the names that its models give them (`decoders.py`). Here
-the products are told apart by what they read, so any model has them. A fused attention kernel
-stands for the products inside it: it returns the context, and what its backward reads besides.
+MaxText's remat presets save products by the names that its models give them (`decoders.py`). Here a
+product's role is inferred from what the product reads, so the presets apply to any model. A fused
+attention kernel stands for the products inside it: it returns the context and other values that its
+backward reads.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ class Role(Enum):
     """The role of a matrix product or a fused attention kernel.
 
     Attributes:
-        SCORES: Of queries and keys.
-        CONTEXT: Of attention weights and values; an attention kernel.
-        QKV: Makes queries, keys or values.
-        OUT: Reads a context.
+        SCORES: Product of queries and keys.
+        CONTEXT: Product of attention weights and values, or an attention kernel.
+        QKV: Product that makes queries, keys or values.
+        OUT: Product that reads a context.
         MLP_IN: Any other product.
-        MLP_OUT: One that reads only what `MLP_IN` and others like itself make.
+        MLP_OUT: Product that reads only results of `MLP_IN` and `MLP_OUT` products.
     """
 
     SCORES = "scores"
@@ -43,19 +44,19 @@ _PROJECTIONS = frozenset((Role.QKV, Role.OUT))
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A policy of MaxText's.
+    """A remat policy of MaxText.
 
     Attributes:
-        roles: What it keeps.
-        by_name: Whether it keeps values by name, and not the results of matrix products.
+        roles: The roles whose results the policy keeps.
+        by_name: Whether the policy keeps named values instead of the results of matrix products.
     """
 
     roles: frozenset[Role]
     by_name: bool = True
 
 
-# `minimal` is `dots_with_no_batch_dims_saveable`, `full` is a plain `jax.checkpoint`. The first is
-# not MaxText's, and of most use where attention is a kernel.
+# MaxText's `minimal` is `dots_with_no_batch_dims_saveable`, and `full` is `jax.checkpoint` without
+# a policy. The first preset here is not MaxText's; it is most useful if attention is a kernel.
 PRESETS: Mapping[str, Preset] = {
     "save_context": Preset(frozenset((Role.CONTEXT,))),
     "save_qkv_proj": Preset(frozenset((Role.QKV,))),
@@ -70,17 +71,17 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def product_roles(operations: Sequence[Operation]) -> dict[int, Role]:
-    """The role of each matrix product and attention kernel of a program, by the operation; none if
-    there is no attention in it.
+    """The role of each matrix product and attention kernel of a program, by operation; empty if the
+    program has no attention.
 
-    A context is a product with batch dimensions, both operands of which come from products, one of
-    them from such a product: the scores. An attention kernel is an operation inside a custom rule
-    that does not fuse and has three operands or more that come from products: queries, keys and
-    values.
+    A context is a product with batch dimensions whose operands both come from products, one of them
+    from another product of this kind, the scores. An attention kernel is an operation inside a
+    custom rule that does not fuse and has three or more operands that come from products: queries,
+    keys and values.
 
     Unchecked: that the program is a Transformer; what looks like attention may be something else.
     """
-    # For each value the products it comes from, with no other product in between.
+    # For each value: the products it comes from with no other product in between.
     sources: dict[int, frozenset[int]] = {}
     reads: dict[int, frozenset[int]] = {}
     inner: set[int] = set()
@@ -92,7 +93,8 @@ def product_roles(operations: Sequence[Operation]) -> dict[int, Role]:
             continue
         operands = [sources[v] for v in op.reads if v in sources]
         different = set(operands)
-        # Along a stack of layers these sets are long; most operations have theirs from one operand.
+        # In a deep stack of layers these sets are large; most operations take theirs from a single
+        # operand.
         read = different.pop() if len(different) == 1 else frozenset().union(*different)
         if op.primitive == "dot_general":
             reads[op.id] = read
@@ -127,12 +129,12 @@ def product_roles(operations: Sequence[Operation]) -> dict[int, Role]:
 
 
 def named_results(graph: Graph, start: int, stop: int) -> dict[int, int]:
-    """Products of a range of operations whose result, or something that it can be had from
-    without them, has a name of its author's (`checkpoint_name`): by product, the named value.
+    """For each product of a range of operations, the value derived from its result that the author
+    named (`checkpoint_name`), if any.
 
-    A policy by name keeps that value, which may be further on: queries are named after their
-    rotation. It spares the product if it is as large and what lies between reads nothing of the
-    product in its backward.
+    A policy by name keeps the named value, which may come later than the product: queries are named
+    after their rotation. Keeping the value avoids recomputing the product if the value is as large
+    as the product's result and no operation in between reads that result in its backward.
     """
     product: dict[int, int] = {}
     named: dict[int, int] = {}

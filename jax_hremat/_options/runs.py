@@ -1,8 +1,9 @@
-"""Which runs of operations inside a block are worth checkpointing: candidates, by an analytic model.
+"""Runs of operations in a block that may be worth checkpointing, ranked by an analytic model.
 
-A run is a stretch of a block. Checkpointed alone, with the rest of the block plain, it drops the
-buffers that only its own backward reads and pays with recomputing them from its inputs. The
-model here only has to put the good runs among the first dozen: those are compiled and measured.
+A run is a range of consecutive operations of a block. Checkpointed alone, with the rest of the
+block plain, it drops the buffers that only its own backward reads, at the cost of recomputing them from
+its inputs. The model only has to rank the good runs among the first dozen, which are compiled and
+measured.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ from itertools import zip_longest
 from jax_hremat._partition.blocks import Block
 from jax_hremat._trace.graph import Graph, Operation
 
-# How many seconds of recomputation a byte is worth: a sweep from "memory is nearly free" to
-# "memory is everything", in multiples of the time to read that byte once.
+# Seconds of recomputation that a freed byte is worth: a sweep from "memory is nearly free" to
+# "only memory counts", in multiples of the time to read the byte once.
 PRICES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
 _MAX_ENDPOINTS = 40
-# Relative difference in bytes and in seconds below which two runs are one choice.
+# Relative difference in bytes and in seconds below which two runs count as the same choice.
 _ALIKE = 0.05
-# Part of what a block holds that a run must free to be worth a compilation.
+# A run is worth compiling if it frees at least this part of what the best run of the block frees.
 _WORTH = 0.04
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A stretch `start … stop − 1` checkpointed alone.
+    """Operations `start … stop − 1`, checkpointed alone.
 
     Attributes:
         start: First operation.
         stop: One past the last operation.
-        freed_bytes: Bytes no longer held between forward and backward, by the model.
+        freed_bytes: Bytes no longer kept between forward and backward, by the model.
         added_s: Seconds of recomputation, by the model.
     """
 
@@ -42,7 +43,7 @@ class Run:
     added_s: float
 
     def overlaps(self, other: Run) -> bool:
-        """Whether the two share an operation."""
+        """Whether the two runs share an operation."""
         return self.start < other.stop and other.start < self.stop
 
 
@@ -57,20 +58,20 @@ def candidate_runs(
 ) -> tuple[Run, ...]:
     """The most promising runs of a block, best first.
 
-    What XLA really holds for a plain block lies between two bounds: the fewest values from
-    which fusion can make the rest, and every residual of JAX's linearization. Under either,
-    for each price of memory: the best set of disjoint runs (weighted interval scheduling) and
-    the best single runs. A run that under both bounds nearly equals one before it, or frees little
-    of what is held, is left out.
+    What XLA really keeps for a plain block lies between two bounds: the fewest values from which
+    fusible operations can make the rest, and every residual of JAX's linearization. Under each
+    bound and for each price of memory, the candidates are the best set of disjoint runs (weighted
+    interval scheduling) and the best single runs. A run is left out if under both bounds it nearly
+    equals an earlier one, or frees little compared with the best run.
 
     Args:
         graph: The program's graph.
-        block: Where to look.
+        block: The block.
         fewest_held: The lower bound (`materialised_values`).
         times_s: Seconds of each operation of the program.
         byte_s: Seconds to read one byte.
-        count: How many runs to return at most.
-        prices: Of memory, in multiples of `byte_s` a byte.
+        count: The most runs to return.
+        prices: Prices of memory, in multiples of `byte_s` per byte.
     """
     residuals = frozenset(v for op in graph.operations[block.start : block.stop] for v in op.needs)
     bounds = (fewest_held, residuals)
@@ -142,7 +143,7 @@ def _all_runs(
 def evaluate_run(
     graph: Graph, start: int, stop: int, held: frozenset[int], times_s: Sequence[float]
 ) -> Run:
-    """What checkpointing one run frees and costs, by the model."""
+    """One run with the bytes that checkpointing it frees and the seconds it adds, by the model."""
     inside = graph.operations[start:stop]
     again: set[int] = set()
     frontier: set[int] = set()
@@ -162,7 +163,7 @@ def evaluate_run(
     freed = sum(op.opaque_bytes for op in inside)
     for op in inside:
         for v in op.outputs:
-            # A value with a reader outside may serve that reader's backward: it stays.
+            # The backward of a reader outside the run may need the value, so the value stays.
             value = graph.values[v]
             if v in held and value.last_use < stop and not value.is_output:
                 freed += value.size_bytes
@@ -180,7 +181,7 @@ def evaluate_run(
 
 
 def _undominated(runs: Sequence[Run]) -> list[Run]:
-    """Drop a run if another inside its range frees as much for no more time."""
+    """The runs without those for which a run inside their range frees as much in no more time."""
     ordered = sorted(runs, key=lambda r: (r.stop - r.start, r.start))
     kept: list[Run] = []
     for run in ordered:

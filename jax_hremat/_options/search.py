@@ -1,4 +1,4 @@
-"""`Graph`, `Partition` -> options of every kind of block: candidates, compiled and pruned."""
+"""`Graph`, `Partition` -> options of every kind of block: candidates, compiled, then pruned."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ def search_options(
 ) -> dict[int, BlockOptions]:
     """Find the options of every kind of block.
 
-    In waves, compiled in parallel: first the whole block, plain, checkpointed and under the standard
-    policies; then single runs, which are searched for meanwhile, and sets of values to keep; then,
-    from what was measured, the best sets of runs, alone and inside the checkpointed block. A mode that
-    the compiler cannot compile is left out, with a warning.
+    Candidates are compiled in parallel, in waves: first the whole block, plain, checkpointed and
+    under the standard policies; then single runs, which are searched for meanwhile, and sets of
+    values to keep; then, chosen by the measured costs, the best sets of runs, alone and inside the
+    checkpointed block. A candidate that does not compile is left out, with a warning.
 
     Args:
         graph: The program's graph.
-        partition: Its blocks.
-        bodies: Its scans and conds, by operation.
-        price: Prices a block in a mode.
-        rates: The target's.
-        config: How many modes.
+        partition: The program's blocks.
+        bodies: The program's scans and conds, by operation.
+        price: Finds the cost of a block run as a given region.
+        rates: The rates of the target device.
+        config: How many candidates to compile.
         solver: Limits of each integer program.
-        progress: Told how far it is.
+        progress: Called with the stage and the counts of candidates done and in all.
 
     Returns:
-        For each of `partition.unique`, its options.
+        For each kind of block in `partition.unique`, its options.
 
     Raises:
-        CompilationError: A block cannot be compiled as it is.
+        CompilationError: A plain block does not compile.
     """
     times_s = operation_times_s(graph, rates)
     roles = product_roles(graph.operations)
@@ -86,7 +86,7 @@ def search_options(
 
 
 def _residual_shares(graph: Graph, partition: Partition) -> dict[int, float]:
-    """What part of all residuals the blocks of each kind hold, by JAX's linearization."""
+    """The part of all residual bytes that the blocks of each kind hold, by JAX's linearization."""
     held: dict[int, int] = dict.fromkeys(partition.unique, 0)
     for block, kind in zip(partition.blocks, partition.kinds, strict=True):
         operations = graph.operations[block.start : block.stop]
@@ -99,7 +99,7 @@ def _residual_shares(graph: Graph, partition: Partition) -> dict[int, float]:
 
 
 class _Prices:
-    """What has been asked for of every kind, each mode once."""
+    """The costs requested for each kind of block, each candidate once."""
 
     def __init__(
         self, pool: Executor, partition: Partition, price: Price, progress: Progress
@@ -111,7 +111,7 @@ class _Prices:
         self._futures: dict[int, dict[Region, Future[OptionCost | None]]] = {}
 
     def start(self, kind: int, modes: Iterable[Region]) -> None:
-        """Price modes of a kind, in the background."""
+        """Begin to find the costs of candidates of a kind, in the background."""
         price = compat.in_settings_of_this_thread(self._price_or_none)
         futures = self._futures.setdefault(kind, {})
         for mode in modes:
@@ -119,7 +119,7 @@ class _Prices:
                 futures[mode] = self._pool.submit(price, self._partition.blocks[kind], mode)
 
     def _price_or_none(self, block: Block, mode: Region) -> OptionCost | None:
-        """None for a mode that the compiler fails on, if it is not the block as it is."""
+        """The cost of a candidate; None if it does not compile, unless it is the plain block."""
         try:
             return self._price(block, mode)
         except CompilationError as error:
@@ -130,7 +130,7 @@ class _Prices:
             return None
 
     def of(self, kind: int) -> dict[Region, OptionCost]:
-        """The costs of all modes of a kind that were started, once they are there."""
+        """Wait for, and return, the costs of all candidates of a kind that were started."""
         costs = {}
         for mode, future in self._futures[kind].items():
             asked_for = [f for futures in self._futures.values() for f in futures.values()]

@@ -1,4 +1,4 @@
-"""One budget: solve, compile the whole step, compare, and solve again."""
+"""The search for one budget: solve, compile the whole step, compare its peak, and solve again."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from jax_hremat._solve.backend import SolverConfig, Status, undecided
 from jax_hremat._solve.coarsening import Space, bottom
 from jax_hremat._solve.regions import Barriers
 
-# Stop improving a certified plan when this little of the budget is left unused.
+# Stop improving a plan that fits once it leaves at most this part of the budget unused.
 _SLACK = 0.01
-# Compile another plan only if it promises a step this much shorter.
+# Compile another plan only if its predicted step is shorter by this part.
 _WORTH = 0.002
-# After a miss, aim lower by this part of the limit, then by twice as much.
+# After a plan above the limit, lower the target by this part of the limit, then by twice as much.
 _MARGIN = 0.0025
-# A plan misses widely if its peak is above the limit by more than this part of it.
+# A plan misses widely if its compiled peak exceeds the limit by more than this part of the limit.
 _WIDE_MISS = 0.1
-# Compile a standard plan as well if its predicted peak, were it as much too high as the worst one
-# seen, is at most this many times the limit.
+# Also compile a standard plan if its predicted peak, corrected by the worst overestimate seen, is
+# at most this many times the limit.
 _TOLERANCE = 1.25
-# … or this many times, where nothing else fits …
+# The same factor if no other plan fits.
 _LAST_TOLERANCE = 1.5
-# … and its predicted time at most this many times the best one's.
+# In both cases only if its predicted time is at most this many times that of the best plan.
 _TIME_TOLERANCE = 1.005
-# Part of the solver's nodes that a search for a lower floor gets, of which there may be many.
+# Part of the solver's nodes for each search for a lower least peak; there may be many searches.
 _FLOOR_NODES = 0.3
 
 
 class BudgetSearch:
-    """The rounds of one budget."""
+    """The rounds of solving and compiling for one budget."""
 
     def __init__(
         self, candidates: Candidates, limit: int, solver: SolverConfig | None = None
@@ -43,7 +43,8 @@ class BudgetSearch:
         """The fastest plan found that fits.
 
         Raises:
-            SolverError: The solver's limit was reached with neither a plan nor a proof of none.
+            SolverError: The solver reached its limit with neither a plan nor a proof that there is
+                none.
         """
         best = self.search()
         if best is None:
@@ -54,7 +55,7 @@ class BudgetSearch:
         return best
 
     def search(self) -> Candidate | None:
-        """Try the solver's plans and the standard ones; the fastest one known that fits."""
+        """Try the solver's plans and the standard plans; return the fastest plan that fits."""
         self._solve_rounds(self._candidates.chain)
         if self._missed:
             self._solve_rounds(self._candidates.simple)
@@ -63,7 +64,7 @@ class BudgetSearch:
             if self._best() is None:
                 self._solve_rounds(nested)
         if self._best() is None:
-            # Plans near the least peak are predicted worst; the least itself may still fit.
+            # Predictions are worst near the least peak, so the plan of least peak may still fit.
             _ = self._candidates.lowest
         return self._best()
 
@@ -71,10 +72,10 @@ class BudgetSearch:
         return next(iter(self._candidates.within(self._limit)), None)
 
     def _solve_rounds(self, space: Space) -> None:
-        """Solve, compile, compare, and solve again at a predicted peak that makes up for what
-        was seen."""
+        """Solve, compile, compare, and solve again within a predicted peak that is corrected by the
+        prediction errors seen."""
         chain = bottom(space)
-        # Plans of about the same peak are predicted about as wrong, so that is made up for at once.
+        # Plans of about the same peak have about the same prediction error: correct for it at once.
         limit = self._limit + self._candidates.excess_near(self._limit)
         missed_at = self._candidates.plain.prediction.peak_bytes + 1
         groups, wide_misses = True, 0
@@ -96,14 +97,14 @@ class BudgetSearch:
                 self._missed = True
                 missed_at = min(missed_at, promise.peak_bytes)
                 if schedule.outcome.status is Status.NODE_LIMIT:
-                    # Lower down it is harder still; fewer options are easier.
+                    # A lower limit is harder still for the solver; fewer options would be easier.
                     break
                 if self._misses_widely(candidate) and candidate.selection.groups:
-                    # The compiler put something off that only these groups let it put off:
-                    # other groups of nearly that peak first, then none.
+                    # The compiler delayed part of a backward, which only these groups allow: try
+                    # other groups of nearly the same predicted peak first, then no groups.
                     groups, wide_misses = wide_misses == 0, wide_misses + 1
                     excess = 0
-                # Further down than the miss, or the next plan may miss by a hair.
+                # Lower the limit by more than the excess, or the next plan may just miss it.
                 limit = promise.peak_bytes - excess - int(margin)
                 margin *= 2
             else:
@@ -112,10 +113,11 @@ class BudgetSearch:
                 limit = min(promise.peak_bytes - excess, missed_at - 1)
 
     def _try_standard(self, tolerance: float) -> None:
-        """Compile the standard plans that may fit and be faster, as they are written by hand."""
+        """Compile the standard plans that may fit and be faster, without barriers, as a user would
+        write them."""
         for chain, selection, prediction in self._candidates.standard:
             best = self._best()
-            # Were its peak as much too high as the worst one seen, would it fit?
+            # Would the plan fit if its peak were overestimated as much as the worst one seen?
             tolerated_bytes = tolerance * self._candidates.overestimate * self._limit
             step_s = self._candidates.step_s(prediction)
             if prediction.peak_bytes <= tolerated_bytes and (
@@ -126,7 +128,8 @@ class BudgetSearch:
                     self._with_barriers(candidate, Barriers.CHECKPOINTED)
 
     def _with_barriers(self, candidate: Candidate, barriers: Barriers) -> Candidate:
-        """The same plan with less left to the compiler to put off, if that is lower."""
+        """The same plan with more barriers, so that the compiler can delay less, if that lowers its
+        peak."""
         barrier = self._candidates.add(
             candidate.chain, candidate.selection, candidate.outcome, barriers
         )
@@ -136,11 +139,11 @@ class BudgetSearch:
         return candidate.peak_bytes > (1 + _WIDE_MISS) * self._limit
 
     def floor(self) -> Candidate:
-        """The plan of least peak of a search by itself, which ends when none is found a hundredth
-        below the least, or its rounds are over.
+        """The plan of least peak, found by a search of its own.
 
-        What was compiled for a budget before plays no part, so that every refusal of a program
-        names the same budget, and a plan is found for that.
+        The search ends when no plan is found a hundredth below the least peak so far, or after
+        `floor_rounds` rounds. Plans compiled earlier for a budget are not used. So every
+        refusal of a program names the same smallest budget, and planning for it finds a plan.
         """
         alone = self._candidates.anew()
         _ = alone.lowest

@@ -1,4 +1,4 @@
-"""`PlanningContext` -> whole plans, compiled: what the rounds of all budgets share."""
+"""`PlanningContext` -> compiled whole plans, shared by the searches for all budgets."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ from jax_hremat._solve.with_reuse import ROUGH_GAP, fastest_with_reuse
 from jax_hremat._trace.fingerprint import fingerprint
 from jax_hremat._xla.certify import CompiledStep
 
-# A nest of more levels is compiled only if it promises a peak of at most this part of the others'.
+# A plan with more levels of groups is compiled only if its predicted peak is at most this part of
+# the others'.
 _WORTH = 0.99
 
-# A compiled peak this much above the predicted one is no error of the prediction: XLA's scheduler
-# has put something off.
+# A compiled peak that exceeds the predicted one by this part is no prediction error: XLA's
+# scheduler has delayed part of a backward.
 _PUT_OFF = 0.1
 
 NO_SOLVE = Outcome(Status.NOT_SOLVED, 0.0, 0.0, 0.0)
@@ -62,10 +63,10 @@ class Candidates:
     """Every whole plan of one program compiled so far.
 
     Attributes:
-        bench: The program and its costs.
-        chain: It, with all options.
-        simple: The same with every block only plain, checkpointed or as `jax.checkpoint` by hand makes it;
-            groups of those are predicted best.
+        context: The program and its costs.
+        chain: The program as a chain, with all options.
+        simple: The same chain with three options for each block: plain, checkpointed, or as a user
+            would write it with `jax.checkpoint`. Groups of these are predicted best.
         plain: The plan that checkpoints nothing.
     """
 
@@ -80,18 +81,18 @@ class Candidates:
         self.plain = self.add(*plain, NO_SOLVE)
 
     def anew(self) -> Candidates:
-        """Of the same program, with none compiled but that which checkpoints nothing."""
+        """Candidates of the same program of which only the plan without checkpoints is compiled."""
         return Candidates(self.context, self._progress)
 
     def learn(self, other: Candidates) -> None:
-        """Know the plans that another one of the same program found, too."""
+        """Add the plans that other candidates of the same program contain."""
         self._found = {**other._found, **self._found}
         for stage, spent_s in other.timings_s.items():
             self._timings_s[stage] += spent_s
 
     @property
     def timings_s(self) -> Mapping[str, float]:
-        """Seconds spent in the solver, and compiling whole steps."""
+        """Seconds spent in the solver and in compiling whole steps."""
         return dict(self._timings_s)
 
     @property
@@ -100,7 +101,7 @@ class Candidates:
 
     @property
     def least(self) -> Candidate:
-        """The one of least compiled peak, of equals the fastest."""
+        """The plan of least compiled peak; of equal ones the fastest."""
         return min(self._found.values(), key=lambda c: (c.peak_bytes, c.step_s))
 
     @property
@@ -110,8 +111,10 @@ class Candidates:
         return max(1.0, *ratios)
 
     def excess_near(self, peak_bytes: int) -> int:
-        """How much too high the peak was predicted of the plan whose compiled one is nearest; plans
-        of which the compiler put something off are left out."""
+        """Bytes by which the prediction is too high for the plan whose compiled peak is nearest.
+
+        Plans part of whose backward the compiler delayed are ignored.
+        """
         close = [
             c
             for c in self._found.values()
@@ -121,12 +124,13 @@ class Candidates:
         return nearest.prediction.peak_bytes - nearest.peak_bytes
 
     def step_s(self, prediction: Prediction) -> float:
-        """A predicted time as a time of the whole step: the baseline's and the difference."""
+        """A predicted time as a time of the whole step: the baseline's time plus the difference to
+        the predicted time of the plain plan."""
         added_s = prediction.time_s - self.plain.prediction.time_s
         return self.context.baseline.step_s + self.context.step.calls * added_s
 
     def within(self, peak_bytes: int) -> list[Candidate]:
-        """Those whose compiled peak is no higher, fastest first, then lowest."""
+        """The plans whose compiled peak is at most `peak_bytes`, fastest first, then by peak."""
         fitting = [c for c in self._found.values() if c.peak_bytes <= peak_bytes]
         return sorted(fitting, key=lambda c: (c.step_s, c.peak_bytes))
 
@@ -137,7 +141,7 @@ class Candidates:
         outcome: Outcome,
         barriers: Barriers = Barriers.CHECKPOINTED,
     ) -> Candidate:
-        """The plan of a selection, compiled unless it was before."""
+        """The plan of a selection, compiled unless it already was."""
         root = selection_region(self.context.costs.graph, chain, selection, barriers)
         if root not in self._found:
             self._progress("certifying", self.num_compiled, self.num_compiled + 1)
@@ -155,7 +159,7 @@ class Candidates:
         *,
         groups: bool = True,
     ) -> Schedule:
-        """The fastest schedule found within a predicted peak."""
+        """The fastest schedule found whose predicted peak is at most `peak_bytes`."""
         results = self.context.results if isinstance(space, Chain) else ()
         if results:
             solver = replace(solver, relative_gap=max(solver.relative_gap, ROUGH_GAP))
@@ -171,7 +175,7 @@ class Candidates:
         return self._solved(space, with_reuse if results else within)
 
     def _solved(self, space: Space, solve: Callable[[Chain], Schedule]) -> Schedule:
-        """The schedule of a chain, or of the chain under its stretches."""
+        """The schedule that `solve` finds, expanded to the original chain of a coarsened space."""
         self._progress("solving", 0, 1)
         with timed(self._timings_s, "solve"):
             if isinstance(space, Chain):
@@ -183,23 +187,23 @@ class Candidates:
 
     @functools.cached_property
     def fingerprint(self) -> Fingerprint:
-        """The program's, which all its plans carry."""
+        """The program's fingerprint, which all its plans carry."""
         return fingerprint(self.context.program, self.context.costs.graph)
 
     @functools.cached_property
     def standard(self) -> list[tuple[Chain, Selection, Prediction]]:
-        """What a user could write by hand, and what it is predicted to cost."""
+        """The plans that a user could write by hand, with their predicted costs."""
         return [(*plan, self.context.predict(*plan)) for plan in self.context.standard_plans()]
 
     @functools.cached_property
     def nested(self) -> tuple[CoarsenedChain, ...]:
-        """The plain chain with stacks of many layers in stretches, the more nested the later."""
+        """The chain `simple` with deep stacks of layers coarsened, once, twice and so on."""
         return coarsened(self.simple, self.context.costs.partition.kinds)
 
     @functools.cached_property
     def lowest(self) -> list[Candidate]:
-        """Plans of little memory, compiled: the solver's with all options, with and without
-        groups, with plain blocks, and with groups in groups if that promises less."""
+        """Compiled plans of least predicted peak: with all options, with and without groups; with
+        the options of `simple`; and with nested groups, if their predicted peak is lower."""
         solver = replace(self.context.config.solver, relative_gap=0.01)
         spaces = [(self.chain, True), (self.chain, False), (self.simple, True)]
         candidates: list[Candidate] = []

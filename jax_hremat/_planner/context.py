@@ -1,4 +1,4 @@
-"""`Step` -> `PlanningContext`: everything that is known before a budget is named."""
+"""`Step` -> `PlanningContext`: everything known about a step before a budget is given."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ from jax_hremat._xla.target import Target
 
 _logger = logging.getLogger("jax_hremat")
 
-# Of what a step without rematerialization holds: less in the memory of results is no matter.
+# Output-buffer reuse is ignored below this part of the live bytes of a step without
+# rematerialization.
 _WORTH_REUSE = 0.05
 
 
@@ -59,34 +60,35 @@ class PlannerConfig:
     """How hard the planner tries.
 
     Attributes:
-        search: How many modes of each kind of block are compiled.
+        search: How many options of each kind of block are compiled.
         solver: Limits of each mixed-integer program.
         partitioner: Where the program is cut into blocks: `partition_by_width`,
-            `partition_by_repeats`, `partition_by_score`, `partition_flat`, or a function of your
-            own from a graph to positions of operations.
-        max_rounds: Compilations of the whole step in a plan, after the first, to meet the
-            budget or to use what is left of it.
-        floor_rounds: Searches, each a hundredth lower, for a plan below the least peak found,
-            before a budget is refused; what is refused names the least that was found.
-        cost: Where the costs of blocks come from: "compiled", a roofline over what XLA makes of
-            them; "analytic", from their shapes, nothing compiled but whole steps; "measured", run
-            on the target's device, which must be attached.
-        cache_dir: Folder in which to keep what was compiled, so that the next planning of the same
-            program for the same target, in any process, need not compile it again; None for that
-            of the environment variable `JAX_HREMAT_CACHE_DIR`, or no cache where it is not set.
-        kernel_costs: Your own prices of kernels that XLA only calls, before anything that is known
-            of them: by the name of the target that is called, of the Pallas kernel or of the
-            primitive, a function `(operands, results) -> (flops, bytes)` of tuples of
-            `jax.ShapeDtypeStruct`, for one execution on one device. The flops run at the rate of
-            matrix products of the first operands' type. Plans made with prices of your own are not
-            kept in the cache, which cannot tell one function from another.
-        open_checkpoints: Whether to plan a program as if the `jax.checkpoint`s, `nn.remat`s and the
-            like that it has of its own were not there. If not, each stays one operation that no
-            plan changes, and "without rematerialization" means with them.
-        unroll_scans: Scans of at most so many steps are planned, and run, as if their steps were
-            written one after another; those inside longer scans and conds stay. Each step is then
-            planned on its own, and what it keeps is not copied into a stack and back, which makes
-            a step faster and smaller even without rematerialization. It takes longer to compile.
+            `partition_by_repeats`, `partition_by_score`, `partition_flat`, or your own function
+            from a graph to positions of operations.
+        max_rounds: How many more times the whole step is compiled, after the first plan, to meet
+            the budget or to use what is left of it.
+        floor_rounds: How many searches, each for a plan a hundredth below the least peak found, are
+            made before a budget is refused; the refusal names the least peak found.
+        cost: Where the costs of blocks come from: "compiled", a roofline over XLA's compiled
+            program; "analytic", from the shapes, where only whole steps are compiled; "measured",
+            timed on the target's device, which must be attached.
+        cache_dir: Folder for compilation results, so that planning the same program for the same
+            target, in any process, does not compile it again. None for the folder of the
+            environment variable `JAX_HREMAT_CACHE_DIR`, or no cache if that is not set.
+        kernel_costs: Your own costs of kernels that XLA only calls; they take precedence over
+            everything known about a kernel. Keys are the name of the call target, of the Pallas
+            kernel or of the primitive; values are functions `(operands, results) -> (flops, bytes)`
+            of tuples of `jax.ShapeDtypeStruct`, for one execution on one device. The flops run at
+            the rate of matrix products of the first operands' type. Plans made with your own costs
+            are not cached, because a cache key cannot tell one function from another.
+        open_checkpoints: Whether to plan a program as if its own `jax.checkpoint`s, `nn.remat`s and
+            the like were not there. If false, each of them stays one operation that no plan
+            changes, and "without rematerialization" means with them.
+        unroll_scans: Scans of at most this many steps are planned, and run, as if their steps were
+            written one after another; scans inside longer scans or conds stay scans. Each step is
+            then planned on its own, and what it keeps is not copied into a stack and back, which
+            makes a step faster and smaller even without rematerialization. Compilation takes
+            longer.
     """
 
     search: SearchConfig = field(default_factory=SearchConfig)
@@ -118,19 +120,19 @@ class PlannerConfig:
 
     @property
     def openings(self) -> Openings:
-        """What of a function is taken apart before it is planned."""
+        """Which parts of a function are opened before planning: checkpoints, scans."""
         return Openings(self.open_checkpoints, self.unroll_scans)
 
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """What is known of a program from its pieces, before any whole step is compiled.
+    """The blocks of a program and their costs, known before any whole step is compiled.
 
     Attributes:
         program: The program.
-        graph: Its operations and values.
-        partition: Its blocks.
-        bodies: Its scans and conds, by operation.
+        graph: The program's operations and values.
+        partition: The program's blocks.
+        bodies: The program's scans and conds, by operation.
         options: Options of each kind of block.
         timings_s: Seconds spent, by stage.
     """
@@ -144,7 +146,7 @@ class CostTable:
 
     @property
     def num_measured(self) -> int:
-        """Modes of blocks priced."""
+        """How many options of blocks were compiled or timed."""
         return sum(o.num_measured for o in self.options.values())
 
     def chain(
@@ -152,12 +154,12 @@ class CostTable:
         always_bytes: int,
         choose: Callable[[BlockOptions], Sequence[Option]] | None = None,
     ) -> Chain:
-        """The program as a chain, of all options or of those chosen for each kind of block.
+        """The program as a chain, with all options or those chosen for each kind of block.
 
         Args:
-            always_bytes: What is there in every plan.
-            choose: Picks some of the options of a kind; without it, groups may also keep values
-                of their blocks.
+            always_bytes: Bytes that are alive in every plan.
+            choose: Selects some options of a kind of block. Without `choose`, groups may also keep
+                values of their blocks.
         """
         of_blocks = self.of_blocks
         if choose is not None:
@@ -170,17 +172,17 @@ class CostTable:
         return make_chain(self.graph, self.partition, self.options, always_bytes, only=only)
 
     def layers_under(self, policy: str, chain: Chain, every: int = 1) -> Selection:
-        """Every layer, or one in so many, under a policy by name; all else as it is."""
+        """Every layer, or one in `every` layers, under a named policy; all other blocks plain."""
         return layer_selection(chain, self.partition.kinds, *self._by_hand(policy), every)
 
     def _by_hand(self, policy: str) -> tuple[list[Option], list[Option]]:
-        """Each block left as it is, and each checkpointed under a policy by name."""
+        """For each block, its plain option and its option under a named policy."""
         of_blocks = self.of_blocks
         return [o.plain for o in of_blocks], [o.under_policy(policy) for o in of_blocks]
 
     @property
     def has_scans(self) -> bool:
-        """Whether there is a scan to plan."""
+        """Whether the program has a scan to plan."""
         return any(isinstance(body, Scan) for body in self.bodies.values())
 
     @property
@@ -190,8 +192,8 @@ class CostTable:
 
     @property
     def policies(self) -> list[str]:
-        """Names of the policies under which a user would write a block; of those that come to the
-        same, the first."""
+        """Names of the policies under which a user would write a block; of policies that result in
+        the same options, only the first."""
         names = [name for options in self.options.values() for name, _ in options.by_hand]
         found: dict[tuple[Option, ...], str] = {}
         for name in dict.fromkeys(names):
@@ -201,21 +203,21 @@ class CostTable:
 
 @dataclass(frozen=True, slots=True)
 class PlanningContext:
-    """All that is known of a program before a budget is named; plans for any budget follow.
+    """Everything known about a program before a budget is given; plans for any budget follow.
 
     Attributes:
-        step: What the budget bounds, around the traced program.
-        costs: What is known of it from its pieces.
+        step: The step whose memory the budget bounds, with the traced program inside.
+        costs: The program's blocks and their costs.
         baseline: The step without rematerialization, compiled.
-        compile_step: Compiles the whole step in a plan; remembers what it compiled.
-        target: What everything was compiled for.
+        compile_step: Compiles the whole step under a plan; remembers what it compiled.
+        target: The device that everything was compiled for.
         config: How hard the planner tries.
-        timings_s: Seconds spent so far, by stage; of the baseline, what its compilation takes
-            after the costs are known.
-        results: The gradients, where the step returns them as they are and enough lies in their
-            memory until they are there.
-        surplus_bytes: What the baseline takes beyond its predicted peak: that which is around the
-            program, an accumulated gradient for instance, and so there in every plan.
+        timings_s: Seconds spent so far, by stage. For the baseline, only the part of its
+            compilation after the costs are known.
+        results: The gradients, if the step returns them unchanged and XLA reuses enough of their
+            memory before they are written; else empty.
+        surplus_bytes: Compiled peak of the baseline less its predicted peak: memory around the
+            program, such as an accumulated gradient, which is alive in every plan.
     """
 
     step: Step
@@ -229,7 +231,7 @@ class PlanningContext:
     surplus_bytes: int = 0
 
     def predict(self, chain: Chain, selection: Selection) -> Prediction:
-        """What a selection costs, with what results lend until they are there."""
+        """The predicted cost of a selection, output-buffer reuse included."""
         return predict(chain, selection, self.results)
 
     @property
@@ -244,13 +246,13 @@ class PlanningContext:
         return memory.argument_bytes + memory.output_bytes - memory.alias_bytes
 
     def chain(self, choose: Callable[[BlockOptions], Sequence[Option]] | None = None) -> Chain:
-        """The program as a chain, of all options or of those chosen for each kind of block."""
+        """The program as a chain, with all options or those chosen for each kind of block."""
         return self.costs.chain(self.fixed_bytes + self.surplus_bytes, choose)
 
     def standard_plans(self) -> list[tuple[Chain, Selection]]:
-        """What a user could write by hand: nothing, every block under one policy, the steps of
-        every scan under one and nothing else, every layer under one, one layer in a few or every
-        few blocks together under `jax.checkpoint`."""
+        """The plans that a user could write by hand: no checkpoints; every block under one policy;
+        only the steps of every scan under one policy; every layer under one policy; one in a few
+        layers, or every few consecutive blocks together, under `jax.checkpoint`."""
         names = self.costs.policies
         plain = self.chain(lambda o: (o.plain,))
         plans = [uniform(plain)]
@@ -269,7 +271,7 @@ class PlanningContext:
         return list(found.values())
 
     def steps_under(self, policy: str) -> tuple[Chain, Selection]:
-        """The steps of every scan under a policy by name; all else as it is."""
+        """The steps of every scan under a named policy; all other blocks plain."""
 
         def steps(options: BlockOptions) -> Option:
             under_policy = options.under_policy(policy)
@@ -278,7 +280,7 @@ class PlanningContext:
         return uniform(self.chain(lambda o: (steps(o),)))
 
     def layers_under(self, policy: str, every: int = 1) -> tuple[Chain, Selection]:
-        """Every layer, or one in so many, under a policy by name; all else as it is."""
+        """Every layer, or one in `every` layers, under a named policy; all other blocks plain."""
         chain = self.chain(lambda o: (o.plain, o.under_policy(policy)))
         return chain, self.costs.layers_under(policy, chain, every)
 
@@ -292,12 +294,12 @@ def priced(
     progress: Progress,
     kernels: KernelBook | None = None,
 ) -> CostTable:
-    """Graph, partition, and the options of each kind of block."""
+    """Build the graph, the partition, and the options of each kind of block with their costs."""
     program = step.program
     timings = {"trace": trace_s}
     with timed(timings, "trace"):
         graph = build_graph(program)
-    # Inside a `shard_map` the program is that of one device already.
+    # Inside a `shard_map` the program is already that of one device.
     if step.mesh is not None and not (program.mesh is not None and program.mesh.manual):
         with timed(timings, "layout"):
             graph = on_one_device(program, graph, inferred_shardings(step, step.mesh, target))
@@ -324,8 +326,11 @@ def priced(
 def prepare(
     step: Step, target: Target, config: PlannerConfig, trace_s: float, progress: Progress
 ) -> PlanningContext:
-    """The costs, and the baseline, which is compiled meanwhile; before them where they are
-    measured, one at a time and with nothing beside."""
+    """Find the costs and compile the baseline at the same time.
+
+    With measured costs the baseline is compiled first, and the blocks then one at a time, so that
+    nothing else runs during a measurement.
+    """
     if step.mesh is None and step.program.shardings:
         _logger.warning(
             "the arguments lie on a mesh of several devices, in a way that is not known while they "

@@ -1,5 +1,5 @@
-"""`Candidates` and a goal -> `RematPlan`: the fastest that fits, the smallest that is fast enough,
-or all that no other beats in both."""
+"""`Candidates` and a goal -> `RematPlan`: the fastest plan that fits, the plan of least peak
+that is fast enough, or all plans on the Pareto front of peak and time."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from jax_hremat._xla.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a plan records of its asking, apart from the goal.
+    """What a plan records of its request, apart from the goal.
 
     Attributes:
-        argnums: Positional arguments that are differentiated.
+        argnums: Positions of the arguments that are differentiated.
         has_aux: Whether the function returns `(loss, aux)`.
-        headroom_bytes: Taken off each budget.
+        headroom_bytes: Subtracted from each budget.
     """
 
     argnums: tuple[int, ...] = ()
@@ -47,7 +47,7 @@ def plan_for(candidates: Candidates, goal: Budget | Slowdown, terms: Terms) -> R
     """The certified plan for one goal.
 
     Raises:
-        InfeasibleBudgetError: No plan found fits; it carries the smallest budget that would do.
+        InfeasibleBudgetError: No plan found fits. The error carries the smallest sufficient budget.
     """
     before_s = candidates.timings_s
     if isinstance(goal, Slowdown):
@@ -61,8 +61,10 @@ def plan_for(candidates: Candidates, goal: Budget | Slowdown, terms: Terms) -> R
 
 
 def frontier_plans(candidates: Candidates, num_points: int, terms: Terms) -> list[RematPlan]:
-    """Certified plans that no other plan found beats in both peak and time, lowest peak first;
-    the budget of each is what it takes."""
+    """Certified plans that no other plan found beats in both peak and time, lowest peak first.
+
+    The budget of each plan is the memory it takes, headroom included.
+    """
     before_s = candidates.timings_s
     best = spread(candidates, num_points)
     return [
@@ -76,7 +78,7 @@ def _fastest_within(candidates: Candidates, budget_bytes: int, headroom_bytes: i
     if best is not None:
         return best
     floor = rounds.floor()
-    # The search further down may find what the one for the budget did not.
+    # The search for the least peak may find a plan that the search for the budget missed.
     fitting = candidates.within(budget_bytes - headroom_bytes)
     if fitting:
         return fitting[0]
@@ -146,10 +148,10 @@ def _plan(
 def certificate_of(
     step: CompiledStep, target: Target, budget_bytes: int, terms: Terms
 ) -> Certificate:
-    """What the compiler reported of a step that fits.
+    """The certificate of a compiled step that fits its budget.
 
     Raises:
-        CertificationError: It does not fit.
+        CertificationError: The step does not fit.
     """
     memory = step.memory
     certificate = Certificate(
@@ -164,7 +166,7 @@ def certificate_of(
         versions=MappingProxyType(compiler_versions()),
         mesh=step.mesh,
         platform=target.platform,
-        # The packaged figure of a CPU is nominal.
+        # The memory of the packaged CPU target is nominal.
         device_bytes=None if target.platform == "cpu" else target.memory_bytes,
     )
     if not certificate.holds:

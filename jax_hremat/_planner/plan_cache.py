@@ -1,5 +1,5 @@
-"""Plans certified before, kept beside what was compiled: none is made twice, and none is worse
-than one that was made for less."""
+"""Plans certified earlier, stored in the compilation cache: no plan is made twice, and no new
+plan is worse than a stored one for a smaller budget."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from jax_hremat._xla.compile import compiler_versions
 from jax_hremat._xla.target import Target
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
-# The newest are kept.
+# The most plans stored for one step; the newest are kept.
 _MAX_PLANS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class PlanCache:
-    """What is kept of one step on one target.
+    """The stored plans of one step on one target.
 
-    Two processes that add a plan at once may keep only one of them; nothing else is lost.
+    If two processes add a plan at the same time, only one of the two may be kept; nothing else is
+    lost.
 
     Attributes:
-        cache: Where.
-        key: Of the step, the target, all versions and what else a plan records.
-        effort: How hard the planner tries, and where it cuts the program.
+        cache: The cache that stores the plans.
+        key: Key of the step, the target, all versions and whatever else a plan records.
+        effort: How hard the planner tries, and where it cuts the program into blocks.
     """
 
     cache: CompileCache
@@ -46,11 +47,11 @@ class PlanCache:
     def of(
         step: Step, target: Target, terms: Terms, config: PlannerConfig, cache: CompileCache
     ) -> PlanCache:
-        """Those of a step."""
+        """The stored plans of a step."""
         graph = build_graph(step.program)
-        # A partitioner is any function, so it is known by what it does.
+        # A partitioner may be any function, so the key contains the cuts that it makes.
         starts = [block.start for block in partition_graph(graph, config.partitioner).blocks]
-        search = replace(config.search, max_workers=1)  # How many decides how soon, and no more.
+        search = replace(config.search, max_workers=1)  # Their number changes no answer.
         effort = repr((search, config.solver, config.max_rounds, config.cost, starts))
         scopes = ",".join(op.scope for op in graph.operations)
         around = _ADDRESS.sub("", str(step.traced))
@@ -61,21 +62,21 @@ class PlanCache:
         return PlanCache(cache, key_of(parts), effort)
 
     def asked(self, goal: Budget | Slowdown) -> str:
-        """What a plan is asked for, as one text: the goal and the effort."""
+        """A request as one text: the goal and the effort."""
         return f"{goal!r} {self.effort}"
 
     def read(self) -> dict[str, RematPlan]:
-        """By what was asked, oldest first."""
+        """The stored plans by request, oldest first."""
         return self.cache.read(self.key, _decode) or {}
 
     def write(self, plans: Mapping[str, RematPlan]) -> None:
-        """Keep the newest."""
+        """Store the newest of these plans."""
         newest = list(plans.items())[-_MAX_PLANS:]
         self.cache.write(self.key, {asked: plan.to_json() for asked, plan in newest})
 
 
 def best_of(plan: RematPlan, known: Iterable[RematPlan], goal: Budget | Slowdown) -> RematPlan:
-    """The plan, or one known before that meets the goal and is better."""
+    """The plan, or a better known plan that meets the goal."""
     if isinstance(goal, Slowdown):
         longest_s = goal.ratio * plan.baseline_step_s
         meeting = [p for p in (plan, *known) if p.estimated_step_s <= longest_s]

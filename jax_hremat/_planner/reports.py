@@ -1,4 +1,4 @@
-"""What a plan decided, block by block, in words and bytes."""
+"""Reports of what a plan decided for each block, in words and bytes."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Decision:
         graph: The program.
         partition: Its blocks.
         chain: Blocks with their options.
-        selection: What was chosen.
-        plain: For each block, the option that leaves it as it is.
-        recomputed: How many times each operation runs again.
+        selection: The selection to describe.
+        plain: For each block, its plain option.
+        recomputed: How many times each operation is recomputed.
     """
 
     graph: Graph
@@ -53,7 +53,8 @@ def block_reports(decision: Decision) -> tuple[BlockReport, ...]:
         options = decision.chain.options[index]
         option = options[decision.selection.options[index]]
         in_group = index in grouped
-        # Whose values are kept seen from outside: of a block in a group, those the group keeps.
+        # The option whose values are kept between forward and backward: for a block in a group,
+        # the one whose values the group keeps.
         kept = None if in_group else option
         if index in keeps:
             kept = options[keeps[index]]
@@ -64,7 +65,7 @@ def block_reports(decision: Decision) -> tuple[BlockReport, ...]:
             BlockReport(
                 start=block.start,
                 stop=block.stop,
-                # NNX names no scopes; the line says where the block stands too.
+                # NNX names no scopes; there the source line locates the block.
                 scope=block_scope(decision.graph, block.start, block.stop) or source or _NOWHERE,
                 mode=_mode_words(decision.graph, mode),
                 kept_bytes=kept.cost.kept_bytes if kept else 0,
@@ -85,7 +86,8 @@ def block_reports(decision: Decision) -> tuple[BlockReport, ...]:
 
 
 def block_scope(graph: Graph, start: int, stop: int) -> str:
-    """The scope the block stands in, and the parts of it that it spans; empty if it has none."""
+    """The block's innermost common scope and the parts of the scope that the block spans; empty if
+    its operations have no scope."""
     paths = [op.scope.split("/") for op in graph.operations[start:stop] if op.scope and op.active]
     if not paths:
         return ""
@@ -102,15 +104,16 @@ def block_scope(graph: Graph, start: int, stop: int) -> str:
 
 
 def _source(graph: Graph, start: int, stop: int) -> str:
-    """File, line and function of the first operation that no installed package wrote; without the
-    folder, which says where the code lies and not what it is."""
+    """File, line and function of the first operation whose source is not an installed package. The
+    folder is left out: it says where the code is stored, not what it is."""
     lines = [op.source for op in graph.operations[start:stop] if op.active]
     own = [line for line in lines if line and "site-packages" not in PurePath(line).parts]
     return PurePath(own[0]).name if own else ""
 
 
 def bottleneck_words(graph: Graph, partition: Partition, block: int, step: CompiledStep) -> str:
-    """What sets the smallest peak: the largest buffer there, and the block it is met in."""
+    """What sets the smallest peak: the largest buffer alive there, and the scope of the block where
+    the peak occurs."""
     at = partition.blocks[block]
     scope = block_scope(graph, at.start, at.stop) or _NOWHERE
     if not step.buffers:
@@ -124,19 +127,20 @@ def bottleneck_words(graph: Graph, partition: Partition, block: int, step: Compi
 
 
 def once_words(graph: Graph) -> str:
-    """What a refusal adds where operations must run exactly once; empty where there are none."""
+    """The part of a refusal about operations that must run exactly once; empty without any."""
     once = list(dict.fromkeys(op.once for op in graph.operations if op.once))
     if not once:
         return ""
     named = ", ".join([*once[:_MAX_PARTS], *["…"] * (len(once) > _MAX_PARTS)])
     return (
-        f"; nothing is checkpointed together with what must run exactly once, because of an effect or "
-        f"of hidden state: {named}"
+        f"; nothing is checkpointed together with what must run exactly once, because of an effect "
+        f"or of hidden state: {named}"
     )
 
 
 def closed_words(program: Program) -> str:
-    """What the program's own checkpoints, which stay in every plan, have to do with a refusal."""
+    """The part of a refusal about the program's own checkpoints, which stay in every plan; empty if
+    there are none."""
     if not program.own_checkpoints or program.opened.checkpoints:
         return ""
     return (
@@ -175,7 +179,7 @@ def _loop_words(loop: Loop, trips: int) -> str:
 
 
 def _body_words(body: Region) -> str:
-    """Such as `wrapped, keeps 3 values`."""
+    """Such as `checkpointed, keeps 3 values`."""
     if body.checkpointed:
         words = "checkpointed"
         if body.saved:

@@ -1,4 +1,4 @@
-"""What is asked of a plan, read and checked, and the plan for it."""
+"""A request for a plan: its options, read and checked, and the plan that answers it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _logger = logging.getLogger("jax_hremat")
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """The options of planning that do not depend on the function."""
+    """The planning options that do not depend on the function."""
 
     target: Target
     headroom_bytes: int
@@ -43,7 +43,7 @@ class PlanRequest:
         config: PlannerConfig | None,
         progress: Progress | None,
     ) -> PlanRequest:
-        """Read the options as the user writes them; the target's errors."""
+        """Read the options as the user writes them; raises the errors of `get_target`."""
         return PlanRequest(
             target=get_target(target),
             headroom_bytes=operator.index(headroom_bytes),
@@ -52,7 +52,7 @@ class PlanRequest:
         )
 
     def candidates(self, step: Step, trace_s: float) -> Candidates:
-        """Everything about a step that goes before a goal."""
+        """The candidates of a step: costs and baseline, which no goal changes."""
         context = prepare(step, self.target, self.config, trace_s, self.progress)
         return Candidates(context, self.progress)
 
@@ -66,9 +66,9 @@ class PlanRequest:
     ) -> RematPlan:
         """Plan the program inside a step.
 
-        With a cache, what was asked before is answered at once, and a plan known to be better than
-        the one found takes its place; not with prices of the user's, which no key can hold. A
-        budget beyond the device's memory is pointed out by an `HRematWarning`.
+        With a cache, a request made before is answered at once, and a stored plan that is better
+        than the one found replaces it. The cache is not used with `kernel_costs`, functions that
+        its key cannot contain. A budget larger than the device's memory gets an `HRematWarning`.
         """
         terms = Terms(argnums, has_aux, self.headroom_bytes)
         plan = self._plan(step, trace_s, goal, terms)
@@ -96,14 +96,15 @@ class PlanRequest:
         return plan
 
     def _is_certified(self, step: Step, plan: RematPlan, cache: CompileCache) -> bool:
-        """Whether the step compiles to what a plan kept from before states: no fingerprint knows
-        all that an operation may do. XLA is asked only if it has not compiled it before."""
+        """Whether the step compiles to the peak that a stored plan states. The check is needed
+        because a fingerprint cannot describe everything an operation does. A step in the cache is
+        not compiled again."""
         compiled = compile_step(step, plan.root, self.target, cache)
         return compiled.memory.peak_bytes == plan.certificate.peak_bytes
 
 
 def warn_beyond_device(certificate: Certificate) -> None:
-    """Point out a budget that the device does not have."""
+    """Warn of a budget larger than the device's memory."""
     if certificate.exceeds_device and certificate.device_bytes is not None:
         warnings.warn(
             f"the budget of {format_bytes(certificate.budget_bytes)} is more than the "
@@ -116,7 +117,7 @@ def warn_beyond_device(certificate: Certificate) -> None:
 
 
 def positions_of(argnums: int | Sequence[int]) -> tuple[int, ...]:
-    """`argnums` as `jax.grad` takes them, as a tuple."""
+    """`argnums` in the form that `jax.grad` accepts, as a tuple."""
     return (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
 

@@ -1,4 +1,4 @@
-"""What a user could write by hand, as selections: the plans that a planner must not lose to."""
+"""Plans that a user could write by hand, as selections; the planner must not be worse."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jax_hremat._solve.chain import Chain, Group, Selection
 from jax_hremat._solve.layers import layer_runs
 from jax_hremat._solve.prediction import predict
 
-# Numbers of consecutive blocks checkpointed together, and of layers of which one is checkpointed.
+# Numbers n: n consecutive blocks checkpointed together, or one of every n layers checkpointed.
 COUNTS = (2, 3, 4)
 
 
@@ -29,15 +29,16 @@ def layer_selection(
     under_policy: Sequence[Option],
     every: int = 1,
 ) -> Selection:
-    """Every layer, or one in so many of each stack, under `jax.checkpoint` with a policy; all else
-    left as it is.
+    """Every layer, or one in `every` layers of each stack, under `jax.checkpoint` with a policy.
+
+    All other blocks are plain.
 
     Args:
         chain: Blocks and their options.
         kinds: The kind of each block; equal kinds are equal blocks.
-        plain: Of each block, the option that leaves it as it is.
-        written: Of each block, the option that checkpoints it alone under the policy.
-        every: One in how many.
+        plain: For each block, its plain option.
+        under_policy: For each block, the option that checkpoints it alone under the policy.
+        every: One in this many layers is checkpointed.
     """
     options = [chain.options[b].index(option) for b, option in enumerate(plain)]
     layers = [layer for run in layer_runs(kinds) for layer in run[::every]]
@@ -53,7 +54,7 @@ def layer_selection(
 
 
 def _every(chain: Chain, count: int, first: int) -> Selection:
-    """Each `count` blocks from `first` on checkpointed together, but for the block at the loss."""
+    """Every `count` blocks from `first` on checkpointed together, except the block at the loss."""
     return _selection(chain, [(a, a + count - 1) for a in range(first, len(chain) - count, count)])
 
 
@@ -62,5 +63,5 @@ def _selection(chain: Chain, groups: Sequence[Group]) -> Selection:
 
 
 def _wrappable(chain: Chain, groups: Sequence[Group]) -> Iterator[Group]:
-    """Blocks with an effect stay in no group."""
+    """The groups that contain no block with an effect."""
     return (g for g in groups if chain.effectful.isdisjoint(range(g[0], g[1] + 1)))

@@ -1,22 +1,22 @@
-"""`Candidates` -> the trade between memory and time: its whole curve, or one point by its time."""
+"""`Candidates` -> the trade-off of memory and time: its whole curve, or one point of it."""
 
 from __future__ import annotations
 
 from jax_hremat._planner.budget_search import BudgetSearch
 from jax_hremat._planner.candidates import Candidate, Candidates
 
-# The predicted peak, and then the compiled one, is found up to this part of it …
+# The predicted peak, and then the compiled one, is found up to this part of the peak …
 _TOLERANCE = 0.01
-# … or up to where so many halvings end.
+# … or as far as this many halvings (solves, then whole budgets) reach.
 _MAX_SOLVES = 8
 _MAX_BUDGETS = 5
 
 
 def spread(candidates: Candidates, num_points: int) -> list[Candidate]:
-    """The fastest plans at budgets evenly spread between the least peak and no
-    rematerialization, without those that another beats; lowest peak first.
+    """The fastest plans at budgets evenly spread between the least peak and the peak without
+    rematerialization; lowest peak first, dominated plans left out.
 
-    Whatever was compiled on the way counts, so there may be more of them than budgets.
+    All plans compiled on the way count, so there may be more plans than budgets.
     """
     low = BudgetSearch(candidates, 0).floor().peak_bytes
     high = candidates.plain.peak_bytes
@@ -32,11 +32,12 @@ def spread(candidates: Candidates, num_points: int) -> list[Candidate]:
 def least_peak_within(candidates: Candidates, step_s: float) -> Candidate:
     """The plan of least compiled peak whose estimated step is no longer than `step_s`.
 
-    By halving: first on predictions alone, then on the fastest compiled plan of each budget.
+    By bisection: first on predictions alone, then on the fastest compiled plan of each budget.
 
     Args:
         candidates: Plans known so far.
-        step_s: At least the time of the step without rematerialization, which is then a plan.
+        step_s: At least the time of the step without rematerialization, so that the plain plan
+            meets it.
     """
     guess = _guess_bytes(candidates, step_s)
     BudgetSearch(candidates, guess).search()
@@ -45,7 +46,7 @@ def least_peak_within(candidates: Candidates, step_s: float) -> Candidate:
         best = _lowest(candidates, step_s)
         if best.peak_bytes - too_slow <= _TOLERANCE * best.peak_bytes:
             break
-        # Most likely the least is near what was predicted, so the first step down is small.
+        # The least peak is most likely near the predicted one, so the first step down is small.
         limit = int(best.peak_bytes * (1 - _TOLERANCE))
         if best.peak_bytes > guess:
             limit = (best.peak_bytes + max(too_slow, guess)) // 2
@@ -61,7 +62,7 @@ def _lowest(candidates: Candidates, step_s: float) -> Candidate:
 
 
 def _guess_bytes(candidates: Candidates, step_s: float) -> int:
-    """The least predicted peak within the time, up to the tolerance."""
+    """The least predicted peak of a step no longer than `step_s`, up to the tolerance."""
     solver = candidates.context.config.solver
     solver = solver.part(1 / _MAX_SOLVES)
     low, high = candidates.context.fixed_bytes, candidates.plain.prediction.peak_bytes

@@ -1,4 +1,4 @@
-"""A plan made for other shapes, or for another device or version: compiled and certified anew."""
+"""A plan made for other shapes, another device or another version: compiled and certified anew."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ from jax_hremat._xla.target import Target
 def certified_again(
     step: Step, plan: RematPlan, target: Target, budget: Budget, headroom_bytes: int
 ) -> RematPlan:
-    """The plan's regions in a program with the same operations, with a certificate of its own.
+    """The plan's regions in a program with the same operations, with that program's certificate.
 
-    Where the compiled step is what the plan says, to the byte, that is all that is compiled, and
-    the plan is returned with its budget as the only change. Values and gradients are unchanged
-    whatever the regions; what they take is compiled. Costs are not known, so a new plan says
-    nothing of single blocks.
+    If the compiled step matches the plan to the byte, nothing else is compiled, and only the budget
+    of the plan changes. Regions never change values or gradients; memory and time are those of the
+    compiled step. Block costs are not known, so the new plan has no reports of single blocks.
 
     Raises:
-        StalePlanError: The operations are not those of the plan's program.
-        InfeasibleBudgetError: The peak is above the budget.
+        StalePlanError: The program's operations differ from those of the plan's program.
+        InfeasibleBudgetError: The compiled peak is above the budget.
     """
     graph = build_graph(step.program)
     own = fingerprint(step.program, graph)
@@ -79,7 +78,7 @@ def certified_again(
 
 
 def _check_same_operations(plans: Fingerprint, own: Fingerprint) -> None:
-    """Shapes may differ, what is done may not."""
+    """Check that the two programs have the same operations; shapes may differ."""
     if len(plans.operations) != len(own.operations):
         raise StalePlanError(
             f"the plan is for a program of {len(plans.operations)} operations, and this one has "

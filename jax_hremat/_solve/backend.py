@@ -1,4 +1,4 @@
-"""The only call to the solver: HiGHS through cvxpy, every outcome named."""
+"""The only call to the solver, HiGHS through cvxpy, with a `Status` for every outcome."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax_hremat._solve.modelling import cp
 
 
 class Status(enum.Enum):
-    """How a solve ended; anything else is a `SolverError`."""
+    """How a solve ended; any other end raises a `SolverError`."""
 
     OPTIMAL = "optimal within the gap asked for"
     NODE_LIMIT = "best found within the limit of nodes"
@@ -24,15 +24,16 @@ class Status(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SolverConfig:
-    """What the solver is allowed, in counts: how busy the machine is changes no answer.
+    """Limits of the solver, in counts and not in seconds, so that answers do not depend on the load
+    of the machine.
 
     Attributes:
-        max_nodes: Nodes of the branch-and-bound tree of one program; an incumbent at the limit is a
-            result with its gap.
-        relative_gap: Relative distance between the solution and the bound at which to stop.
+        max_nodes: The most nodes of the branch-and-bound tree of one program. The best solution
+            found at the limit is a result, with its gap.
+        relative_gap: Relative distance between solution and bound at which the search stops.
 
     Raises:
-        ValueError: One of them is negative.
+        ValueError: A limit is negative.
     """
 
     max_nodes: int = 2000
@@ -43,7 +44,7 @@ class SolverConfig:
             raise ValueError(f"{self}: neither limit may be negative")
 
     def part(self, part: float) -> SolverConfig:
-        """That part of the nodes."""
+        """The same limits with this part of the nodes."""
         return replace(self, max_nodes=round(part * self.max_nodes))
 
 
@@ -55,7 +56,7 @@ class Outcome:
         status: How it ended.
         objective: Value of the solution, in the program's own unit; `inf` if infeasible.
         gap: Relative distance between the objective and the solver's proven bound.
-        solve_s: Seconds it took, cvxpy's compilation included.
+        solve_s: Seconds that the solve took, cvxpy's compilation included.
     """
 
     status: Status
@@ -73,16 +74,16 @@ def solve(
 ) -> Outcome:
     """Solve one minimisation with HiGHS, on one thread with a fixed seed.
 
-    The relative gap is taken of the objective as HiGHS sees it, without its constant term;
-    `absolute_gap`, in the objective's unit, ends the search too where it is met first.
+    The relative gap refers to the objective as HiGHS sees it, without its constant term. The search
+    also stops at `absolute_gap`, in the objective's unit, if that is reached first.
 
     Raises:
-        SolverError: The solver failed, or reached the limit without any solution and
-            `may_be_undecided` does not allow for that.
+        SolverError: The solver failed, or reached the limit without a solution and
+            `may_be_undecided` is false.
     """
     start = time.perf_counter()
     with warnings.catch_warnings():
-        # cvxpy warns that a solution at a limit may be inaccurate; it is recorded.
+        # cvxpy warns that a solution at a limit may be inaccurate; the status records the limit.
         warnings.filterwarnings("ignore", message="Solution may be inaccurate")
         try:
             problem.solve(
@@ -113,7 +114,7 @@ def solve(
 
 
 def undecided(config: SolverConfig) -> SolverError:
-    """What to tell of a limit that was reached without a result."""
+    """The error for a limit that was reached without a result."""
     return SolverError(
         f"HiGHS found no solution within {config.max_nodes} nodes, and no proof that there is "
         f"none. Raise `solver=SolverConfig(max_nodes=…)`"
@@ -121,7 +122,7 @@ def undecided(config: SolverConfig) -> SolverError:
 
 
 def _has_solution(problem: cp.Problem) -> bool:
-    """Whether the values of the variables are a solution; without one HiGHS hands back zeros."""
+    """Whether the values of the variables are a solution; HiGHS returns zeros if it has none."""
     stats: Any = problem.solver_stats
     return problem.value is not None and stats.extra_stats.primal_solution_status != 0
 

@@ -1,4 +1,4 @@
-"""The program as a chain of blocks with options, of which a schedule selects."""
+"""The program as a chain of blocks, each with options; a schedule selects one option per block."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jax_hremat._cost.option import Option
 from jax_hremat._solve.column import Column
 
-# First and last block.
+# The first and last block of a group.
 Group = tuple[int, int]
 
 
@@ -16,11 +16,11 @@ class BoundaryValue:
     """A value made in one block and read in later ones.
 
     Attributes:
-        size_bytes: Its bytes.
-        producer: The block that makes it.
-        readers: Later blocks whose forward reads it, in order.
-        active: Whether a cotangent of it flows back.
-        needed: For each (block, option) whose backward reads it.
+        size_bytes: Size of the value.
+        producer: The block that makes the value.
+        readers: Later blocks whose forward reads the value, in order.
+        active: Whether the value has a cotangent.
+        needed: Each (block, option) whose backward reads the value.
     """
 
     size_bytes: int
@@ -37,16 +37,17 @@ class Chain:
     Attributes:
         starts: First operation of each block.
         options: Options of each block.
-        recompute_s: Seconds of one more forward of each block, one that keeps nothing.
-        last_recompute_s: For each option of each block, the seconds its recompute takes where
-            the block is the last of a group: what only makes its outputs is not run again,
-            for nothing reads them.
-        shared_bytes: What each block keeps from its forward to its backward whatever is checkpointed
-            around it: arrays of constants, which XLA finds again in the recompute and makes once.
-        boundary values: Values that cross a boundary.
+        recompute_s: For each block, the seconds of one more forward, which keeps no residuals.
+        last_recompute_s: For each option of each block, the seconds of the block's recompute
+            where it is the last block of a group. Operations that only make the block's outputs
+            are then not recomputed, because nothing reads those outputs.
+        shared_bytes: Bytes that each block keeps from its forward to its backward even inside a
+            checkpoint: constant arrays, which XLA also finds in the recompute and makes only once.
+        boundary_values: Values made in one block and read in later ones.
         fixed_bytes: Arguments and outputs of the step.
-        effectful: Blocks with an effect, which must run exactly once: they are in no group.
-        keeping: The groups that may keep something, as columns; all others keep nothing.
+        effectful: Blocks with an effect. They must run exactly once, so they are in no group.
+        keeping: The groups with kept values that may be chosen, as columns of the root program;
+            all other groups keep nothing.
     """
 
     starts: tuple[int, ...]
@@ -63,7 +64,7 @@ class Chain:
         return len(self.starts)
 
     def needs(self) -> list[list[list[int]]]:
-        """For each block and option, the boundary values that its backward reads."""
+        """For each block and option, the boundary values that the block's backward reads."""
         needs: list[list[list[int]]] = [[[] for _ in options] for options in self.options]
         for v, value in enumerate(self.boundary_values):
             for block, option in sorted(value.needed):
@@ -71,8 +72,8 @@ class Chain:
         return needs
 
     def pending_cotangents(self, block: int) -> list[int]:
-        """Bytes of each of the cotangents made by later blocks that wait, during this block's
-        backward, for a block further ahead in it."""
+        """Bytes of each cotangent that waits during this block's backward: later blocks have
+        contributed to it, and the backward of the earlier block that made the value is to come."""
         return [
             c.size_bytes
             for c in self.boundary_values
@@ -80,7 +81,7 @@ class Chain:
         ]
 
     def pending_cotangent_bytes(self, block: int) -> int:
-        """The sum of them."""
+        """Sum of the bytes of the pending cotangents."""
         return sum(self.pending_cotangents(block))
 
 
@@ -90,10 +91,10 @@ class Selection:
 
     Attributes:
         options: Position of the option in `Chain.options[block]`.
-        groups: In order of their first blocks, an outer one before those in it; two of them are
-            disjoint, or one is inside the other and not the same.
-        keeps: (block, position of an option) for blocks of which the group around them keeps the
-            values that the option saves; where there are groups in groups, the outermost.
+        groups: In order of their first blocks, an outer group before the groups inside it. Any
+            two groups are disjoint, or one is strictly inside the other.
+        keeps: (block, position of an option) pairs: of these blocks the group around them (the
+            outermost, if groups are nested) keeps the values that the option saves.
     """
 
     options: tuple[int, ...]

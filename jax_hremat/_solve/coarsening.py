@@ -1,10 +1,12 @@
-"""A chain with stretches of it as single blocks, so that groups of those are groups in groups.
+"""Coarsening: a shorter chain whose blocks are groups of the chain below, for nested groups.
 
-A stretch is consecutive blocks that are always checkpointed together. For what is around it, it is one
-block, with the Pareto ways to run the group (`_solve/groups.py`) as its options. A schedule of
-the shorter chain is one of the chain itself, of the same predicted time and peak, and stretches of
-stretches follow. n equal blocks in r levels of groups hold about r·n^(1/r) boundaries at once, for
-r further forwards at most (Chen et al. 2016, section 4.3, nest them likewise).
+A coarsened block is a range of consecutive blocks that is always checkpointed as one group. In the
+shorter chain it is one block whose options are the Pareto-optimal columns of that group
+(`_solve/groups.py`). Every schedule of the shorter chain is a schedule of the chain itself with
+the same predicted time and peak, and its groups of coarsened blocks are groups of groups. The
+shorter chain can be coarsened in turn. n equal blocks in r levels of groups hold about r·n^(1/r)
+boundaries at once and cost at most r further forwards (Chen et al. 2016, section 4.3, nest groups
+in the same manner).
 """
 
 from __future__ import annotations
@@ -20,20 +22,20 @@ from jax_hremat._solve.chain import BoundaryValue, Chain, Group, Selection
 from jax_hremat._solve.groups import MAX_GROUP, Column, Groups
 from jax_hremat._solve.layers import layer_runs
 
-# Fewer equal layers in a row than this are near the least peak with groups of one level.
+# With fewer equal layers in a row than this, one level of groups comes near the least peak.
 _MANY_LAYERS = 3 * MAX_GROUP
 
 
 @dataclass(frozen=True, slots=True)
 class CoarsenedChain:
-    """A chain, some of whose blocks are stretches of the chain under it.
+    """A chain some of whose blocks are ranges of blocks of the chain below.
 
     Attributes:
         chain: The shorter chain.
-        bottom: The chain without any stretches.
-        under: The chain under it, if that too has stretches; else that is `bottom`.
-        spans: First and last block, in the chain under it, of each block of `chain`.
-        ways: For each block and option of `chain`, the options of its blocks.
+        bottom: The original chain, not coarsened.
+        under: The chain below, if that is coarsened too; None if the chain below is `bottom`.
+        spans: For each block of `chain`, the first and last block of its range in the chain below.
+        ways: For each block and option of `chain`, the option of each block of its range.
     """
 
     chain: Chain
@@ -43,7 +45,7 @@ class CoarsenedChain:
     ways: tuple[tuple[tuple[int, ...], ...], ...]
 
     def expanded(self, selection: Selection) -> Selection:
-        """The same on the chain at the bottom, its groups in groups."""
+        """The same selection on the original chain, with nested groups."""
         chosen = zip(self.ways, selection.options, strict=True)
         groups = {(self.spans[a][0], self.spans[b][1]) for a, b in selection.groups}
         groups |= {span for span in self.spans if span[0] < span[1]}
@@ -54,18 +56,18 @@ class CoarsenedChain:
         return below if self.under is None else self.under.expanded(below)
 
 
-# What the solver chooses from: a chain, or one with stretches in it.
+# What the solver chooses from: the chain, or a coarsened one.
 Space = Chain | CoarsenedChain
 
 
 def bottom(space: Space) -> Chain:
-    """The chain that selections from a space are of."""
+    """The original chain, to which the selections of a space refer."""
     return space if isinstance(space, Chain) else space.bottom
 
 
 def coarsened(chain: Chain, kinds: Sequence[Hashable]) -> tuple[CoarsenedChain, ...]:
-    """The chain with its stacks of many equal layers in stretches; that with the stretches in
-    stretches, and so on as long as there are many.
+    """The chain with the layers of each deep stack of equal layers coarsened; that chain coarsened
+    once more, and so on as long as there are many equal blocks in a row.
 
     Args:
         chain: Blocks and their options.
@@ -82,8 +84,8 @@ def coarsened(chain: Chain, kinds: Sequence[Hashable]) -> tuple[CoarsenedChain, 
 
 
 def _spans(chain: Chain, kinds: Sequence[Hashable]) -> dict[int, Group]:
-    """The stretches to make, by their first block: of each long stack, the cube root of its
-    layers in one, which leaves as many for the groups of them and for those groups."""
+    """The ranges to coarsen, by their first block. In a stack of n equal layers each range has ∛n
+    layers, which leaves about ∛n ranges for each group and about ∛n groups."""
     spans = {}
     for layers in layer_runs(kinds):
         period = layers[0][1] - layers[0][0] + 1
@@ -121,7 +123,7 @@ def _coarsened_once(
         for c in chain.boundary_values
         if len(_tops(c, top_of)) > 1
     )
-    # Of the blocks as they are, to know what waits for the cotangents of each.
+    # The chain without options: enough to know the pending cotangents of each block.
     plain = replace(
         chain,
         starts=tuple(chain.starts[a] for a, _ in spans),
@@ -129,7 +131,8 @@ def _coarsened_once(
         boundary_values=boundary_values,
         recompute_s=tuple(sum(chain.recompute_s[a : z + 1]) for a, z in spans),
         last_recompute_s=tuple(
-            # Nothing reads what a stretch makes that ends a group.
+            # A coarsened block at the end of a group is not recomputed by that group: nothing
+            # would read what it makes.
             (0.0,) * len(ways[top]) if span in columns else chain.last_recompute_s[span[0]]
             for top, span in enumerate(spans)
         ),
@@ -160,7 +163,7 @@ def _boundary_value(
     producer, *readers = _tops(boundary_value, top_of)
     alone = {b for b, _ in boundary_value.needed if spans[top_of[b]] == (b, b)}
     needed = {(top_of[b], o) for b, o in boundary_value.needed if b in alone}
-    # A stretch reads all its inputs again, whatever its options.
+    # The recompute of a coarsened block reads all its inputs, whatever its option.
     stretches = (top for top in readers if spans[top][0] < spans[top][1])
     needed |= {(top, o) for top in stretches for o in range(len(ways[top]))}
     return replace(
@@ -169,7 +172,7 @@ def _boundary_value(
 
 
 def _option(chain: Chain, column: Column, pending_bytes: int) -> Option:
-    """A way to run a stretch, as an option of the block that it is to others."""
+    """A column of a coarsened range, as an option of the coarsened block."""
     blocks = range(column.first, column.last + 1)
     fastest_s = sum(min(o.cost.time_s for o in chain.options[b]) for b in blocks)
     forward_s = sum(chain.recompute_s[b] for b in blocks)
@@ -177,7 +180,7 @@ def _option(chain: Chain, column: Column, pending_bytes: int) -> Option:
         forward_s=forward_s,
         backward_s=fastest_s + column.added_ms / 1e3 - forward_s,
         kept_bytes=column.kept_bytes,
-        # What is read of other blocks is said by the boundary values.
+        # `BoundaryValue.needed` says which values of other blocks are read.
         kept_inputs=(),
         kept_outputs=(),
         forward_peak_bytes=column.forward_bytes[0],

@@ -1,29 +1,30 @@
-"""Columns of the root program: the options it selects from, of single blocks and of groups."""
+"""Columns of the root program: single blocks and groups of blocks, each in chosen options."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Blocks of a group.
+# The most blocks in a group.
 MAX_GROUP = 8
 MIB = 2.0**20
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A block in one option, or a group of blocks with the option of each.
+    """A block in one option, or a group of blocks with one option each.
 
     Attributes:
         first: First block.
         last: Last block.
         options: Position of the option of each block.
-        added_ms: Time over the fastest options, the group's second forward included.
-        kept_bytes: Kept until its backward, without the values that cross a boundary.
-        forward_bytes: Peak of each block's forward, with what the group keeps of those before it.
-        backward_bytes: Peak of its backward, pending cotangents included, and all a group holds
-            from its recompute on.
-        holds: For a value that it holds from the forward on, (its boundary value, as of which block).
-        keeps: What a group keeps of its blocks, as `Selection.keeps`.
+        added_ms: Time above that of the fastest options; a group's recompute is included.
+        kept_bytes: Bytes kept until the column's backward, boundary values not counted.
+        forward_bytes: Peak of each block's forward, plus what the group keeps of the blocks before.
+        backward_bytes: Peak of the column's backward, including pending cotangents and, for a
+            group, everything held since its recompute.
+        holds: (boundary value, block) pairs: the column holds the value, from the forward on, for
+            the backward of that block.
+        keeps: What a group keeps of its blocks, in the form of `Selection.keeps`.
     """
 
     first: int
@@ -39,13 +40,13 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What the rows of the root program charge a piece, in ms (and ms per MiB).
+    """Dual values of the root program's rows: what they charge a column, in ms (or ms per MiB).
 
     Attributes:
-        cover: For covering each block; negative where a piece is wanted.
-        forward: For the forward peak of each block.
-        backward: For the backward peak of each block.
-        hold: For holding a boundary value as of a block.
+        cover: Price of covering each block; negative where a column that covers it is wanted.
+        forward: Price of the forward peak of each block.
+        backward: Price of the backward peak of each block.
+        hold: Price of holding a boundary value, for each (boundary value, block).
     """
 
     cover: tuple[float, ...]
@@ -54,7 +55,7 @@ class Prices:
     hold: dict[tuple[int, int], float]
 
     def reduced_ms(self, column: Column) -> float:
-        """The piece's time and what it is charged: its reduced cost."""
+        """The column's reduced cost: its added time plus what the rows charge it."""
         inside = range(column.first, column.last + 1)
         charged = sum(
             self.cover[k] + (self.forward[k] * f + self.backward[k] * column.backward_bytes) / MIB

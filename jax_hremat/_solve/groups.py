@@ -1,11 +1,18 @@
-"""Pieces of a schedule: single blocks, and all ways to run a group that could be of use.
+"""Columns of the root program: single blocks, and every group that a best schedule may need.
 
-A group is consecutive blocks, one option each, checkpointed together in one `jax.checkpoint`. Seen from
-outside it keeps nothing but what its recompute reads from before it, and the constants its blocks
-share with their recomputes; what happens inside only shows in its time, in the peak of its forward
-and in the peak of its backward. So of all selections of options inside, those that are Pareto in
-these three are enough. They are found by extending groups block by block, dominated beginnings
-dropped (label setting, exact).
+A group is consecutive blocks, one option each, checkpointed together in one `jax.checkpoint`. Seen
+from outside, the group keeps only the earlier values that its recompute reads and the constants
+that its blocks share with their recomputes. The choice of options inside shows only in three
+figures: the group's time, the peak of its forward and the peak of its backward. So the choices that
+are Pareto-optimal in these three are enough. They are found by extending groups block by block and
+dropping dominated prefixes (label setting, exact).
+
+Glossary
+    prefix      the first blocks of a group, with one option each
+    label       the figures of a prefix that decide how it can continue (`_Label`)
+    held        values made in the group that the prefix holds for its backwards and that a later
+                block of the group may read too
+    worth_ms    highest reduced cost of a column that may be in a schedule of interest
 """
 
 from __future__ import annotations
@@ -21,7 +28,7 @@ from jax_hremat._solve.keeping import KeepingColumns
 
 
 def single_columns(chain: Chain) -> list[Column]:
-    """Every block in every option."""
+    """A column for every block in every option."""
     columns = []
     needs = chain.needs()
     for k, options in enumerate(chain.options):
@@ -44,11 +51,11 @@ def single_columns(chain: Chain) -> list[Column]:
 
 
 class Groups:
-    """The groups of a chain: those that keep something, as they are listed in it, and all that
-    keep nothing, of two to `MAX_GROUP` blocks.
+    """The groups of a chain: the groups with kept values that `Chain.keeping` lists, and all groups
+    of two to `MAX_GROUP` blocks that keep nothing.
 
-    The last block is in no group that keeps nothing: its backward follows its forward at once, so
-    checkpointing it gains nothing. Nor is a effectful one.
+    A group that keeps nothing never contains the last block, whose backward follows its forward at
+    once, so that checkpointing it gains nothing. Nor does it contain an effectful block.
     """
 
     def __init__(self, chain: Chain) -> None:
@@ -62,7 +69,7 @@ class Groups:
     def keeping_columns(
         self, limit_bytes: float, prices: Prices | None = None, worth_ms: float = float("inf")
     ) -> list[Column]:
-        """The groups that keep something, as in `columns`."""
+        """The groups that keep something, with the arguments of `columns`."""
         return self._keeping.within(limit_bytes, prices, worth_ms)
 
     def columns(
@@ -74,16 +81,17 @@ class Groups:
         by_time: bool = True,
         only: frozenset[tuple[int, int]] | None = None,
     ) -> list[Column]:
-        """The groups that keep something, and the Pareto ways to run every other.
+        """The groups that keep something, and the Pareto-optimal columns of every other group.
 
         Args:
-            limit_bytes: Leave out what alone has a higher peak, arguments and outputs left out.
+            limit_bytes: Leave out columns whose own peak is higher (arguments and outputs not
+                counted).
             prices: What the rows of the root program charge.
-            worth_ms: With prices, leave out what has a higher reduced cost.
-            by_time: Whether time counts; if not, only the peaks do.
-            only: The groups to look at, by first and last block; all if None.
+            worth_ms: With prices, leave out columns of a higher reduced cost.
+            by_time: Whether columns are compared by time as well as by their peaks.
+            only: The groups to consider, as (first block, last block); None for all.
         """
-        # What a group keeps adds to its peaks, so where only those count, it keeps nothing.
+        # Kept values raise a group's peaks. Where only peaks count, no group needs to keep any.
         columns = self.keeping_columns(limit_bytes, prices, worth_ms) if by_time else []
         for stretch in self._stretches:
             if only is None or any(first == stretch.first for first, _ in only):
@@ -92,23 +100,23 @@ class Groups:
         return [p for p in columns if only is None or (p.first, p.last) in only]
 
 
-# The beginning of a group, what all its ways to go on have in common: ms added, bytes held, the
-# peak of its backward, that of its forward, options.
+# A prefix of a group, by the figures that all its continuations share: ms added, bytes held inside,
+# peak of the backward, peak of the forward, options.
 _Label = tuple[float, int, int, int, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """A block of a group in one option, as far as what comes before it in the group is no matter.
+    """A block of a group in one option: the figures that do not depend on the blocks before it.
 
     Attributes:
         option: Position of the option.
-        added_ms: Time over the fastest option, the group's second forward included.
-        spared_ms: What of it is not run where the group ends with the block.
-        forward_bytes: Peak of its forward, with all that waits meanwhile.
-        backward_bytes: Peak of its backward, pending cotangents included.
-        kept_bytes: Kept until its backward, without the values that cross a boundary.
-        needs: Values made in the group that its backward reads.
+        added_ms: Time above that of the fastest option, the block's recompute included.
+        spared_ms: The part of `added_ms` that is not run if the group ends with the block.
+        forward_bytes: Peak of the block's forward, with everything that waits meanwhile.
+        backward_bytes: Peak of the block's backward, pending cotangents included.
+        kept_bytes: Bytes kept until the block's backward, boundary values not counted.
+        needs: Boundary values made in the group that the block's backward reads.
     """
 
     option: int
@@ -121,7 +129,8 @@ class _Way:
 
 
 class _Stretch:
-    """The blocks of the groups that begin at one block, and what of them no option changes."""
+    """The blocks of the groups that begin at one block, with the figures that are the same for all
+    choices of options."""
 
     def __init__(self, chain: Chain, needs: list[list[list[int]]], first: int, last: int) -> None:
         self.chain = chain
@@ -133,8 +142,9 @@ class _Stretch:
             for v, c in enumerate(chain.boundary_values)
             if c.producer <= last and c.readers[-1] >= first
         ]
-        # Bytes that wait during the forward of each block whatever the options: a value from
-        # before the group that is read in it or after it, and one made in it until last read.
+        # Bytes that wait during the forward of each block whatever the options: values from before
+        # the group that are read in the group or after it, and values made in the group until
+        # they are last read.
         self.waiting = [
             sum(
                 c.size_bytes
@@ -143,13 +153,13 @@ class _Stretch:
             )
             for k in self.blocks
         ]
-        # Values from before the group that a group ending at each block reads.
+        # For each block: the values from before the group that a group ending there reads.
         self.read = [
             [v for v, c in near if c.producer < first and any(first <= r <= k for r in c.readers)]
             for k in self.blocks
         ]
         self.read_bytes = [sum(chain.boundary_values[v].size_bytes for v in r) for r in self.read]
-        # Constants that the blocks before each, and those up to each, share with their recomputes.
+        # Bytes of constants that the first i blocks share with their recomputes, for each i.
         self.shared_bytes = [0, *accumulate(chain.shared_bytes[k] for k in self.blocks)]
         self.holds = [self._holds(i) for i in range(len(self.blocks))]
         self.ways = [self._ways(i, needs[k]) for i, k in enumerate(self.blocks)]
@@ -176,7 +186,7 @@ class _Stretch:
         ]
 
     def _holds(self, i: int) -> tuple[tuple[int, int], ...]:
-        """(BoundaryValue, as of which block) for what a group of i + 1 blocks holds."""
+        """What a group of i + 1 blocks holds, in the form of `Column.holds`."""
         held = {
             (v, min(k, self.chain.boundary_values[v].readers[-1]))
             for v in self.read[i]
@@ -185,16 +195,16 @@ class _Stretch:
         return tuple(sorted(held))
 
     def least_added_ms(self, i: int) -> float:
-        """The least time that the block at position i can add if another follows it."""
+        """The least time that the block at position i can add if another block follows."""
         return self.chain.recompute_s[self.blocks[i]] * 1e3
 
     def most_spared_ms(self, i: int) -> float:
-        """The most that ending with the block at position i can take off that."""
+        """The most time that a group can save by ending with the block at position i."""
         return max(way.spared_ms for way in self.ways[i])
 
 
 class _Start:
-    """All groups that begin at one block, within a limit and at some prices."""
+    """All groups that begin at one block, within a peak limit and, with prices, a reduced cost."""
 
     def __init__(
         self, stretch: _Stretch, limit_bytes: float, prices: Prices | None, worth_ms: float
@@ -207,8 +217,8 @@ class _Start:
         self._charge = None if prices is None else _Charge(stretch, prices)
 
     def columns(self, by_time: bool) -> Iterator[Column]:
-        """The groups, by their end."""
-        # Labels by the set of values made in the group that are held and may be read again.
+        """The Pareto-optimal columns, shorter groups first."""
+        # Labels by the set of held values made in the group that a later block may read too.
         labels: dict[frozenset[int], list[_Label]] = {frozenset(): [(0.0, 0, 0, 0, ())]}
         for i, k in enumerate(self._blocks):
             ways = [way for way in self._at.ways[i] if way.forward_bytes <= self._limit]
@@ -237,7 +247,8 @@ class _Start:
     def _extended(
         self, beginnings: list[_Label], i: int, way: _Way, taken_bytes: int
     ) -> list[_Label]:
-        """The beginnings, a block longer, within the limit and perhaps worth their price."""
+        """The labels, extended by a block, that stay within the limit and may be worth their
+        price."""
         own = taken_bytes + way.backward_bytes
         kept = taken_bytes + way.kept_bytes
         read = self._at.read_bytes[i]
@@ -247,8 +258,8 @@ class _Start:
             backward = max(backward, held + own)
             if backward > room:
                 continue
-            # A forward peak up to that of the backward with the group's inputs sets nothing: what
-            # else lives outside the group lives in its backward too.
+            # A forward peak no higher than that of the backward plus the group's inputs never sets
+            # the step's peak: everything else outside the group is alive in its backward too.
             forward = max(forward, way.forward_bytes, backward + read)
             ms = before_ms + way.added_ms
             if self._charge is None or self._charge.allows(i, forward, backward, self._worth - ms):
@@ -270,10 +281,14 @@ class _Start:
 
 
 class _Charge:
-    """Reduced costs of the groups that begin at one block."""
+    """Reduced costs of the groups that begin at one block.
+
+    That of a group ending at position i is: added ms + c_i + f_i · (forward peak) + b_i · (backward
+    peak), where f_i and b_i sum the prices of the peak rows over the group's blocks.
+    """
 
     def __init__(self, start: _Stretch, prices: Prices) -> None:
-        # For each end: a constant, the price of the forward peak, of the backward peak.
+        # For each end: c, f and b.
         self._terms: list[tuple[float, float, float]] = []
         constant = forward = backward = 0.0
         for i, k in enumerate(start.blocks):
@@ -284,8 +299,8 @@ class _Charge:
             later = sum(prices.forward[k + 1 :]) + sum(prices.backward[k + 1 :])
             kept = later * start.shared_bytes[i + 1] / MIB
             self._terms.append((constant + held + kept, forward, backward))
-        # For each position, the same for all ends from there on, the least time of the blocks
-        # in between added.
+        # For each position: c, f and b of every end from there on. For a lower bound, c includes
+        # the least time that the blocks in between add, less the most that the end saves.
         self._onward: list[list[tuple[float, float, float]]] = []
         for i in range(len(self._terms)):
             extra, onward = 0.0, []
@@ -296,29 +311,30 @@ class _Charge:
             self._onward.append(onward)
 
     def allows(self, i: int, forward: int, backward: int, most_ms: float) -> bool:
-        """Whether a group whose first blocks have these peaks may be charged no more than that."""
+        """Whether some continuation of a prefix with these peaks may have a reduced cost of at most
+        `most_ms`, the time that the prefix itself adds not counted."""
         for c, f, b in self._onward[i]:
             if c + f * forward + b * backward <= most_ms:
                 return True
         return False
 
     def exact(self, i: int, label: _Label) -> float:
-        """The reduced cost of the group that ends here."""
+        """The reduced cost of the group that ends at position i."""
         c, f, b = self._terms[i]
         added_ms, _, backward, forward, _ = label
         return added_ms + c + f * forward + b * backward
 
 
 def _undominated(labels: list[_Label], by_time: bool, read_bytes: int) -> list[_Label]:
-    """Labels that no other dominates; of equals the first in order."""
-    # In this order only earlier labels can dominate, and what is left to compare is the bytes.
+    """The labels that no other label dominates; of equal labels the first in order."""
+    # In this order only earlier labels can dominate, so that only the bytes need comparing.
     if by_time:
         ordered = sorted(labels)
     else:
         ordered = sorted(labels, key=lambda x: (*x[1:], x[0]))
     kept: list[_Label] = []
-    # Of the labels kept, those whose forward peak is no matter, so that two figures say all:
-    # held bytes ascending, backward peaks descending. The others are few.
+    # The kept labels whose forward peak cannot set the step's peak are compared by two figures
+    # only: held bytes ascending, backward peaks descending. The other labels are few.
     held_steps: list[int] = []
     backward_steps: list[int] = []
     others: list[tuple[int, int, int]] = []

@@ -1,10 +1,17 @@
 """Groups that keep values: what one `jax.checkpoint` around several blocks may keep of them.
 
-In its recompute such a group runs its blocks as they are; of each block it keeps what one of the
-block's own options by name keeps, or nothing. Time and kept bytes add up over the blocks, so of all
-choices those that are Pareto in them are found block by block (label setting). This is the program
-of a parent node over its children (H-Rockmate, Gusak et al. 2024, section 4.2) where every child is
-to be recomputed: what is left to choose is the set of values S that the checkpoint keeps.
+In its recompute such a group runs each block in its plain option. Of each block the group keeps
+nothing, or the values that one of the block's own options keeps by name. Time and kept bytes add up
+over the blocks:
+
+    T = Σ_k  t_k                    if nothing is kept of block k: its forward is recomputed
+             t_{k,o} − t_{k,plain}  if the values of option o are kept (at least 0)
+    K = Σ_k  bytes of constants shared with the recompute, or bytes that option o keeps
+
+The Pareto-optimal choices in T, K, the boundary values kept and the blocks' forward peaks are found
+block by block (label setting). This is the program of a parent node over its children (H-Rockmate,
+Gusak et al. 2024, section 4.2) for the case that every child is recomputed: what remains to choose
+is the set S of values that the checkpoint keeps.
 """
 
 from __future__ import annotations
@@ -19,18 +26,18 @@ from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.column import MAX_GROUP, MIB, Column, Prices
 from jax_hremat._solve.prediction import block_recompute_s
 
-# Ways to keep values that are told apart for each range of blocks, by the bytes kept.
+# The most choices of kept values per range of blocks, spread over the bytes kept.
 _RESOLUTION = 16
 
 
 class _Label(NamedTuple):
-    """A choice of what to keep of the first blocks of a group.
+    """A choice of the values to keep of the first blocks of a group.
 
     Attributes:
-        added_s: Seconds that the group's recompute takes for them.
-        kept_bytes: Kept of them, without values that cross a boundary.
-        held: Of the values that cross a boundary, those that are kept.
-        forward_bytes: Peak of the forward of each, with what is kept of the blocks before it.
+        added_s: Seconds of these blocks in the group's recompute.
+        kept_bytes: Bytes kept of these blocks, boundary values not counted.
+        held: The boundary values kept.
+        forward_bytes: Peak of each block's forward, plus what is kept of the blocks before.
         keeps: As in `Column`.
     """
 
@@ -41,7 +48,7 @@ class _Label(NamedTuple):
     keeps: tuple[tuple[int, int], ...]
 
     def dominates(self, other: _Label) -> bool:
-        """Whether it is at least as good in every respect that a schedule can notice."""
+        """Whether this label is at least as good as `other` in all that affects a schedule."""
         return (
             self.added_s <= other.added_s
             and self.kept_bytes <= other.kept_bytes
@@ -51,14 +58,14 @@ class _Label(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """A group that keeps values made in it, as `jax.checkpoint` under a policy does.
+    """A group that keeps some of the values made inside, like `jax.checkpoint` with a policy.
 
     Attributes:
         first: First block.
         last: Last block.
-        options: Position of the option in which each block is run in the recompute.
-        keeps: (block, position of an option) for blocks of which the group keeps the values that
-            the option saves.
+        options: For each block, the position of the option that the recompute runs.
+        keeps: (block, position of an option) pairs: of these blocks the group keeps the values
+            that the option saves.
     """
 
     first: int
@@ -68,10 +75,11 @@ class _Group(NamedTuple):
 
 
 def keeping_columns(chain: Chain) -> tuple[Column, ...]:
-    """The Pareto-optimal ways to keep values of consecutive blocks under one checkpoint.
+    """The Pareto-optimal choices of values to keep of consecutive blocks under one checkpoint.
 
-    Of two to `MAX_GROUP` blocks, none of them effectful, the block at the loss left out; of each
-    range at most `_RESOLUTION` ways, evenly spaced by the bytes they keep.
+    Groups have two to `MAX_GROUP` blocks and contain neither effectful blocks nor the block at the
+    loss. Of each range of blocks there are at most `_RESOLUTION` choices, evenly spaced by the
+    bytes they keep.
     """
     keepable = [
         [o for o, option in enumerate(options) if option.origin == "names"]
@@ -88,7 +96,7 @@ def keeping_columns(chain: Chain) -> tuple[Column, ...]:
     def extended(labels: Sequence[_Label], block: int, *, at_end: bool) -> Iterator[_Label]:
         inside = plain[block]
         assert inside is not None, "a group is of blocks that may be left as they are"
-        # Only where the group ends matters to what its last block adds.
+        # What a block adds depends on the group only by whether the group ends with the block.
         group = (block, block if at_end else block + 1)
         options = chain.options[block]
         ways: list[int | None] = [None, *keepable[block]]
@@ -129,7 +137,7 @@ def _made_in(chain: Chain, block: int, values: Sequence[int]) -> list[int]:
 def _columns(
     chain: Chain, needs: Sequence[Sequence[Sequence[int]]], groups: Sequence[_Group]
 ) -> Iterator[Column]:
-    """The columns of groups of the same blocks, run in the same options."""
+    """The columns of groups that have the same blocks and recompute them in the same options."""
     if not groups:
         return
     first, last, options, _ = groups[0]
@@ -146,7 +154,8 @@ def _columns(
     for group in groups:
         keeps = dict(group.keeps)
         holds = read | {(v, k) for k, o in group.keeps for v in _made_in(chain, k, needs[k][o])}
-        # Seen from outside it keeps some values of its blocks, in its own backward all of them.
+        # Between forward and backward the group keeps the chosen values of its blocks; in its own
+        # backward, after the recompute, it keeps what the recomputed options keep.
         held = {v for v, _ in holds}
         kept_bytes = inside_bytes = backward_bytes = 0
         forward_bytes, added_s = [], 0.0
@@ -177,7 +186,7 @@ def _columns(
 
 
 class KeepingColumns:
-    """The groups of a chain that keep something, priced all at once."""
+    """The groups of a chain that keep something, their reduced costs computed all at once."""
 
     def __init__(self, chain: Chain) -> None:
         self._columns = chain.keeping
@@ -185,7 +194,8 @@ class KeepingColumns:
         self._peak_bytes = np.fromiter(peaks, float)
         self._added_ms = np.array([p.added_ms for p in self._columns])
         self._holds = sorted({key for p in self._columns for key in p.holds})
-        # A row for each column: its entries in the rows of cover, forward, backward, stock, hold.
+        # One row for each column of the program: its coefficients in the families cover, forward,
+        # backward, stock and hold. The reduced costs are T + (these rows) · (dual values).
         place = {key: 4 * len(chain) + i for i, key in enumerate(self._holds)}
         rows: list[int] = []
         places: list[int] = []
@@ -203,10 +213,11 @@ class KeepingColumns:
         self._entries = sp.csr_array((entries, (rows, places)), shape=shape)
 
     def within(self, limit_bytes: float, prices: Prices | None, worth_ms: float) -> list[Column]:
-        """Those of no higher peak than a limit; with prices, of no higher reduced cost than that."""
+        """The columns whose own peak is within the limit and, with prices, whose reduced cost is at
+        most `worth_ms`."""
         chosen = self._peak_bytes <= limit_bytes
         if prices is not None and self._columns:
-            # What is kept by a group is there for every block after it.
+            # What a group keeps is alive in the forward and backward of every later block.
             charged = np.add(prices.forward, prices.backward)
             later = charged[::-1].cumsum()[::-1] - charged
             held = [prices.hold[key] for key in self._holds]
@@ -218,8 +229,8 @@ class KeepingColumns:
 
 
 def _few(chain: Chain, labels: Iterator[_Label]) -> list[_Label]:
-    """Those that no other dominates; of more than `_RESOLUTION` that keep about as much as each
-    other, the fastest."""
+    """The labels that no other label dominates. If these are more than `_RESOLUTION`, only the
+    fastest of each set that keeps about the same number of bytes."""
 
     def total_bytes(label: _Label) -> int:
         return label.kept_bytes + sum(chain.boundary_values[v].size_bytes for v in label.held)

@@ -1,4 +1,4 @@
-"""The layers of a model, as the kinds of its blocks tell them."""
+"""The layers of a model, found as repeated sequences of block kinds."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Hashable, Sequence
 
 from jax_hremat._solve.chain import Group
 
-# The longest repeated sequence of blocks that is looked for.
+# The most blocks in a layer.
 _MAX_PERIOD = 8
 
 
 def layer_runs(kinds: Sequence[Hashable]) -> list[list[Group]]:
-    """The layers of each stack of equal ones, a layer as its first and last block: the shortest
-    sequence of kinds that is repeated. The block at the loss is in none."""
+    """The layers of each stack of equal layers, each layer as its first and last block.
+
+    A layer is the shortest sequence of kinds that is repeated. The block at the loss is in none.
+    """
     runs = []
     block = 0
     while block < len(kinds):
@@ -25,8 +27,8 @@ def layer_runs(kinds: Sequence[Hashable]) -> list[list[Group]]:
 
 
 def _repeats(kinds: Sequence[Hashable]) -> tuple[int, int]:
-    """Length of the shortest sequence that `kinds` begins with twice, and how often it is
-    repeated; (1, 1) if there is none."""
+    """Length of the shortest sequence that `kinds` begins with at least twice in a row, and the
+    number of its repetitions; (1, 1) if there is none."""
     for period in range(1, min(_MAX_PERIOD, len(kinds) // 2) + 1):
         count = 1
         while kinds[count * period : (count + 1) * period] == kinds[:period]:

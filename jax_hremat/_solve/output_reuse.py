@@ -1,8 +1,9 @@
-"""Memory of results that are not there yet, in which XLA puts other buffers.
+"""Output-buffer reuse: XLA places other buffers in the memory of a result before it is written.
 
-The gradient of a weight has its memory for the whole step, and is written when the backward comes
-to the first block that reads the weight. Until then a residual, or anything else that is gone by
-then, may lie there. Where weights are as large as activations, that is most of a step's residuals.
+The gradient of a weight has its memory allocated for the whole step, but is written only when the
+backward reaches the first block that reads the weight. Until then its memory may hold a residual,
+or any other buffer that is dead by then. Where weights are as large as activations, most of a
+step's residuals are placed there.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from jax_hremat._trace.graph import Graph
 
 
 class Result(NamedTuple):
-    """A gradient.
+    """A gradient that the step returns.
 
     Attributes:
-        block: The block in whose backward it is complete.
-        size_bytes: Its bytes.
+        block: The block in whose backward the gradient is complete.
+        size_bytes: Size of the gradient.
     """
 
     block: int
@@ -43,11 +44,11 @@ def gradients_of(graph: Graph, partition: Partition) -> tuple[Result, ...]:
 
 
 def reused_bytes(sizes_bytes: Iterable[int], idle_bytes: Iterable[int]) -> int:
-    """Bytes of the buffers that find a place in idle results: the largest first, each in the
-    smallest that it fits in, as XLA's buffer assignment does.
+    """Bytes of the buffers placed in idle results: the largest buffer first, each in the smallest
+    result that it fits in, as XLA's buffer assignment does.
 
-    Unchecked: that a buffer is gone before the result is written, and that another one of another
-    time may share its place.
+    Unchecked: that a buffer is dead before the result is written, and that a buffer of another time
+    may share its place.
     """
     idle = sorted(idle_bytes)
     reused = 0

@@ -1,7 +1,7 @@
-"""What a selection of a chain's options costs, step by step and without a solver.
+"""The predicted time and peak memory of a selection, computed block by block without a solver.
 
-The root program (`_solve/schedule.py`) is the same arithmetic as constraints, and tests hold the
-two together.
+The root program (`_solve/schedule.py`) states the same arithmetic as constraints; tests check that
+the two agree.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from jax_hremat._solve.output_reuse import Result, reused_bytes
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a selection costs.
+    """The predicted cost of a selection.
 
     Attributes:
-        time_s: Sum over the blocks, and one more forward of each for each group around it, as far
-            as the backwards need it.
+        time_s: Sum of the blocks' times, plus one more forward of each block for each group around
+            it, as far as the backwards need that forward.
         peak_bytes: Largest sum of live bytes, arguments and outputs included.
-        peak: The moment that sets it.
-        moments: The step: all forwards, then all backwards.
+        peak: The moment with the largest sum.
+        moments: The moments of the step in time order: all forwards, then all backwards.
     """
 
     time_s: float
@@ -35,14 +35,15 @@ class Prediction:
 
 
 def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) -> Prediction:
-    """Walk the step: forward through the blocks, then backward, each group recomputed before the
-    backward of its blocks, and a group in it again before that of its own.
+    """Walk through the step: forward through the blocks, then backward. Each group is recomputed
+    before the backward of its blocks; a group inside it is recomputed once more, before the
+    backward of its own blocks.
 
     Args:
         chain: Blocks and their options.
-        selection: What was chosen.
-        results: Results that lend their memory until they are there; the root program knows of
-            none.
+        selection: The selection to predict.
+        results: Results whose memory holds other buffers until they are written (output-buffer
+            reuse). The root program does not model them.
     """
     costs = [chain.options[b][o].cost for b, o in enumerate(selection.options)]
     keeps = {b: chain.options[b][o].cost for b, o in selection.keeps}
@@ -52,12 +53,13 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
     ]
 
     def held(v: int, block: int, inside: frozenset[Group] = frozenset()) -> bool:
-        """Whether a boundary value waits for the backward of some block up to `block`, seen from
-        inside some groups."""
+        """Whether a boundary value is held for the backward of some block up to `block`, seen from
+        inside the groups `inside`."""
         return any(h.block <= block and h.groups <= inside for h in holders[v])
 
     def seen(block: int, inside: frozenset[Group]) -> OptionCost | None:
-        """What a block keeps, seen from inside some groups; None if only constants."""
+        """The cost that says what a block keeps, seen from inside the groups `inside`; None if the
+        block keeps only its shared constants."""
         if inside.issuperset(around[block]):
             return costs[block]
         return keeps.get(block) if inside.isdisjoint(around[block]) else None
@@ -112,8 +114,8 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
 def recompute_s(chain: Chain, selection: Selection) -> list[float]:
     """For each block, the seconds of its forwards in the recomputes of the groups around it.
 
-    A group that another ends with is not run again in the recompute of that other: nothing reads
-    what it makes.
+    The recompute of an outer group does not run an inner group that ends with the same block:
+    nothing would read what the inner group makes.
     """
     keeps = dict(selection.keeps)
     return [
@@ -136,10 +138,10 @@ def block_recompute_s(
     Args:
         chain: Blocks and their options.
         group: The group.
-        block: One of its blocks.
-        option: Position of the option in which the recompute runs it.
-        kept: That of the option whose values the group keeps, if any: then the group runs again
-            what the block alone would if it kept them.
+        block: A block of the group.
+        option: Position of the option with which the recompute runs the block.
+        kept: Position of the option whose saved values the group keeps, if any. The group then
+            recomputes what the block alone would recompute if it kept these values.
     """
     if kept is not None:
         kept_s, run_s = (chain.options[block][o].cost.time_s for o in (kept, option))
@@ -150,7 +152,7 @@ def block_recompute_s(
 
 
 def _groups_around(chain: Chain, selection: Selection) -> list[list[Group]]:
-    """The groups that each block is in, from the outermost in."""
+    """For each block, the groups around it, outermost first."""
     around: list[list[Group]] = [[] for _ in range(len(chain))]
     for group in selection.groups:
         for block in range(group[0], group[1] + 1):
@@ -159,8 +161,13 @@ def _groups_around(chain: Chain, selection: Selection) -> list[list[Group]]:
 
 
 class _Holder(NamedTuple):
-    """Who holds a value for a backward: a block whose option reads it, or a group that reads it
-    from before itself; as of which block, and the groups around the holder."""
+    """A reason to hold a value for a backward: a block whose option reads the value in its
+    backward, a group that keeps the value, or a group that reads it and begins after its producer.
+
+    Attributes:
+        block: The first block whose backward the value is held for.
+        groups: The groups around the holder.
+    """
 
     block: int
     groups: frozenset[Group]

@@ -1,4 +1,4 @@
-"""The region tree of a selection, which the emitter turns into `jax.checkpoint`."""
+"""The region tree of a selection, which the emitter turns into `jax.checkpoint` calls."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from jax_hremat._trace.graph import Graph
 
 
 class Barriers(Enum):
-    """Which regions are tied (`Region.tied`).
+    """Which regions are behind a cotangent barrier (`Region.barrier`).
 
     Attributes:
-        NONE: None, as in a function with `jax.checkpoint` written by hand.
-        WRAPPED: The checkpointed ones that leave the compiler something to put off.
-        LOSS_TOO: The plain block at the loss as well, so that its backward ends first.
+        NONE: No region, as in a function with `jax.checkpoint` written by hand.
+        CHECKPOINTED: The checkpointed regions part of whose backward the compiler could delay.
+        LOSS_TOO: The plain block at the loss as well, so that its backward ends before any other
+            begins.
     """
 
     NONE = "none"
@@ -44,7 +45,7 @@ def selection_region(
     def regions(
         first: int, last: int, groups: Sequence[Group], *, outermost: bool = True
     ) -> tuple[Region, ...]:
-        """Of the blocks from first to last, with the groups in them."""
+        """The regions of the blocks from first to last, with the groups among them."""
         found: list[Region] = []
         block = first
         while block <= last:

@@ -1,15 +1,19 @@
-"""Which values of one checkpointed stretch of the program to keep: the leaf program.
+"""The leaf program: which values to keep of one checkpointed range of operations.
 
 Glossary
-    v, u    values made inside the stretch
-    e       operations of the stretch; prod(v) makes v
+  indices
+    v, u    values made inside the range
+    e       operations of the range; prod(v) is the operation that makes v
+  variables
     s_v     1 if v is kept between forward and backward
-    r_e     1 if e runs again in the backward
-    b_v     bytes of v; t_e seconds of e
+    r_e     1 if e is recomputed in the backward
+  data
+    b_v     bytes of v
+    t_e     seconds of e
 
-The backward of JAX's `jax.checkpoint(policy=save_only_these_names(S))`: recompute from what is
-kept whatever the backward reads (design of Checkmate, MLSys 2020, eqs. 1b-1d, with one
-recompute stage).
+It models the backward of `jax.checkpoint(policy=save_only_these_names(S))`: what the backward reads
+and S does not contain is recomputed from what is kept (design of Checkmate, MLSys 2020, eqs. 1b-1d,
+with one recompute stage).
 """
 
 from __future__ import annotations
@@ -30,10 +34,10 @@ class SavedValues:
     """One answer of the leaf program.
 
     Attributes:
-        values: Value ids kept.
-        recomputed: Operations run again.
-        kept_bytes: Bytes of the values.
-        recompute_s: Seconds of the operations.
+        values: Ids of the values kept.
+        recomputed: Ids of the operations recomputed.
+        kept_bytes: Bytes of the values kept.
+        recompute_s: Seconds of the operations recomputed.
         outcome: What the solver proved.
     """
 
@@ -47,8 +51,8 @@ class SavedValues:
 def materialised_values(
     graph: Graph, start: int, stop: int, config: SolverConfig
 ) -> frozenset[int]:
-    """The values XLA would hold if the stretch were plain: fewest bytes from which everything
-    the backward reads follows by operations that fuse."""
+    """The values XLA would keep if the range were plain: the fewest bytes from which fusible
+    operations recompute everything that the backward reads."""
     times = [0.0] * len(graph.operations)
     answer = _solve(
         graph,
@@ -66,12 +70,13 @@ def materialised_values(
 def saved_value_sets(
     graph: Graph, start: int, stop: int, times_s: Sequence[float], config: SolverConfig, count: int
 ) -> tuple[SavedValues, ...]:
-    """Pareto sets of values to keep, from all that helps to none, least recompute time first.
+    """Pareto-optimal sets of values to keep, from every useful value downwards; least recompute
+    time first.
 
     Args:
         graph: The program's graph.
-        start: First operation of the stretch.
-        stop: One past its last.
+        start: First operation of the range.
+        stop: One past the last operation.
         times_s: Seconds of every operation of the program.
         config: The solver's limits.
         count: How many byte bounds to sweep.
@@ -113,8 +118,8 @@ def _solve(
     r = cp.Variable(len(operations), boolean=True)
     constraints = []
 
-    # What the backward reads is kept or made again:  s_v + r_prod(v) ≥ 1.
-    # An operation that makes something else for its backward, which has no name:  r_e ≥ 1.
+    # A value that the backward reads is kept or recomputed:  s_v + r_prod(v) ≥ 1.
+    # An operation that makes residuals without a name for its backward is recomputed:  r_e ≥ 1.
     read = sorted({v for op in operations for v in op.needs if v in column})
     opaque = sorted(op.id for op in operations if op.opaque_bytes)
     if read:
@@ -123,7 +128,7 @@ def _solve(
     if opaque and bytes_bound is not None:
         constraints.append(r[[row[e] for e in opaque]] >= 1)
 
-    # To run e again its inputs must be there:  r_e ≤ s_u + r_prod(u).
+    # If e is recomputed, each value u it reads is kept or recomputed:  r_e ≤ s_u + r_prod(u).
     edges = [
         (row[op.id], column[u], row[_producer(graph, u)])
         for op in operations
@@ -133,21 +138,21 @@ def _solve(
     if edges:
         e, u, p = (list(x) for x in zip(*edges, strict=True))
         constraints.append(r[e] <= s[u] + r[p])
-    # Where only fusible operations may run again:  r_e ≤ 0 for the others.
+    # An operation that may not be recomputed:  r_e = 0.
     barred = [row[op.id] for op in operations if not may_recompute(op.id)]
     if barred:
         constraints.append(r[barred] <= 0)
 
-    # What is compared with its source is recomputed with it:  s_v ≤ 0.
+    # A value that is compared with its source is recomputed together with it, not kept:  s_v = 0.
     copies = [column[v] for v in made if graph.values[v].is_compared_copy]
     if copies and bytes_bound is not None:
         constraints.append(s[copies] <= 0)
 
     if bytes_bound is None:
-        # Σ_v b_v s_v, and among equals the fewest operations.
+        # Objective:  min Σ_v b_v s_v; among equals the fewest operations recomputed.
         objective = megabytes @ s + 1e-6 * cp.sum(r)
     else:
-        # Σ_e t_e r_e, and among equals the fewest bytes.
+        # Objective:  min Σ_e t_e r_e  subject to  Σ_v b_v s_v ≤ B; among equals the fewest bytes.
         objective = milliseconds @ r + 1e-6 * (megabytes @ s)
         if np.isfinite(bytes_bound):
             constraints.append(megabytes @ s <= bytes_bound / 2**20)

@@ -1,27 +1,34 @@
-"""One option for every block, and which blocks are checkpointed together: the root program.
+"""The root program: one option for every block, and which blocks are checkpointed together.
 
-A schedule cuts the chain into pieces: a block in one of its options, or a group of blocks, one
-option each, checkpointed together in one `jax.checkpoint` (`_solve/groups.py`).
+A schedule partitions the chain into columns. A column is a block in one of its options, or a group
+of blocks, one option each, checkpointed together in one `jax.checkpoint` (`_solve/groups.py`).
 
 Glossary
+  indices
     k           blocks in program order
-    p           pieces
-    v           a value that crosses a boundary
-    x_p         1 if piece p is in the schedule
+    p           columns; p ∋ k if column p contains block k; p holds v as of k if it holds v, from
+                the forward on, for the backward of block k
+    v           boundary values: made in one block, read in later ones
+  variables
+    x_p         1 if column p is in the schedule
     h_{v,k}     1 if v is held, from its forward, for the backward of some block ≤ k
-    s_k         bytes kept for later backwards by the pieces before block k, and of held values
-                that are last read before it
-    P           peak bytes, arguments and outputs left out
-    F_k, G_k    bytes that results lend in the forward and in the backward of block k, as given
-    T_p, K_p    ms added; bytes kept, by a group too (constants, what a policy keeps)
-    A_{p,k}     peak of the forward of block k in p, with what p keeps of the blocks before it
-    B_p         peak of the backward of p, the cotangents pending there included
+    s_k         bytes kept before block k for later backwards: by the columns before block k, and
+                by held values that are last read before block k
+    P           peak bytes, arguments and outputs not counted
+    u           bytes by which the relaxation exceeds the limit, at a price
+  data
+    T_p, K_p    ms that p adds; bytes that p keeps (a group: constants, what a policy keeps)
+    A_{p,k}     peak of the forward of block k in p, plus what p keeps of the blocks before k
+    B_p         peak of the backward of p, including the cotangents pending there
+    b_v         bytes of v
+    F_k, G_k    bytes that output-buffer reuse saves in the forward and in the backward of block k
 
-The peak rows are Checkmate's memory accounting (MLSys 2020, eq. 3) for the schedules a nest of
-checkpoints can express: one row for each block's forward and backward (rotor's persistent
-schedules, Beaumont et al. 2020, with skip values). There are too many groups to list, so the
-duals of the relaxation price them (column generation, Gilmore and Gomory 1961), and only those
-that may be in a better schedule than the best one known enter the integer program.
+The peak rows are Checkmate's memory accounting (MLSys 2020, eq. 3), restricted to the schedules
+that nested checkpoints can express: one row for each block's forward and one for its backward
+(rotor's persistent schedules, Beaumont et al. 2020, with skip values). There are too many groups
+to list, so the duals of the relaxation price them (column generation, Gilmore and Gomory 1961).
+Only the groups that a schedule better than the best known one may contain enter the integer
+program.
 """
 
 from __future__ import annotations
@@ -41,24 +48,26 @@ from jax_hremat._solve.groups import Groups, single_columns
 from jax_hremat._solve.modelling import cp
 from jax_hremat._solve.prediction import predict
 
-# Groups that enter the relaxation in one round of pricing, and rounds at most.
+# The most groups that enter the relaxation in one round of pricing, and the most rounds.
 _MAX_PRICED = 200
 _MAX_ROUNDS = 60
-# A reduced cost above minus this many ms counts as zero.
+# A reduced cost between minus this many ms and zero counts as zero.
 _ZERO_MS = 1e-7
-# Of the time of the step: how dear a piece the first integer program with groups looks at.
+# The highest reduced cost, as a part of the step's time, in the first integer program with groups.
 _FIRST_WORTH = 0.005
-# Likewise, how far from the best a first schedule may be where single blocks have none.
+# The gap, as a part of the step's time, allowed to a first schedule that needs groups to fit.
 _ROUGH = 0.03
 
 
 @dataclass(frozen=True, slots=True)
 class ReusedBytes:
-    """What results lend while each block runs; empty where they lend nothing.
+    """Bytes saved by output-buffer reuse while each block runs; empty tuples where there is none.
+
+    XLA places other buffers in the memory of a result before the result is written.
 
     Attributes:
-        forward: Bytes in the forward of each block.
-        backward: In its backward.
+        forward: Bytes saved in the forward of each block.
+        backward: Bytes saved in the backward of each block.
     """
 
     forward: tuple[int, ...] = ()
@@ -73,8 +82,8 @@ class Schedule:
     """An answer of the root program.
 
     Attributes:
-        selection: The options and groups chosen; None if the budget is infeasible, or the solver
-            reached its limit.
+        selection: The options and groups chosen; None if the budget is infeasible or the solver
+            reached its limit first.
         outcome: What the solver proved. The objective is in ms over the fastest options
             (`fastest_within`), or in MiB without arguments and outputs (`least_peak`); the gap
             is relative to the whole time, or to that peak.
@@ -92,18 +101,18 @@ def fastest_within(
     groups: bool = True,
     reused: ReusedBytes = NO_REUSE,
 ) -> Schedule:
-    """Least step time whose predicted peak is at most `peak_bytes`.
+    """The fastest schedule whose predicted peak is at most `peak_bytes`.
 
     Args:
         chain: Blocks and their options.
         peak_bytes: Bound on the predicted peak.
         config: The solver's limits.
         groups: Whether consecutive blocks may be checkpointed together.
-        lent: What results lend.
+        reused: Bytes saved by output-buffer reuse.
 
     Returns:
-        The schedule; none with `Status.INFEASIBLE`, or with `Status.UNDECIDED` if the solver's
-        limit was reached first.
+        The schedule. Its selection is None with `Status.INFEASIBLE`, or with `Status.UNDECIDED` if
+        the solver's limit was reached first.
     """
     program = _Program(chain, config, reused)
     limit = peak_bytes - chain.fixed_bytes
@@ -114,7 +123,7 @@ def fastest_within(
 
 
 def least_peak(chain: Chain, config: SolverConfig, *, groups: bool = True) -> Schedule:
-    """Least predicted peak; of the schedules with that peak and the same groups, the fastest.
+    """The least predicted peak; of the schedules with that peak and the same groups, the fastest.
 
     Raises:
         SolverError: The solver's limit was reached without a schedule.
@@ -141,10 +150,10 @@ def least_peak(chain: Chain, config: SolverConfig, *, groups: bool = True) -> Sc
 
 
 def _with_groups(program: _Program, limit: int, best: _Answer) -> _Answer:
-    """The best schedule if groups are allowed, given the best without."""
+    """The best schedule with groups, given the best schedule without."""
     reused_bytes = program.most_reused_bytes
     if best.columns is None:
-        # There is a schedule only if there is one of the groups with the least peaks.
+        # If any schedule fits, one made of the groups with Pareto-optimal peaks does.
         inside = program.groups.columns(limit + reused_bytes, by_time=False)
         rough_ms = _ROUGH * program.base_ms
         best = program.fastest([*program.singles, *inside], limit, gap_ms=rough_ms)
@@ -154,8 +163,8 @@ def _with_groups(program: _Program, limit: int, best: _Answer) -> _Answer:
     if priced is None:
         return best.bounded(0.0)
     bound_ms, prices, columns = priced
-    # The columns of the relaxation have a good schedule among them, as a rule, after which few others
-    # are worth looking at.
+    # The columns of the relaxation usually contain a good schedule. Once it is known, few other
+    # columns are worth considering.
     best = best.improved(program.fastest(columns, limit, best.objective - program.gap_ms))
     worth_ms = _FIRST_WORTH * program.base_ms
     while bound_ms <= (wanted_ms := best.objective - program.gap_ms):
@@ -168,8 +177,9 @@ def _with_groups(program: _Program, limit: int, best: _Answer) -> _Answer:
         best = best.improved(answer)
         if answer.undecided:
             return best.bounded(bound_ms)
-        # A schedule below `wanted_ms` has no piece of a higher reduced cost than its distance
-        # from the bound: if all others were there, what was proved of them holds for all.
+        # No schedule below `wanted_ms` contains a column whose reduced cost is higher than
+        # `wanted_ms` less the bound. If all other columns were in the program, its proof holds for
+        # all schedules.
         wanted_ms = best.objective - program.gap_ms
         if worth_ms >= wanted_ms - bound_ms:
             return best.bounded(min(answer.lower, wanted_ms))
@@ -179,7 +189,8 @@ def _with_groups(program: _Program, limit: int, best: _Answer) -> _Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """The pieces of the best schedule found (None: none), its objective, a proven bound."""
+    """The columns of the best schedule found (None if there is none), its objective, and a proven
+    lower bound."""
 
     columns: tuple[Column, ...] | None
     objective: float
@@ -188,16 +199,16 @@ class _Answer:
 
     @property
     def undecided(self) -> bool:
-        """Whether there is neither a schedule nor a proof that there is none."""
+        """Whether the solver found neither a schedule nor a proof that there is none."""
         return self.columns is None and self.lower < math.inf
 
     def improved(self, other: _Answer) -> _Answer:
-        """The better of the two."""
+        """The better of the two answers."""
         best = other if other.objective < self.objective else self
         return replace(best, solve_s=self.solve_s + other.solve_s)
 
     def bounded(self, lower: float) -> _Answer:
-        """The same with a bound that holds for all schedules."""
+        """The same answer with a lower bound that holds for all schedules."""
         return replace(self, lower=min(lower, self.objective))
 
 
@@ -218,7 +229,7 @@ class _Program:
         # No schedule adds more than this.
         self.most_ms = 1e3 * (sum(slowest) + sum(chain.recompute_s)) - self.base_ms
         self._config = config
-        # Columns of h: for each value, from the block that makes it to the last that reads it.
+        # Positions in h: for each value, the blocks from its producer to its last reader.
         keys = [
             (v, k)
             for v, c in enumerate(chain.boundary_values)
@@ -228,11 +239,11 @@ class _Program:
         self._known_mib, self._held_there, self._held_on = self._value_rows()
 
     def peak_bytes(self, columns: Sequence[Column]) -> int:
-        """The predicted peak, arguments and outputs left out."""
+        """The predicted peak, arguments and outputs not counted."""
         return predict(self.chain, _selection(columns)).peak_bytes - self.chain.fixed_bytes
 
     def schedule(self, answer: _Answer, offset: float = 0.0) -> Schedule:
-        """The answer with its gap, relative to the objective and the offset."""
+        """The answer as a schedule, its gap relative to the sum of objective and offset."""
         if answer.columns is None:
             status = Status.UNDECIDED if answer.undecided else Status.INFEASIBLE
             return Schedule(None, Outcome(status, math.inf, 0.0, answer.solve_s))
@@ -251,9 +262,10 @@ class _Program:
         *,
         gap_ms: float | None = None,
     ) -> _Answer:
-        """Least time added within the limit, if that is below a bound."""
+        """The schedule of least added time within the peak limit, if that time is at most
+        `below_ms`."""
         x, h = self._variables(columns, boolean=True)
-        # Σ_p T_p x_p.
+        # Objective:  min Σ_p T_p x_p.
         added = np.array([p.added_ms for p in columns]) @ x
         constraints, _ = self._constraints(columns, x, h, limit_bytes / MIB)
         if math.isfinite(below_ms):
@@ -262,7 +274,7 @@ class _Program:
         return self._answer(added, constraints, columns, x, gap_ms)
 
     def lowest(self, columns: Sequence[Column], limit_bytes: float) -> _Answer:
-        """Least peak, if that is no higher than a limit."""
+        """The schedule of least peak P, if that is at most the limit."""
         x, h = self._variables(columns, boolean=True)
         peak = cp.Variable(name="P", nonneg=True)
         constraints, _ = self._constraints(columns, x, h, peak)
@@ -271,18 +283,19 @@ class _Program:
         return self._answer(peak, constraints, columns, x, 0.0)
 
     def price(self, limit_bytes: int) -> tuple[float, Prices, list[Column]] | None:
-        """A lower bound of the time added by any schedule, what the rows charge a column, and the
-        columns of the relaxation; None if the solver does not say.
+        """A lower bound on the time added by any schedule, what the rows charge a column, and the
+        columns of the relaxation; None if the solver did not solve the relaxation.
 
-        The relaxation may exceed the limit at a price, so that it has a solution and prices
-        whatever the limit.
+        The relaxation may exceed the limit at a price, so it has a solution and duals for every
+        limit.
         """
         columns = list(self.singles)
         known = set(columns)
         penalty = 1e3 * self.most_ms / (limit_bytes / MIB)
         most = max(len(self.chain) // 2, 1)
-        # A schedule has at most so many groups, and each improves on the relaxation by no more
-        # than the best does: what is below this in sum is no matter.
+        # A schedule has at most `most` groups, and each lowers the relaxation's value by at most
+        # the most negative reduced cost. Reduced costs above −`fine` change
+        # the bound by at most 0.3 of the gap.
         fine = max(0.3 * self.gap_ms / most, _ZERO_MS)
         coarse = self.most_ms
         most_bytes = limit_bytes + self.most_reused_bytes
@@ -297,9 +310,9 @@ class _Program:
             if relaxed is None:
                 return None
             value, prices = relaxed
-            # Groups that keep something are listed, and priced at once. Of the others the most wanted
-            # are quick to find; the less wanted once they run out. In the last round all are looked
-            # at, for the bound.
+            # Groups that keep something are listed, so all of them are priced at once. Of the other
+            # groups those of the most negative reduced cost are quick to find; the threshold is
+            # lowered once there are no more. The last round considers all groups, for the bound.
             listed = self.groups.keeping_columns(most_bytes, prices, -fine)
             found = unknown(listed, prices) if rounds < _MAX_ROUNDS else []
             while not found:
@@ -322,6 +335,7 @@ class _Program:
         x, h = self._variables(columns, boolean=False)
         excess = cp.Variable(nonneg=True, name="u")
         constraints, rows = self._constraints(columns, x, h, limit_mib + excess)
+        # Objective:  min Σ_p T_p x_p + c u, where c is the price of a MiB above the limit.
         added = np.array([p.added_ms for p in columns]) @ x
         problem = cp.Problem(cp.Minimize(added + penalty * excess), constraints)
         outcome = solve(problem, self._config, may_be_undecided=True)
@@ -347,7 +361,8 @@ class _Program:
     def _constraints(
         self, columns: Sequence[Column], x: cp.Variable, h: cp.Variable, peak: cp.Expression | float
     ) -> tuple[list[cp.Constraint], tuple[cp.Constraint, ...]]:
-        """All rows, and those that the columns of pieces are in."""
+        """All rows, and the four families whose duals price columns: cover, hold, forward,
+        backward."""
         n = len(self.chain)
         covered, held, kept, forward, backward = (_Entries() for _ in range(5))
         for i, p in enumerate(columns):
@@ -363,25 +378,29 @@ class _Program:
         s = cp.Variable(n, name="s")
         # cvxpy's operators are typed as booleans, so `Any`.
         rows: tuple[Any, ...] = (
-            # Each block is in one piece:  Σ_{p ∋ k} x_p = 1.
+            # cover: each block is in exactly one column,  Σ_{p ∋ k} x_p = 1.
             covered.matrix(n, width) @ x == 1,
-            # Who holds v as of block k holds it:  h_{v,k} ≥ Σ_{p holds v as of k} x_p.
+            # hold: v is held as of block k if a chosen column holds it as of k,
+            #   h_{v,k} ≥ Σ_{p holds v as of k} x_p.
             h >= held.matrix(h.size, width) @ x,
-            # The forward of block k: what is kept before it, values still to be read, its own
-            # peak:  s_k + Σ_p A_{p,k} x_p + Σ_{v made before k, read from k on} b_v ≤ P + F_k.
+            # forward: what is kept before block k, the forward's own peak, and the values made
+            # before k and still to be read fit within the peak,
+            #   s_k + Σ_{p ∋ k} A_{p,k} x_p + Σ_{v made before k, read from k on} b_v ≤ P + F_k.
             s + forward.matrix(n, width) @ x + self._known_mib <= peak + self._reused_forward_mib,
-            # The backward of the piece that block k is in:
+            # backward: likewise for the backward of the column that contains block k,
             #   s_k + Σ_{p ∋ k} B_p x_p + Σ_{v made up to k, read from k on} b_v h_{v,k} ≤ P + G_k.
             s + backward.matrix(n, width) @ x + self._held_there @ h
             <= peak + self._reused_backward_mib,
         )
         constraints: list[cp.Constraint] = list(rows)
-        # What the pieces before block k keep, and values last read before it that they hold:
+        # stock: s_k adds up what the columns before block k keep, and the held values whose last
+        # reader is before k,
         #   s_0 = 0,  s_k = s_{k−1} + Σ_{p ends at k−1} K_p x_p + Σ_{v last read in k−1} b_v h_v.
         before = sp.eye_array(n, format="csr") - sp.eye_array(n, k=-1, format="csr")
         stock: Any = before @ s == kept.matrix(n, width) @ x + self._held_on @ h
         constraints.append(stock)
-        # What is held for a block is held for every later one:  h_{v,k} ≥ h_{v,k−1}.
+        # monotone: held for some block ≤ k − 1 implies held for some block ≤ k,
+        #   h_{v,k} ≥ h_{v,k−1}.
         steps = [
             (c, self._held[v, k - 1])
             for (v, k), c in self._held.items()
@@ -393,9 +412,9 @@ class _Program:
         return constraints, rows
 
     def _value_rows(self) -> tuple[np.ndarray, sp.csr_matrix, sp.csr_matrix]:
-        """Bytes of values that block k sees in its forward and that are still to be read; of
-        held ones that it sees in its backward and that are read from it on; of held ones that it
-        is the first to come after all readers of."""
+        """Coefficients of boundary values in the rows of each block k, in MiB: of the values that
+        wait in the forward row (a constant), of h in the backward row, and of h in the stock row
+        (the held values whose last reader is block k − 1)."""
         n = len(self.chain)
         known, there, on = np.zeros(n), _Entries(), _Entries()
         for v, c in enumerate(self.chain.boundary_values):

@@ -1,8 +1,8 @@
-"""Schedules within a peak, where results lend their memory until they are there.
+"""Schedules within a peak limit, with output-buffer reuse.
 
-How much they lend depends on the whole schedule (`_solve/output_reuse.py`), so the root program takes
-it as given: first all that they have, then, where that does not fit, what they lend to the schedule
-found.
+How many bytes are reused depends on the whole schedule (`_solve/output_reuse.py`), so the root
+program takes the reused bytes as given: first the sizes of all idle results; then, at the moments
+at which the schedule found does not fit, the bytes reused by that schedule.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.schedule import NO_REUSE, ReusedBytes, Schedule
 
 _MAX_SOLVES = 8
-# A schedule is close enough if its peak is above the bound by no more than this part of it; what is
-# missing is less than predictions are off.
+# A schedule is accepted if its peak exceeds the bound by at most this part of the bound, which is
+# less than the error of predictions.
 _CLOSE = 0.001
-# With each schedule that does not fit, results are given this part of the limit less to lend.
+# With each schedule that does not fit, the assumed reuse is lowered by this part of the limit.
 _SPARE = 0.003
-# While it is not known what results lend, schedules need not be the fastest to the last.
+# As long as the reused bytes are not known, a larger gap of the solver is good enough.
 ROUGH_GAP = 0.005
 
-# The fastest schedule, given what results lend.
+# The fastest schedule, given the reused bytes.
 Solve = Callable[[ReusedBytes], Schedule]
-# What a selection costs, with what results lend to it.
+# The predicted cost of a selection, with its own reused bytes.
 Predict = Callable[[Chain, Selection], Prediction]
 
 
@@ -34,15 +34,15 @@ def fastest_with_reuse(
 ) -> Schedule:
     """The fastest schedule found within a predicted peak.
 
-    It may be above the bound by a thousandth. That there is none is proved where already the first
-    program has none; that it is the fastest, only for what results were given to lend.
+    Its predicted peak may exceed the bound by a thousandth. Infeasibility is proved only if the
+    first program is infeasible. Optimality is proved only for the reused bytes that were assumed.
 
     Args:
         chain: Blocks and their options.
         peak_bytes: Bound on the predicted peak.
-        results: The results.
-        solve: The root program under that bound.
-        predict: What a selection costs.
+        results: The gradients that the step returns.
+        solve: Solves the root program under that bound.
+        predict: Predicts the cost of a selection.
     """
     reused = _all_of(results, len(chain))
     for count in range(1, _MAX_SOLVES + 1):
@@ -52,14 +52,15 @@ def fastest_with_reuse(
         promise = predict(chain, schedule.selection)
         if promise.peak_bytes <= (1 + _CLOSE) * peak_bytes:
             return schedule
-        # The next schedule has other buffers, to which as much may not be lent.
+        # The next schedule has other buffers, which may reuse less.
         limit_bytes = peak_bytes - chain.fixed_bytes
         reused = _less(reused, promise, limit_bytes, int(count * _SPARE * limit_bytes))
     return solve(NO_REUSE)
 
 
 def _all_of(results: Sequence[Result], num_blocks: int) -> ReusedBytes:
-    """What results have: in the forward all, in the backward those of blocks further ahead."""
+    """All idle bytes: in the forward those of all results, in the backward of a block those of the
+    results that earlier blocks complete."""
     every = sum(r.size_bytes for r in results)
     ahead = (sum(r.size_bytes for r in results if r.block < k) for k in range(num_blocks))
     return ReusedBytes((every,) * num_blocks, tuple(ahead))
@@ -68,7 +69,8 @@ def _all_of(results: Sequence[Result], num_blocks: int) -> ReusedBytes:
 def _less(
     reused: ReusedBytes, promise: Prediction, limit_bytes: int, spare_bytes: int
 ) -> ReusedBytes:
-    """What results lend to the schedule of a promise, at the moments at which it does not fit."""
+    """The assumed reuse, lowered at the moments at which the predicted schedule does not fit: there
+    to the bytes that this schedule reuses, less `spare_bytes`."""
     forward, backward = list(reused.forward), list(reused.backward)
     for moment in promise.moments:
         if moment.live_bytes > limit_bytes:
