@@ -35,11 +35,21 @@ def larger_half(y: jax.Array) -> jax.Array:
     return jnp.maximum(left, right)
 
 
+def mask_inside_a_loop(y: jax.Array) -> jax.Array:
+    largest = y.max(-1, keepdims=True)
+
+    def step(total: jax.Array, scale: jax.Array) -> tuple[jax.Array, None]:
+        return total + jnp.where(y == largest, scale * y, 0.0), None
+
+    return jax.lax.scan(step, y, jnp.arange(3.0))[0]
+
+
 COMPARED = {
     "largest of each row": (lambda y: y.max(-1), {"reduce_max"}),
     "larger of two": (larger_half, {"max"}),
     "clipped": (lambda y: jnp.clip(y, -0.3, 0.3), {"max", "min"}),
     "mask of the largest": (only_the_largest, {"reduce_max", "broadcast_in_dim"}),
+    "mask inside a loop": (mask_inside_a_loop, {"reduce_max", "broadcast_in_dim"}),
     "mask of the top": (above_the_third, {"top_k", "slice"}),
 }
 FREE = {

@@ -102,8 +102,8 @@ def same_gradients(loss: Callable[..., Any], others: Any, *args: Any) -> None:
 def check(
     loss: Callable[..., Any], *args: Any, argnums: Any = 0, more: Callable[..., Any] | None = None
 ) -> Program:
-    """The loss has the same value and gradient with its rules apart, plain, checkpointed, and with every
-    value saved; checkpointed, also whatever `more` computes of it."""
+    """The loss has the same value and gradient with its rules apart, plain, checkpointed, and with
+    every value saved; checkpointed, also whatever `more` computes of it."""
     program = trace_loss(loss, args, {}, argnums=argnums)
     everything = [
         (i, k)

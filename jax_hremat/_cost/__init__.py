@@ -1,1 +1,1 @@
-"""What a block in a mode costs, and the certificate of a whole step."""
+"""The cost of a block under one option."""

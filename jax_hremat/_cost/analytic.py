@@ -1,9 +1,9 @@
-"""What operations cost by their shapes alone: enough to choose what to compile, and, where
-nothing is to be compiled but the whole step, to plan with.
+"""The cost of operations from their shapes alone. It is good enough to choose what to compile,
+and to plan with where nothing but the whole step is compiled.
 
-Elementwise operations and the like are taken to be fused into a neighbour; matrix products and
-convolutions run at the target's rate for their dtype; loops take their body's time for each step;
-of anything else `_work.primitives` says what it computes and moves.
+Elementwise operations and the like are assumed to be fused into a neighbour; matrix products and
+convolutions run at the target's rate for their dtype; a loop takes its body's time for each step;
+the arithmetic and traffic of all other operations come from `_primitives.primitives`.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ from jax_hremat._trace.graph import (
 )
 from jax_hremat._xla.rates import Rates
 
-# An operation fused into a neighbour's kernel reads and writes little of its own.
+# An operation that is fused into a neighbour's kernel adds little traffic of its own: this share of
+# the bytes of its results.
 _FUSED_TRAFFIC = 0.25
 
 
 def operation_times_s(graph: Graph, rates: Rates) -> tuple[float, ...]:
     """Seconds to run each operation once in a recompute, by a roofline on shapes.
 
-    Unchecked: what XLA really fuses; `_cost.compiled` measures that.
+    Unchecked: what XLA really fuses; `_cost.compiled` takes that from the executable.
     """
     return tuple(_time_s(graph, op, rates) for op in graph.operations)
 
 
 def analytic_cost(step: BlockStep, rates: Rates) -> OptionCost:
-    """The cost of a block's step from its equations, nothing compiled.
+    """The cost of a block's step from its equations, without compiling it.
 
-    What is kept are the residuals of JAX's linearization.
+    The kept values are the residuals of JAX's linearization.
 
-    Unchecked: that XLA keeps fewer where it can make some of them from others; what it fuses.
+    Unchecked: that XLA keeps fewer of them where it can compute some from others; what XLA fuses.
     """
     flat = flatten(jax.make_jaxpr(step.function)(*step.avals))
     equations = flat.equations
@@ -59,7 +60,7 @@ def analytic_cost(step: BlockStep, rates: Rates) -> OptionCost:
     }
     made = {v for e in equations[:mark] for v in e.outputs}
     kept = {v for v in made if last_read.get(v, -1) > mark}
-    # The argument before these is the last of the constants.
+    # The constants come before the parameters among the inputs.
     parameters = flat.inputs[len(flat.inputs) - len(step.avals) :]
     under_policy = _written(equations) | kept
     own = {v for e in equations for v in e.outputs} - under_policy - {*flat.outputs}
@@ -85,7 +86,8 @@ def analytic_cost(step: BlockStep, rates: Rates) -> OptionCost:
 
 
 def _written(equations: Sequence[Equation]) -> set[int]:
-    """Values that are in memory at some time: what is not fused makes or reads them."""
+    """The values that are in memory at some time: those that an operation which is not fused makes
+    or reads."""
     heavy = [e for e in equations if e.eqn.primitive.name not in FUSIBLE]
     return {v for e in heavy for v in (*e.inputs, *e.outputs) if v is not None}
 

@@ -1,4 +1,4 @@
-"""A block in one mode as a function of its own: its forward, a mark, its backward."""
+"""A block under one option as a function of its own: its forward, a mark, its backward."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jax_hremat._trace.graph import Graph
 from jax_hremat._trace.mesh import abstract_sharding, laid, put
 from jax_hremat._trace.trace import Program, abstract, cotangent
 
-# The scope of the Fourier transform that parts the forward from the backward.
+# The scope of the Fourier transform that separates the forward from the backward.
 MARK = "hremat_mark"
 
 
@@ -27,16 +27,16 @@ MARK = "hremat_mark"
 class BlockStep:
     """A block's forward and backward as one flat function.
 
-    Results are the block's outputs, then the cotangents of its active inputs.
+    Its results are the block's outputs, the cotangents of the block's active inputs, and the mark.
 
     Attributes:
-        function: Takes the block's inputs, the cotangents of its active outputs, a mark.
-        avals: Its arguments.
+        function: Takes the block's inputs, the cotangents of its active outputs, and the mark.
+        avals: The abstract arguments of the function.
         num_outputs: How many outputs the block has.
-        active_inputs: Positions in `Block.inputs` of what is differentiated.
-        computed_inputs: Positions in `Block.inputs` of what other blocks make.
+        active_inputs: Positions in `Block.inputs` of the inputs that are differentiated.
+        computed_inputs: Positions in `Block.inputs` of the inputs that other blocks make.
         cotangent_parameters: Positions of the cotangents among the arguments.
-        mesh: The devices that it runs on, where there are several.
+        mesh: The devices that the function runs on, where there are several.
     """
 
     function: Callable[..., Any]
@@ -49,7 +49,7 @@ class BlockStep:
 
 
 def block_step(program: Program, graph: Graph, block: Block, mode: Region) -> BlockStep:
-    """The step of a block in a mode, which is a region with the block's `start` and `stop`."""
+    """The step of a block run as `mode` says, a region with the block's `start` and `stop`."""
     with program.context.entered():
         return _block_step(program, graph, block, mode)
 
@@ -58,7 +58,7 @@ def _block_step(program: Program, graph: Graph, block: Block, mode: Region) -> B
     atoms = program.values
     inputs = [atoms[v] for v in block.inputs]
     outputs = [atoms[v] for v in block.outputs]
-    # A region's own mode is its parent's business, so the block gets a plain parent.
+    # A region is checkpointed by its parent, so the block's region gets a plain parent.
     parent = Region(block.start, block.stop, children=(mode,))
     body = emit_range(program, parent, inputs, outputs)
     active_in = tuple(i for i, v in enumerate(block.inputs) if graph.values[v].active)
@@ -77,13 +77,13 @@ def _block_step(program: Program, graph: Graph, block: Block, mode: Region) -> B
             return [results[i] for i in active_out], results
 
         _, pullback, results = jax.vjp(forward, *(values[i] for i in active_in), has_aux=True)
-        # The backward may start only after every output is there, and the mark tells where: a
-        # Fourier transform is never fused, moved or merged with anything.
+        # The backward may only start after every output is computed. The mark shows where it
+        # starts: a Fourier transform is never fused, moved or merged with anything.
         with jax.named_scope(MARK):
             *_, mark = barrier([*results, mark])
             mark = jnp.fft.fft(mark)
             *cotangents, mark = barrier([*cotangents, mark])
-        # Where the rest of the step takes them.
+        # Shard the results and gradients as the rest of the step expects them.
         results = [put(x, s) for x, s in zip(results, lies_out, strict=True)]
         gradients = [
             put(x, lies_in[i]) for i, x in zip(active_in, pullback(cotangents), strict=True)

@@ -1,8 +1,8 @@
-"""What one block costs in one mode, read off the executable XLA builds for it alone.
+"""The cost of one block under one option, read off the executable that XLA builds for it alone.
 
 The block's forward and backward are compiled as one program with a mark between them, so that
-fusion, layouts and materialised buffers are XLA's own. Everything is then a difference between
-two modes of the same block, in which what the block's surroundings would change cancels.
+fusion, layouts and materialised buffers are XLA's own. Costs are then used as differences between
+two options of the same block, in which the effects of the block's surroundings cancel.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def compiled_cost(
     """Compile a block's step and read its cost.
 
     Args:
-        step: The block in its mode.
+        step: The block under its option.
         target: What to compile for.
-        cache: What was compiled before.
-        book: What is known of kernels that XLA only calls.
+        cache: Earlier results of the compiler.
+        book: What is known about kernels that XLA only calls.
 
     Unchecked: fusion across the block's boundary.
     """
@@ -108,7 +108,7 @@ def _sizes_at(buffers: Sequence[Buffer], position: int) -> tuple[int, ...]:
 
 
 def _live_bytes(buffers: Sequence[Buffer], inner_bytes: Sequence[int]) -> list[int]:
-    """Bytes at each position: the buffers that live there and what loops need inside."""
+    """Bytes at each position: the live buffers, and what a loop needs inside its body."""
     change = [0] * (len(inner_bytes) + 1)
     for buffer in buffers:
         change[buffer.start] += buffer.nbytes

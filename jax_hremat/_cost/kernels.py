@@ -1,4 +1,4 @@
-"""What is known of the kernels of a step, before any of it is compiled."""
+"""What is known about the kernels of a step before any part of it is compiled."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from jax_hremat._trace.trace import abstract
 
 
 def kernel_book(step: Step, kernel_costs: Mapping[str, KernelPrice]) -> KernelBook:
-    """The user's prices, and the kernels of the step as it is traced without rematerialization:
-    plans run the same kernels, only more often.
+    """The user's prices, and the kernels of the step traced without rematerialization. Plans run
+    the same kernels, only more often.
 
     Args:
         step: The step.

@@ -1,4 +1,4 @@
-"""What a block costs in one mode on the attached device, by running it."""
+"""The cost of a block under one option, measured by running it on the attached device."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from jax_hremat._xla.target import Target
 _logger = logging.getLogger("jax_hremat")
 
 _NUM_RUNS = 5
-# A run calls the step so often that it takes at least this long: what one call costs the host is
-# hidden behind the one before it.
+# A run calls the step often enough to take at least this long: the host's time for each call is
+# hidden behind the call before it.
 _LEAST_RUN_S = 0.005
 
 
@@ -51,19 +51,19 @@ def _why_not(target: Target, instead: str) -> str:
 def measured_cost(step: BlockStep, compiled: OptionCost, target: Target, device: Any) -> OptionCost:
     """The compiled cost, with its time replaced by the median of several runs.
 
-    Run once to warm up, then five times. How the time is parted between forward and backward is
-    the roofline's; memory is the compiler's.
+    After a warm-up there are five runs. The split of the time between forward and backward is taken
+    from the roofline, the memory from the compiler.
 
     Args:
-        step: The block in its mode.
-        compiled: What `compiled_cost` says of it.
-        target: What it is compiled for.
-        device: Where it is run.
+        step: The block under its option.
+        compiled: Its cost by `compiled_cost`.
+        target: The target that it is compiled for.
+        device: The device that it is run on.
 
     Unchecked: that nothing else runs on the device.
     """
     if not compiled.time_s:
-        # It only hands on what it is given.
+        # The block only passes its inputs on.
         return compiled
     with jax.default_device(device):
         function = jax.jit(
@@ -87,7 +87,7 @@ def measured_cost(step: BlockStep, compiled: OptionCost, target: Target, device:
 
 
 def _run_s(function: Callable[..., Any], args: list[Any], calls: int) -> float:
-    """Seconds of a call, of several in a row."""
+    """Seconds per call, averaged over `calls` calls in a row."""
     start_s = time.perf_counter()
     results = None
     for _ in range(calls):

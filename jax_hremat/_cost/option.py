@@ -1,4 +1,4 @@
-"""Options: the complete ways to run one block, with their measured cost; Pareto pruning."""
+"""The options of a block, each a complete way to run it and its cost; Pareto pruning."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ class Option:
 
     Attributes:
         region: The block's region, its operations counted from 0.
-        cost: What it costs.
-        origin: What it is: the block plain, checkpointed, with checkpointed runs, checkpointed with values kept
-            by name, or a scan or the branches of a cond in other modes.
+        cost: The cost of the block under this option.
+        origin: How the block is run: plain, checkpointed, with some runs of its operations
+            checkpointed ("runs"), checkpointed with values kept by name ("names"), or, for a scan
+            or a cond, with its body or its branches run differently ("loop", "branches").
     """
 
     region: Region
@@ -28,7 +29,8 @@ class Option:
     origin: Origin
 
     def dominates(self, other: Option) -> bool:
-        """Whether it is at least as good in every respect that a plan can notice."""
+        """Whether this option is at least as good as `other` in every respect that matters to a
+        plan."""
         a, b = self.cost, other.cost
         return (
             a.time_s <= b.time_s
@@ -41,7 +43,7 @@ class Option:
 
 
 def pareto(options: Iterable[Option]) -> tuple[Option, ...]:
-    """The options that no other dominates, fastest first; of equals the first is kept."""
+    """The options that no other dominates, fastest first; of equal ones the first is kept."""
     kept: list[Option] = []
     for option in options:
         if any(k.dominates(option) for k in kept):

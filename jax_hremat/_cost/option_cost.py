@@ -1,4 +1,4 @@
-"""What a block costs in one mode: what every source of costs says."""
+"""The cost of a block under one option, as every source of costs states it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class OptionCost:
-    """One block, run in one way.
+    """The cost of one block under one option.
 
     Attributes:
-        forward_s: Kernels before the mark.
-        backward_s: Kernels after it, recomputation included.
+        forward_s: Time of the kernels before the mark.
+        backward_s: Time of the kernels after the mark, recomputation included.
         kept_bytes: Buffers made by the block's forward and read by its backward; the block's
             inputs and outputs are not counted.
         kept_inputs: Positions in `Block.inputs` of computed values that the backward reads.
@@ -19,9 +19,9 @@ class OptionCost:
         forward_peak_bytes: Most bytes at once in the forward: buffers made inside, outputs.
         backward_peak_bytes: Most bytes at once in the backward: kept buffers, temporaries,
             cotangents of the outputs until last read, cotangents of computed inputs.
-        kept_sizes: Bytes of each of the kept buffers; empty where only their sum is known.
-        forward_sizes: Of each buffer that is there at the forward's peak; likewise.
-        backward_sizes: Of each that is there at the backward's peak; likewise.
+        kept_sizes: Bytes of each kept buffer; empty where only their sum is known.
+        forward_sizes: Bytes of each buffer that is live at the forward's peak; empty likewise.
+        backward_sizes: Bytes of each buffer that is live at the backward's peak; empty likewise.
     """
 
     forward_s: float
@@ -37,5 +37,5 @@ class OptionCost:
 
     @property
     def time_s(self) -> float:
-        """Forward and backward."""
+        """Forward and backward together."""
         return self.forward_s + self.backward_s

@@ -1,4 +1,4 @@
-"""Where the costs of blocks come from: one interface, three sources."""
+"""The sources of block costs: three of them behind one interface."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jax_hremat._xla.target import Target
 
 CostSource = Literal["compiled", "analytic", "measured"]
 
-# Prices a block in a mode, which is a region with the block's `start` and `stop`.
+# Prices a block under one option, given as a region with the block's `start` and `stop`.
 Price = Callable[[Block, Region], OptionCost]
 
 
@@ -37,19 +37,20 @@ def block_prices(
     cache: CompileCache | None,
     kernels: KernelBook | None = None,
 ) -> Iterator[Price]:
-    """Prices blocks of a program.
+    """A context in which blocks of a program can be priced.
 
     Args:
-        source: "compiled": a roofline over what XLA makes of a block; "analytic": its equations,
-            nothing compiled; "measured": run on the attached device, memory as compiled.
+        source: "compiled": a roofline over the kernels that XLA makes of a block; "analytic": from
+            its equations, without compiling; "measured": times from running it on the attached
+            device, memory as for "compiled".
         program: The program.
         graph: Its graph.
-        target: What it is planned for.
-        cache: What was compiled before.
-        kernels: What is known of kernels that XLA only calls.
+        target: The target that the program is planned for.
+        cache: Earlier results of the compiler.
+        kernels: What is known about kernels that XLA only calls.
 
     Raises:
-        TargetUnavailableError: "measured", and the target's device is not attached.
+        TargetUnavailableError: The source is "measured" and the target's device is not attached.
     """
     if source == "analytic":
         target_rates = rates(target, kernels)

@@ -1,1 +1,1 @@
-"""`Program`, `Region` -> a function."""
+"""From a `Program` and a `Region` tree to a function with nested `jax.checkpoint`s."""

@@ -1,9 +1,9 @@
 """An optimization barrier that XLA keeps on every platform.
 
-XLA:CPU before jaxlib 0.11.1 drops optimization barriers before it merges equal operations, and
-with them every recompute. It does not look into a call that is marked as not to be inlined, and
-such a call of a function that returns its arguments holds no code and copies nothing. So there
-such a call stands in a barrier's place.
+XLA:CPU before jaxlib 0.11.1 drops optimization barriers before it merges equal operations, and so
+merges every recompute with the first run. It does not look into a call that is marked "not to be
+inlined". On these versions each barrier is therefore replaced by such a call, of a function that
+returns its arguments: the call contains no code and copies nothing.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from jax_hremat._jax import compat
 
 
 def barrier(values: Sequence[jax.Array]) -> list[jax.Array]:
-    """The values, none of which is there before all of them are."""
+    """The values, none of which is available before all of them are computed."""
     return list(barrier_p.bind(*values)) if values else []
 
 
 @dataclass(frozen=True)  # Without slots: JAX keeps weak references to policies.
 class KeptApart:
-    """A policy of `jax.checkpoint` that saves by name, and whose recompute no platform merges with
-    the first run.
+    """A policy of `jax.checkpoint` that saves values by name. On no platform is its recompute
+    merged with the first run.
 
     JAX's own policies by name fail on primitives that have a parameter called `prim` (Lineax).
 
     Attributes:
-        names: Which values are saved.
+        names: Names of the values that are saved.
     """
 
     names: frozenset[str]

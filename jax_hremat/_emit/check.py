@@ -1,4 +1,4 @@
-"""Whether a region tree is one of a program."""
+"""Checks that a region tree fits a program."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from jax_hremat._jax import compat
 from jax_hremat._plan.region import Region
 from jax_hremat._shared.errors import PlanFormatError
 
-# Operations shown before and after the place that is wrong.
+# How many operations the error message shows before and after the faulty one.
 _AROUND = 2
 
 
 def check_region(jaxpr: Any, root: Region) -> None:
-    """Check a region tree against the program that it is for; a `Region` has checked by itself that
-    it is a tree.
+    """Check a region tree against its program. (`Region` itself checks that it is a tree.)
 
-    - The root holds every operation.
-    - No checkpointed region holds an operation that must run exactly once.
-    - A saved value is an output of its operation.
-    - What is run in a loop's way is a scan.
-    - What is run in branches is a cond of as many branches.
+    - The root contains every operation.
+    - No checkpointed region contains an operation that must run exactly once.
+    - Each saved value is an output of its operation.
+    - A region with a `loop` is a scan.
+    - A region with `branches` is a cond with the same number of branches.
 
-    The bodies of scans and conds are programs of their own, and not looked at. Unchecked: that a
-    custom rule's forward runs nothing that must run once, where the function that it is of does
-    not.
+    The bodies of scans and conds are programs of their own and are not checked here. Unchecked:
+    that the forward rule of a custom derivative runs nothing that must run once, if the function
+    itself runs nothing of the kind.
 
     Args:
         jaxpr: An open jaxpr.
         root: The tree.
 
     Raises:
-        PlanFormatError: One of these does not hold; it shows the operations around the place.
+        PlanFormatError: One of these conditions does not hold; the message shows the operations
+            around the faulty one.
     """
     eqns = jaxpr.eqns
     if (root.start, root.stop) != (0, len(eqns)):

@@ -1,7 +1,8 @@
-"""`jax.checkpoint` and `checkpoint_name`, of complex values too.
+"""`jax.checkpoint` and `checkpoint_name` that accept complex values too.
 
-JAX rounds what a checkpoint keeps to its own precision, and fails on complex values, which have no
-such rounding (seen from 0.10.2 to 0.12). So they are kept as two real ones, of as many bytes.
+JAX rounds each value that a checkpoint keeps to the precision of its own dtype. Complex values have
+no such rounding, and JAX fails on them (seen from 0.10.2 to 0.12). So a complex value is kept as
+two real ones, which take the same number of bytes.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class _Parts(NamedTuple):
 def checkpoint(
     fun: Callable[..., Any], *, prevent_cse: bool, names: Iterable[str] = ()
 ) -> Callable[..., Any]:
-    """`jax.checkpoint` of a function of arrays and containers of them, which saves the values of
-    these names."""
+    """`jax.checkpoint` of a function that takes arrays and containers of arrays; the values with
+    these names are saved."""
 
     def of_parts(*args: Any) -> Any:
         return fun(*jax.tree.map(_whole, args, is_leaf=lambda x: isinstance(x, _Parts)))
@@ -40,7 +41,7 @@ def checkpoint(
 
 
 def checkpoint_name(value: jax.Array, name: str) -> jax.Array:
-    """The value under a name that policies know."""
+    """The value under a name that policies can refer to."""
     named = jax.tree.map(lambda x: jax.ad_checkpoint.checkpoint_name(x, name), _apart(value))
     return _whole(named)
 

@@ -1,4 +1,4 @@
-"""`Program`, `Region` -> the same function with nested `jax.checkpoint` regions."""
+"""From a `Program` and a `Region` tree to the same function with nested `jax.checkpoint`s."""
 
 from __future__ import annotations
 
@@ -27,24 +27,23 @@ FlatFunction = Callable[..., list[Any]]
 def emit_flat(
     program: Program, root: Region, *, name: str = "", in_loop: bool = False
 ) -> FlatFunction:
-    """The program as a function of its flat inputs, with the regions of `root` in it.
+    """The program as a function of its flat inputs, with the regions of `root` applied.
 
     Args:
         program: The program.
-        root: Its regions.
-        name: If the program is the body of a scan or a branch of a cond, a name for it,
-            different for each.
-        in_loop: Whether it runs as a scan's body, one step at a time: then what is recomputed
-            stands in another loop than its first run, out of XLA's reach.
+        root: The region tree.
+        name: If the program is the body of a scan or a branch of a cond, a unique name for it.
+        in_loop: Whether the program runs as a scan's body, one step at a time. The recompute is
+            then in another loop than the first run, and XLA cannot merge the two.
 
     Raises:
-        PlanFormatError: The regions are not of this program (`check_region`).
+        PlanFormatError: The regions do not fit this program (`check_region`).
     """
     jaxpr = compat.open_jaxpr(program.jaxpr)
     check_region(jaxpr, root)
     consts = compat.jaxpr_consts(program.jaxpr)
     if root.checkpointed:
-        # A region is checkpointed by the one around it.
+        # A region is checkpointed by its parent.
         root = Region(root.start, root.stop, children=(root,))
     inputs = (*jaxpr.constvars, *jaxpr.invars)
     with program.context.entered():
@@ -59,19 +58,21 @@ def emit_flat(
 def emit_range(
     program: Program, region: Region, inputs: Sequence[Any], outputs: Sequence[Any]
 ) -> FlatFunction:
-    """Operations of one region as a function from `inputs` to `outputs`, both jaxpr atoms.
+    """The operations of one region as a function from `inputs` to `outputs`, both jaxpr atoms.
 
-    The region itself is run plain, whatever its own mode; the regions inside it are not.
+    The region itself is run plain, even if it is marked as checkpointed; the regions inside it are
+    run as they are marked.
     """
     emitter = _Emitter(program)
     return emitter.function(region, tuple(inputs), tuple(outputs))
 
 
 def emit(program: Program, root: Region) -> Callable[..., Any]:
-    """The traced function, same arguments and results, with the regions of `root` in it.
+    """The traced function with the regions of `root` applied; its arguments and results are as
+    before.
 
     It computes the same values and gradients; under `jax.grad` it keeps and recomputes what
-    the regions say. It takes the argument structure and shapes it was traced with only.
+    the regions say. It only accepts the argument structure and shapes that it was traced with.
     """
     flat_function = emit_flat(program, root)
 
@@ -84,7 +85,7 @@ def emit(program: Program, root: Region) -> Callable[..., Any]:
 
 
 class _Emitter:
-    """Turns regions into functions; each region's is built once and holds no state."""
+    """Turns regions into functions; the function of a region is built once and has no state."""
 
     def __init__(self, program: Program, name: str = "", in_loop: bool = False) -> None:
         self._program_name = name
@@ -169,7 +170,8 @@ class _Emitter:
     ) -> Callable[[dict[Any, Any]], None]:
         eqn = self._jaxpr.eqns[index]
         name = f"{self._program_name}{index}/"
-        # Several steps in one body of a loop, or in none, are in reach of each other.
+        # XLA can merge operations of several steps that are unrolled into one loop body, or into
+        # no loop at all.
         in_loop = eqn.params["unroll"] == 1
         program = scan_body(eqn, are_in(self._moving, eqn.invars))
         body = emit_flat(program, loop.body, name=name, in_loop=in_loop)
@@ -260,16 +262,20 @@ class _Emitter:
 
 @dataclass(frozen=True, slots=True)
 class _Inside:
-    """What an operation stands in: a scan's body that is one step, a checkpointed region of the same
-    body."""
+    """What surrounds an operation.
+
+    Attributes:
+        loop: The body of a scan that runs one step at a time.
+        checkpointed: A checkpointed region of the same body.
+    """
 
     loop: bool
     checkpointed: bool
 
     @property
     def prevents_cse(self) -> bool:
-        """Whether a recompute could be merged with the first run. The outermost recompute of a
-        scan's body is in another loop than the first run, out of XLA's reach."""
+        """Whether XLA could merge a recompute with the first run. It cannot merge the outermost
+        recompute of a scan's body, which is in another loop than the first run."""
         return self.checkpointed or not self.loop
 
 
@@ -279,7 +285,14 @@ def _step(
     outputs: Sequence[Any],
     joined: Sequence[Any],
 ) -> Callable[[dict[Any, Any]], None]:
-    """Calls a region's function on values of the environment, some of them tied."""
+    """Calls a region's function on values of the environment.
+
+    Args:
+        function: The region's function.
+        inputs: Its inputs.
+        outputs: Its outputs.
+        joined: The inputs that go through a cotangent barrier (`_tie`).
+    """
 
     def step(env: dict[Any, Any]) -> None:
         given = {v: env[v] for v in inputs}
@@ -291,8 +304,8 @@ def _step(
 
 
 def _of_one_type(joined: Sequence[Any], env: dict[Any, Any]) -> list[list[Any]]:
-    """Several values each that vary along the same axes of a `shard_map` around, as a barrier
-    makes all that goes through it."""
+    """Groups of two or more values that vary along the same axes of an enclosing `shard_map`: a
+    barrier makes all values that go through it vary along the same axes."""
     groups: dict[Any, list[Any]] = {}
     for var in joined:
         groups.setdefault(compat.varying_axes(jax.typeof(env[var])), []).append(var)
@@ -303,9 +316,9 @@ def _of_one_type(joined: Sequence[Any], env: dict[Any, Any]) -> list[list[Any]]:
 def _tie(*values: Any) -> tuple[Any, ...]:
     """Identity; the cotangents of all values become available together.
 
-    Without it XLA's scheduler may leave the part of a region's backward that leads to one
-    input for later (an encoder's memory, read by every decoder layer, has its cotangent summed
-    at the end), and what the region recomputed stays alive until then.
+    Without this barrier XLA's scheduler may delay the part of a region's backward that leads to one
+    input, and the values that the region recomputed stay alive until then. An example is an
+    encoder's memory, which every decoder layer reads: its cotangent is summed at the end.
     """
     return values
 
@@ -316,5 +329,6 @@ def _tie_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 
 def value_name(operation: int, position: int, program: str = "") -> str:
-    """The `checkpoint_name` of an operation's output; unique in all programs emitted as one."""
+    """The `checkpoint_name` of an operation's output; unique among all programs that are emitted
+    together."""
     return f"hremat/{program}{operation}.{position}"

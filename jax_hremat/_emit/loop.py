@@ -20,16 +20,16 @@ def run_scan(
     *,
     prevent_cse: bool,
 ) -> list[Any]:
-    """The scan with another body that computes the same, its steps in segments.
+    """Run a scan with `body` in place of its own body, its steps grouped in segments.
 
     Args:
         eqn: The scan's equation.
-        body: Its flat body.
-        segments: As `Loop.segments`. Steps left over when a length does not divide the one
-            before it are one segment more, at the scan's end.
+        body: A flat body that computes the same as the scan's own.
+        segments: As `Loop.segments`. If a length does not divide the one before it, the steps left
+            over are one more segment at the scan's end.
         inputs: The equation's inputs.
-        prevent_cse: Whether the recompute of what stands in no loop of its own, the leftover
-            steps, could be merged with their first run. Inside a loop nothing of that is in reach.
+        prevent_cse: Whether XLA could merge the recompute of the leftover steps, which are in no
+            loop of their own, with their first run. It never merges across the edge of a loop.
     """
     num_consts, num_carry = compat.scan_counts(eqn)
     consts, carry = list(inputs[:num_consts]), list(inputs[num_consts : num_consts + num_carry])
@@ -63,7 +63,8 @@ def run_scan(
 
         def segment(length: int, prevent_cse: bool) -> Callable[..., Any]:
             def run(consts: list[Any], carry: list[Any], xs: list[Any]) -> Any:
-                # The first run of a segment in this one is in this one's recompute.
+                # This segment's recompute contains the first run of the segments inside it, so XLA
+                # could merge that run with their own recompute.
                 return in_segments(consts, carry, xs, length, segments[1:], True)
 
             return checkpoint(run, prevent_cse=prevent_cse)
@@ -76,7 +77,7 @@ def run_scan(
         if rest and reverse:
             carry, late = leftover(carry)
         whole = [x[: count * size].reshape(count, size, *x.shape[1:]) for x in xs]
-        # A loop of one step is none.
+        # A loop of one step does not count: it does not keep recompute and first run apart.
         inner = segment(size, prevent_cse and count == 1)
         carry, ys = jax.lax.scan(
             lambda carry, x: inner(consts, carry, x), carry, whole, length=count, reverse=reverse

@@ -1,9 +1,10 @@
-"""The results of one operation under names that policies know, its derivative's reads included.
+"""Names the results of an operation such that its own derivative reads the named values too.
 
-The derivative rules of exp, tanh, rsqrt, max, softmax and others read the result itself. A name
-given to it afterwards is another value to JAX: what is kept under it spares those who read it
-later, and not the operation. So such an operation is emitted with a rule of its own: the
-operation's, in which everything that reads the result reads the named one.
+The derivative rules of exp, tanh, rsqrt, softmax and others read the operation's result. To
+JAX, a name given to the result afterwards makes another value: saving that value serves later
+readers, but the derivative rule still reads the original, so the operation is recomputed. Such an
+operation is therefore emitted with a custom rule: the operation's own derivative, in which
+everything that reads the result reads the named value.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from jax_hremat._trace.trace import abstract, is_inexact
 
 # Evaluates an equation.
 Bind = Callable[[Any, Sequence[Any]], list[Any]]
-# An operation, from its inputs that are no literals to its results.
+# Evaluates an operation: from the inputs that are not literals to the results.
 Evaluate = Callable[[Sequence[Any]], list[Any]]
 
 
@@ -33,7 +34,7 @@ class Reading(Enum):
     Attributes:
         NONE: It does not read them.
         VALUE: It reads them.
-        COMPARED: It compares them with its inputs (`_trace/copies.py`), so that they may not be kept
+        COMPARED: It compares them with its inputs (`_trace/copies.py`), so they may not be kept
             without those.
     """
 
@@ -50,8 +51,8 @@ def reading_of_results(
     Args:
         eqn: Its equation.
         bind: Evaluates it.
-        moving: Which of its inputs are differentiated.
-        positions: Of the results asked about.
+        moving: For each input, whether it is differentiated.
+        positions: Positions of the results in question.
     """
     if not any(moving) or eqn.primitive.name in STOPS or compat.is_custom_vjp(eqn):
         return Reading.NONE
@@ -68,13 +69,14 @@ def reading_of_results(
 
 
 def run_named(eqn: Any, bind: Bind, inputs: Sequence[Any], names: Mapping[int, str]) -> list[Any]:
-    """The results of a differentiated operation under names, as its derivative reads them too.
+    """The results of a differentiated operation, some of them named; its derivative reads the
+    named values.
 
     Args:
         eqn: Its equation.
         bind: Evaluates it.
         inputs: Its inputs.
-        names: Of some of its results, by position.
+        names: The names of some of its results, by position.
     """
     evaluate, variables = _operation(eqn, bind)
     num_results = len(eqn.outvars)
@@ -112,7 +114,8 @@ def run_named(eqn: Any, bind: Bind, inputs: Sequence[Any], names: Mapping[int, s
 
 
 def _operation(eqn: Any, bind: Bind) -> tuple[Evaluate, list[int]]:
-    """The operation as a function of those inputs that are no literals, and where these stand."""
+    """The operation as a function of the inputs that are not literals, and the positions of
+    these inputs."""
     variables = [i for i, _ in _variables(eqn.invars)]
 
     def evaluate(values: Sequence[Any]) -> list[Any]:
@@ -125,7 +128,8 @@ def _operation(eqn: Any, bind: Bind) -> tuple[Evaluate, list[int]]:
 def _derivative(
     evaluate: Evaluate, moving: Sequence[int], inputs: Sequence[Any], tangents: Sequence[Any]
 ) -> Any:
-    """From inputs and tangents to results and the tangents of those that have one, as a jaxpr."""
+    """The derivative as a jaxpr, from inputs and tangents to results and their tangents; results
+    that are not floating-point or complex have no tangent."""
 
     def pushed(*arrays: Any) -> list[Any]:
         inputs, tangents = arrays[: -len(moving)], arrays[-len(moving) :]

@@ -1,10 +1,10 @@
-"""Max-pooling whose gradient XLA scatters into zeros of its own.
+"""Max-pooling whose gradient is scattered into a separate array of zeros.
 
 The gradient of a max-pool is scattered into zeros of the shape of its operand. Where the operand is
-a rectifier's output, XLA finds the zeros that the rectifier compares with to be the same array.
-Since a scatter overwrites its operand, it then writes these zeros out, and a copy, at the first
+a rectifier's output, XLA merges these zeros with those that the rectifier compares with. Since a
+scatter overwrites its operand, XLA then writes out the zeros and a copy of them at the first
 rectifier, and keeps both until the gradient of the pool; no `jax.checkpoint` around them helps.
-With one axis more, of size one, the pool's zeros are another array, made where they are used.
+With one more axis, of size one, the pool's zeros are a different array, made where they are used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax
 from jax_hremat._jax import compat
 
 _SCATTERED = frozenset({"reduce_window_max", "reduce_window_min"})
-# What one more axis adds to each parameter of the operation.
+# What one extra axis adds to each parameter of the operation.
 _NO_WINDOW = {
     "window_dimensions": 1,
     "window_strides": 1,
@@ -28,7 +28,7 @@ _NO_WINDOW = {
 
 
 def bind_apart(eqn: Any, inputs: Sequence[Any]) -> list[Any]:
-    """Evaluate one equation; if it is a max-pool, with one axis more."""
+    """Evaluate one equation; a max-pool is given one extra axis."""
     if eqn.primitive.name not in _SCATTERED:
         return compat.bind_equation(eqn, inputs)
     (operand,) = inputs

@@ -1,4 +1,4 @@
-"""A traced call, computed with regions."""
+"""Computes a traced call under a region tree."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from jax_hremat._trace.call import TracedCall
 def run_call(
     call: TracedCall, root: Region, watch: Callable[[Any], Any] = lambda value: value
 ) -> Any:
-    """Compute a call with the regions of `root`; change the objects that it was given.
+    """Compute a call with the regions of `root`, and apply its changes to the objects among its
+    arguments.
 
     Args:
         call: The call.
         root: Regions over its program's operations.
-        watch: An identity that one of the differentiated inputs goes through.
+        watch: An identity function through which one of the differentiated inputs is passed.
     """
     flat = emit_flat(call.program, root)
     values = [*call.arguments.values, *call.closed_over]
-    # One that gradients are taken of: the others may be dead code where only those are used.
+    # A differentiated input is watched: where only gradients are used, the others may be dead code.
     watched = call.program.differentiated[0]
     values[watched] = watch(values[watched])
     outputs = flat(*values)

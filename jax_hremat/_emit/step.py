@@ -1,4 +1,5 @@
-"""What a budget bounds: a function around the planned program, compiled as a whole."""
+"""The step whose memory a budget bounds: a function around the planned program, compiled as a
+whole."""
 
 from __future__ import annotations
 
@@ -40,19 +41,20 @@ _MARK = "hremat_loss"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """A function to compile around any body that computes a program.
+    """The function that is compiled around a body; the body may be any function that computes the
+    program.
 
     Attributes:
         program: The program that is planned.
         around: From a flat body of the program to the flat function that is compiled.
-        avals: Arguments of that function.
-        input_names: A readable path for each.
-        donated: Positions of those whose memory the results may take over.
-        calls: How often it runs the program.
+        avals: Abstract arguments of that function.
+        input_names: A readable path for each argument.
+        donated: Positions of the arguments whose memory the results may take over.
+        calls: How often the step runs the program.
         traced: The jaxpr of a step that is more than the program and its backward.
-        mesh: The devices that it runs on, where there are several; what is compiled is then the
-            program of one of them. Arguments say in their `sharding` how they lie on them; those
-            that do not lie as the compiler likes.
+        mesh: The devices that the step runs on, where there are several; the executable is then
+            the program of one device. The `sharding` of each aval says how that argument is
+            sharded; if it is missing, the compiler chooses.
     """
 
     program: Program
@@ -68,8 +70,8 @@ class Step:
 def own_step(program: Program) -> Step:
     """The program with its backward and nothing else: `Program.step`.
 
-    On a mesh, each gradient lies as its argument does, which is where an optimizer wants it. Where
-    the mesh is not known, the step is that of one device.
+    On a mesh, each gradient is sharded as its argument is, which is how an optimizer needs it.
+    Where the mesh is not known, the step is for one device.
     """
     on_mesh = program.mesh is not None and bool(program.shardings)
     lies = program.shardings if on_mesh else [None] * len(program.in_avals)
@@ -104,19 +106,19 @@ def training_step(
 ) -> Step:
     """A user's whole training step, around the loss that it differentiates.
 
-    The step is traced once with a loss that notes what it is traced to.
+    The step is traced once, with a loss that records each of its traced calls.
 
     Args:
         make_step: From a loss function to the step.
         loss_fn: The loss.
-        trace_call: From the arguments of a call of the loss to the call, traced.
-        arguments: Of the step.
+        trace_call: From the arguments of a call of the loss to the traced call.
+        arguments: The arguments of the step.
         has_aux: Whether the loss returns `(loss, aux)`.
         donate_argnums: Arguments of the step that are donated.
 
     Raises:
-        UnsupportedProgramError: The step does not call the loss, or with different structures,
-            shapes or static arguments; what `trace_loss` refuses.
+        UnsupportedProgramError: The step does not call the loss, or calls it with different
+            structures, shapes or static arguments; also whatever `trace_call` refuses.
     """
     names = tuple(x.name for x in arguments.inputs)
     avals = tuple(abstract_leaf(x.value) for x in arguments.inputs)
@@ -158,7 +160,7 @@ def training_step(
             return first.results.put_together(now, body(*now.values))
 
         step = flat_step(make_step(loss), arguments, returned)
-        # Reports know arguments that are called `flat`.
+        # Reports recognise the step's arguments by the name `flat`.
         return context.inside(lambda *flat: step(*flat)[0])
 
     return Step(
@@ -176,10 +178,11 @@ def training_step(
 def flat_step(
     step: Callable[..., Any], arguments: Arguments, returned: frozenset[int]
 ) -> Callable[..., tuple[list[Any], Results]]:
-    """A step as a function of its flat inputs, to its outputs and what to make of them.
+    """A step as a function from its flat inputs to its outputs, and to the `Results` that put the
+    outputs together.
 
-    The state of an NNX object is an output if it was changed, or is `returned`: that of donated
-    arguments, whose arrays the caller loses.
+    The state of an NNX object is an output if the step changed it, or if it is in `returned`: the
+    state of donated arguments, whose arrays the caller loses.
     """
 
     def flat(*values: Any) -> tuple[list[Any], Results]:
@@ -189,10 +192,11 @@ def flat_step(
 
 
 class JittedStep:
-    """`jax.jit` of a step that takes NNX objects, or pytrees with leaves that are no arrays.
+    """`jax.jit` of a step that takes NNX objects, or pytrees with leaves that are not arrays.
 
-    What it changes in the objects is changed in the caller's. Everything else is as in `jax.jit`:
-    it is traced anew for other shapes, structures and static leaves, which must be hashable.
+    Changes that the step makes to the objects are applied to the caller's objects. Everything else
+    is as in `jax.jit`: the step is traced anew for other shapes, structures and static leaves, and
+    static leaves must be hashable.
     """
 
     def __init__(
@@ -223,7 +227,7 @@ class JittedStep:
         return outcome.results.put_together(arguments, outcome.outputs)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """As that of a jitted function; the flat inputs are those that are donated first."""
+        """As `lower` of a jitted function; among the flat inputs, the donated ones come first."""
         return self._jitted.lower(*self._split(self._arguments(args, kwargs)))
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -268,8 +272,8 @@ def _shapes(call: TracedCall) -> str:
 
 
 def _marked(out: Any, has_aux: bool) -> Any:
-    """The loss with an integer zero of a name added: an equation that can be counted, since
-    nothing of it is differentiated."""
+    """The loss plus a named integer zero. The name is an equation that can be counted, since it is
+    not differentiated."""
     loss, *aux = out if has_aux else (out,)
     zero = checkpoint_name(jnp.zeros((), jnp.int32), _MARK)
     loss = loss + zero.astype(loss.dtype)
@@ -277,7 +281,7 @@ def _marked(out: Any, has_aux: bool) -> Any:
 
 
 def _count_marks(jaxpr: Any) -> int:
-    """Runs of the marked equation; those in a `while` count once."""
+    """How often the marked equation runs; a run inside a `while` counts once."""
     total = 0
     for eqn in compat.open_jaxpr(jaxpr).eqns:
         if eqn.primitive.name == "name" and eqn.params["name"] == _MARK:

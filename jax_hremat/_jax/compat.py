@@ -269,12 +269,12 @@ def bind_attached(
         out_tree, residual_tree, sources = trees()
         return out_tree, residual_tree, [None] * len(sources)
 
-    def checkpointed(fun: Callable[..., Any], like: Any) -> Any:
+    def wrapped(fun: Callable[..., Any], like: Any) -> Any:
         return linear_util.wrap_init(fun, debug_info=like.debug_info.with_unknown_names())
 
     subfuns = (
-        checkpointed(attached, function),
-        checkpointed(attached_forward, forward),
+        wrapped(attached, function),
+        wrapped(attached_forward, forward),
         # `made` gets no cotangents.
         custom_derivatives._handle_consts_in_bwd(backward, [jax.typeof(x) for x in made]),
     )
@@ -643,7 +643,7 @@ def _identity(value: Any, outer: tuple[int, ...] = ()) -> Any:
     if isinstance(value, (linear_util.Store, linear_util.EqualStore, linear_util.DebugInfo)):
         return type(value)  # State left by an earlier run.
     if isinstance(value, linear_util.WrappedFun):
-        return ("checkpointed", inner(value.f), inner(value.transforms))
+        return ("wrapped", inner(value.f), inner(value.transforms))
     if isinstance(value, FunctionType) and value.__closure__:
         cells = zip(value.__code__.co_freevars, value.__closure__, strict=True)
         if value.__code__ is _MEMOIZED:

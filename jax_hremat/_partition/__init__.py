@@ -1,1 +1,1 @@
-"""Blocks, and the partitioners that say where they begin."""
+"""Blocks, and the partitioners that choose where they begin."""

@@ -1,9 +1,10 @@
-"""`Graph`, partitioner -> `Partition`: consecutive blocks of operations, equal ones recognised.
+"""From a `Graph` and a partitioner to a `Partition`: consecutive blocks of operations, with equal
+blocks recognised.
 
-A block is a stretch of the program, contiguous in program order. The levels of a plan are runs of
-operations inside a block, the blocks, and groups of consecutive blocks; runs and groups are chosen
-by the solver, blocks here. Where to cut is a partitioner's decision; everything else about a block
-is the same for all of them.
+A block is a range of operations, contiguous in program order. The levels of a plan are runs of
+operations inside a block, the blocks, and groups of consecutive blocks. The solver chooses runs and
+groups; this module makes the blocks. A partitioner decides where to cut; everything else about a
+block is the same for all partitioners.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from dataclasses import dataclass
 from jax_hremat._partition.width import widths
 from jax_hremat._trace.graph import Graph, is_cond, is_loop
 
-# Where a program is cut: positions of operations that begin a block, in any order. The beginning
-# and the end of the program need not be among them.
+# Decides where a program is cut: returns the positions of operations that begin a block, in any
+# order. The beginning and the end of the program need not be among them.
 Partitioner = Callable[[Graph], Sequence[int]]
 
 _MAX_OPERATIONS = 240
@@ -24,14 +25,14 @@ _MAX_OPERATIONS = 240
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Operations `start … stop − 1`, and what crosses the boundary.
+    """Operations `start … stop − 1`, and the values that cross the block's boundary.
 
     Attributes:
         start: First operation.
         stop: One past the last operation.
-        inputs: Values read inside and made outside, in order of first use; arguments too.
+        inputs: Values read inside and made outside, in order of first use; arguments included.
         outputs: Values made inside and read outside or returned, in order.
-        fingerprint: Equal for blocks that compute the same on the same shapes.
+        fingerprint: A text that is equal for blocks that compute the same on the same shapes.
     """
 
     start: int
@@ -49,7 +50,7 @@ class Partition:
     """Consecutive blocks that cover the program, and which of them are alike.
 
     Attributes:
-        blocks: In program order.
+        blocks: The blocks in program order.
         kinds: For each block, the position of the first block with its fingerprint.
     """
 
@@ -68,9 +69,9 @@ class Partition:
 def partition_graph(graph: Graph, partitioner: Partitioner) -> Partition:
     """Cut the program where the partitioner says.
 
-    A scan or a cond with a backward is a block of its own, for it has bodies to be planned; so is
-    what must run exactly once, which nothing may be checkpointed with. Blocks of very many operations
-    are halved where little is handed on.
+    A scan or a cond with a backward is a block of its own, because its bodies are planned. So is an
+    operation that must run exactly once, because no checkpointed region may contain it. Blocks of
+    very many operations are split near the middle, where few bytes are handed on.
 
     Raises:
         ValueError: The partitioner names a position outside the program.
@@ -90,7 +91,7 @@ def partition_graph(graph: Graph, partitioner: Partitioner) -> Partition:
 
 
 def _split_long(width: Sequence[int], cuts: list[int]) -> list[int]:
-    """Halve blocks of too many operations at the narrowest position of their middle half."""
+    """Split blocks of too many operations at the narrowest position of their middle half."""
     result = [cuts[0]]
     for stop in cuts[1:]:
         start = result[-1]
@@ -116,7 +117,8 @@ def make_block(graph: Graph, start: int, stop: int) -> Block:
 
 
 def boundary(graph: Graph, start: int, stop: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Values read in `start … stop − 1` but made outside, and made there but used outside."""
+    """The values read in `start … stop − 1` but made outside, and those made there but used
+    outside."""
     inputs: dict[int, None] = {}
     outputs: list[int] = []
     for op in graph.operations[start:stop]:
@@ -133,11 +135,11 @@ def boundary(graph: Graph, start: int, stop: int) -> tuple[tuple[int, ...], tupl
 
 
 def has_deferrable_input(graph: Graph, block: Block, start: int, stop: int) -> bool:
-    """Whether part of the backward of `start … stop − 1` is not needed next.
+    """Whether XLA's scheduler could delay part of the backward of operations `start … stop − 1`.
 
-    Next comes the cotangent of the block's stream, the latest of its active inputs. An input of
-    the stretch that comes from another of them and not from the stream (an encoder's memory,
-    a skip connection) has a cotangent that XLA's scheduler may leave for later.
+    The cotangent needed next is that of the block's stream, which is the last made of the block's
+    active inputs. If an input of these operations depends on another active input and not on the
+    stream (an encoder's memory, a skip connection), the scheduler may delay its cotangent.
     """
     moving = [
         v for v in block.inputs if graph.values[v].active and graph.values[v].kind == "computed"
@@ -159,8 +161,8 @@ def has_deferrable_input(graph: Graph, block: Block, start: int, stop: int) -> b
 def _fingerprint(
     graph: Graph, start: int, stop: int, inputs: Sequence[int], outputs: Sequence[int]
 ) -> str:
-    """Structure only: signatures, wiring by position, what is an argument, active, an output, and
-    on a mesh how all of them lie."""
+    """A hash of the structure only: signatures, wiring by position, which values are arguments,
+    active or outputs, and on a mesh the sharding of each value."""
     names: dict[int | None, str] = {None: "lit"}
     for i, v in enumerate(inputs):
         value = graph.values[v]

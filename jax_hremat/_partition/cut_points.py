@@ -11,24 +11,24 @@ from jax_hremat._partition.blocks import Block, make_block
 from jax_hremat._partition.width import narrow_cuts, narrow_ends, widths
 from jax_hremat._trace.graph import Graph
 
-# A boundary is a valley of the width if the width on either side rises to this many times it.
+# A position is a valley if the width on both sides rises to this many times the width there.
 _PROMINENCE = 1.2
-# So many positions in a row without a peak between them are a stack of layers.
+# At least this many positions in a row without a peak between them are a stack of layers.
 _STACK = 3
 
 
 def partition_by_width(graph: Graph) -> list[int]:
     """Cut the program at the valleys of its width.
 
-    The width at a position is the bytes of the values made before it and read after it, long
-    skip connections left out. Between any two heavy operations (matrix products, convolutions,
-    loops, opaque calls) the narrowest position stands for all; of those, the ones where the
-    width rises by `_PROMINENCE` on both sides are the boundaries. Where it stays low for a while,
-    all the positions are. The rule only looks at what is near, so equal stretches of a program are
-    cut alike and need no search for repetition.
+    The width at a position is the bytes of the values made before it and read after it, without
+    long skip connections. Between any two heavy operations (matrix products, convolutions,
+    loops, opaque calls) only the narrowest position is considered. Such a position is a boundary
+    if the width rises by the factor `_PROMINENCE` on both sides; where the width stays low over
+    several of them, all of them are boundaries. The rule is local, so equal parts of a program are
+    cut alike without a search for repetition.
 
-    Along plain dense layers there is no peak and so no valley. They are cut before and after what
-    is done element by element between them, such as an activation.
+    A stack of plain dense layers has no peak and so no valley. It is cut before and after the
+    element-wise operations between the layers, such as an activation.
     """
     width, narrowest = widths(graph), narrow_cuts(graph)
     inner = _valleys(width, narrowest)
@@ -42,8 +42,8 @@ def partition_by_width(graph: Graph) -> list[int]:
 def _split_off_known(graph: Graph, blocks: Sequence[Block]) -> list[Block]:
     """Split blocks that begin or end with a copy of a repeated block.
 
-    The first and the last layer of a stack often stand in one block with what is before or
-    after the stack.
+    The first and the last layer of a stack often share a block with the operations before or after
+    the stack.
     """
     count = Counter(b.fingerprint for b in blocks)
     repeated = {b.fingerprint: len(b) for b in blocks if count[b.fingerprint] > 1}
@@ -66,10 +66,10 @@ def _split_off_known(graph: Graph, blocks: Sequence[Block]) -> list[Block]:
 
 
 def _valleys(width: Sequence[int], narrowest: Sequence[int]) -> list[int]:
-    """Positions of the prominent minima of the width, in order: the narrowest of each, or a stack
-    of them that are about as narrow."""
+    """Positions of the prominent minima of the width, in order: for each minimum its narrowest
+    position, or all positions that are about as narrow if they are a stack."""
     found: list[int] = []
-    # Positions since the width fell; none while it has only risen.
+    # Positions since the width last fell; empty while it has only risen.
     fallen: list[int] = []
     high = 0
     for position in narrowest:
@@ -83,13 +83,13 @@ def _valleys(width: Sequence[int], narrowest: Sequence[int]) -> list[int]:
             fallen.append(position)
         else:
             high = max(high, here)
-    # After the last heavy operation comes the loss: nothing rises again, nothing is cut.
+    # After the last heavy operation comes the loss, where the width does not rise again: no cut.
     return [v for v in found if v > 0]
 
 
 def _is_plain_stack(width: Sequence[int], narrowest: Sequence[int]) -> bool:
-    """Whether there are several layers, and the width of none is a peak: higher by the prominence
-    than one before it and one after it."""
+    """Whether there are several layers and no peak of the width: no position where it is higher, by
+    the factor `_PROMINENCE`, than at some position before and at some position after."""
     heights = [width[p] for p in narrowest if p > 0]
     before = accumulate(heights, min)
     after = reversed(list(accumulate(reversed(heights), min)))

@@ -10,17 +10,17 @@ import numpy as np
 from jax_hremat._partition.width import heavy_operations, widths
 from jax_hremat._trace.graph import Graph
 
-# Distances between equal heavy operations that are tried as the length of a repeat.
+# How many distances between equal heavy operations are tried as the length of a repeat.
 _MAX_PERIODS = 64
 
 
 def partition_by_repeats(graph: Graph) -> list[int]:
-    """Cut the program into the repeats of its repeated stretches, each where it is narrowest.
+    """Cut each repeated range of operations into its repeats, where it is narrowest.
 
-    A stretch repeats with a period p if operation i + p computes the same as operation i along at
-    least p operations. The stretch that covers most goes first (of equal ones that with the
-    shortest period), then what is left on both sides is cut in the same way. What repeats nothing
-    stays one block on each side.
+    A range of operations repeats with a period p if operation i + p computes the same as operation
+    i for at least p operations. The longest such range is cut first (of equally long ones, the one
+    with the shortest period), then the rest on each side in the same way. A rest without
+    repetition stays one block.
     """
     numbers: dict[str, int] = {}
     kinds = np.array(
@@ -45,7 +45,7 @@ def partition_by_repeats(graph: Graph) -> list[int]:
 
 
 def _best_repeat(kinds: np.ndarray, heavy: Sequence[int]) -> tuple[int, int, int] | None:
-    """First operation, period and length of the repeated stretch that covers most."""
+    """First operation, period and length of the longest repeated range."""
     best: tuple[int, int, int] | None = None
     for period in _periods(kinds, heavy):
         same = np.flatnonzero(kinds[:-period] != kinds[period:])
@@ -61,7 +61,7 @@ def _best_repeat(kinds: np.ndarray, heavy: Sequence[int]) -> tuple[int, int, int
 
 
 def _periods(kinds: np.ndarray, heavy: Sequence[int]) -> list[int]:
-    """The commonest distances between a heavy operation and the next ones equal to it."""
+    """The most common distances between a heavy operation and the next ones equal to it."""
     positions: dict[int, list[int]] = {}
     for h in heavy:
         positions.setdefault(int(kinds[h]), []).append(h)

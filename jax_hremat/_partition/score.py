@@ -1,4 +1,5 @@
-"""H-Rockmate's score as a partitioner: merge what has the smallest interface for its size."""
+"""A partitioner by H-Rockmate's score: merges the nodes with the smallest interface for their
+number."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from jax_hremat._partition.blocks import boundary
 from jax_hremat._partition.width import narrow_cuts
 from jax_hremat._trace.graph import Graph
 
-# As in H-Rockmate: nodes of a part at most, parts at the top that are few enough, and α.
+# As in H-Rockmate: the most nodes of a part, the number of top-level parts at which merging stops,
+# and the exponent α.
 _MAX_NODES = 20
 _ENOUGH = 30
 _ALPHA = 0.5
@@ -17,12 +19,12 @@ _ALPHA = 0.5
 def partition_by_score(graph: Graph) -> list[int]:
     """Merge neighbouring nodes bottom-up by H-Rockmate's score (Gusak et al. 2024, algorithm 1).
 
-    Nodes are the heavy operations with what is fused to them. The score of a part S is
+    A node is a heavy operation with the operations fused to it. The score of a part S is
     −(bytes of its inputs + bytes of its outputs) · |S|^α, larger is better. Parts are taken best
-    first, each disjoint from, inside or around those before it, until few enough are left at the
-    top. Where the original looks for chains and for flows between a fork and its join, here a
-    part is any sequence of nodes in program order, which is what one region can hold; both kinds
-    are among them. Arguments do not count as inputs, since they are held anyway.
+    first, each disjoint from, inside or around those taken before, until few enough are left at
+    the top. The original looks for chains and for flows between a fork and its join; here a part
+    is any sequence of nodes in program order, which is what one region can contain, and which
+    includes both kinds. Arguments do not count as inputs, since they are held anyway.
     """
     cuts = sorted({0, *narrow_cuts(graph), len(graph.operations)})
     nodes = list(pairwise(cuts))
@@ -40,7 +42,7 @@ def partition_by_score(graph: Graph) -> list[int]:
         first = -minus_first
         a, b = top[first], top[last]
         if a == b or a[0] < first or b[1] > last:
-            # Inside a part already, or across the edge of one.
+            # The candidate is inside a part already, or crosses the edge of one.
             continue
         count -= len({top[i] for i in range(first, last + 1)}) - 1
         top.update(dict.fromkeys(range(first, last + 1), (first, last)))

@@ -1,4 +1,4 @@
-"""How many bytes are handed on at each position of a program, and where that is least."""
+"""The width of a program: the bytes handed on at each position, and where they are fewest."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from itertools import accumulate
 
 from jax_hremat._trace.graph import Graph
 
-# A value that outlives this many heavy operations is a skip connection: whatever the cuts, it
-# is held, so it says nothing about where to cut.
+# A value that outlives this many heavy operations is a long skip connection. It is held wherever
+# the program is cut, so the width leaves it out.
 _SKIP_SPAN = 16
 
 
@@ -20,7 +20,7 @@ def heavy_operations(graph: Graph) -> list[int]:
 
 
 def widths(graph: Graph) -> list[int]:
-    """Bytes that cross the cut before each operation, and after the last."""
+    """Bytes of the values that cross a cut before each operation, and after the last one."""
     n = len(graph.operations)
     heavy = set(heavy_operations(graph))
     heavy_before = list(accumulate((i in heavy for i in range(n)), initial=0))
@@ -36,15 +36,17 @@ def widths(graph: Graph) -> list[int]:
 
 
 def narrow_cuts(graph: Graph) -> list[int]:
-    """The last of the narrowest positions between every two heavy operations, in order: what
-    follows a block element by element, such as an activation, belongs to it, or XLA would hold its
-    argument and its result."""
+    """The last of the narrowest positions between every two heavy operations, in order.
+
+    An element-wise operation that follows a block, such as an activation, thereby belongs to the
+    block; otherwise both its argument and its result would be held.
+    """
     return [positions[-1] for positions in _narrowest(graph)]
 
 
 def narrow_ends(graph: Graph) -> list[int]:
-    """The first and the last of those positions, each once: where layer follows layer, before and
-    after what is done element by element."""
+    """The first and the last of the narrowest positions between every two heavy operations, each
+    once. In a stack of layers these are before and after the element-wise operations."""
     return sorted({end for positions in _narrowest(graph) for end in (positions[0], positions[-1])})
 
 

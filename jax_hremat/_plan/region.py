@@ -67,10 +67,10 @@ class Region:
         if not 0 <= self.start <= self.stop:
             raise ValueError(f"region [{self.start}, {self.stop}) is not a range")
         if self.saved and not self.checkpointed:
-            raise ValueError(f"bare region [{self.start}, {self.stop}) saves {self.saved}")
+            raise ValueError(f"plain region [{self.start}, {self.stop}) saves {self.saved}")
         alone = self.stop - self.start == 1 and not (self.checkpointed or self.children)
         if self.bodies and not (alone and (self.loop is None or not self.branches)):
-            raise ValueError(f"region [{self.start}, {self.stop}) is not one bare scan or cond")
+            raise ValueError(f"region [{self.start}, {self.stop}) is not one plain scan or cond")
         edges = [self.start, *(e for c in self.children for e in (c.start, c.stop)), self.stop]
         if edges != sorted(edges):
             raise ValueError(

@@ -18,8 +18,8 @@ from jax_hremat._trace.trace import is_inexact
 _COMPARISONS = frozenset("eq ne lt le gt ge eq_to lt_to le_to".split())
 # What returns elements of its inputs, in another place or sign or type.
 _COPIES = frozenset(
-    """all_gather all_to_all approx_top_k broadcast_in_dim clamp concatenate convert_element_type copy
-    copy_p cummax cummin dynamic_slice dynamic_update_slice expand_dims gather max min name neg
+    """all_gather all_to_all approx_top_k broadcast_in_dim clamp concatenate convert_element_type
+    copy copy_p cummax cummin dynamic_slice dynamic_update_slice expand_dims gather max min name neg
     optimization_barrier pad pmax pmin ppermute reduce_max reduce_min reshape rev select_n slice sort
     split squeeze stop_gradient top_k transpose
     """.split()
@@ -27,9 +27,13 @@ _COPIES = frozenset(
 
 
 def compared_copies(jaxpr: Any) -> frozenset[Any]:
-    """The variables of an open jaxpr that an equation compares with a value they are copied from,
-    or with another copy of it."""
-    sources: dict[Any, frozenset[Any]] = {}
+    """The variables of an open jaxpr that an equation, in it or in the body of a loop or branch,
+    compares with a value they are copied from, or with another copy of it."""
+    return _found(jaxpr, {})
+
+
+def _found(jaxpr: Any, sources: dict[Any, frozenset[Any]]) -> frozenset[Any]:
+    """Likewise, where it is known what some of the variables are copies of."""
 
     def sources_of(atom: Any) -> frozenset[Any]:
         if isinstance(atom, compat.Literal) or not is_inexact(atom.aval.dtype):
@@ -46,6 +50,10 @@ def compared_copies(jaxpr: Any) -> frozenset[Any]:
             one, other = map(sources_of, eqn.invars)
             if one & other:
                 found |= one ^ other
+        for body in map(compat.open_jaxpr, compat.inner_jaxprs(eqn)):
+            # A body's inputs are the last of its equation's; the index of a branch comes first.
+            pairs = zip(reversed(body.invars), reversed(eqn.invars), strict=False)
+            found |= _found(body, {v: sources_of(outer) | {v} for v, outer in pairs})
     return frozenset(found)
 
 

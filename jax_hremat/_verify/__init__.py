@@ -1,1 +1,1 @@
-"""An independent replay of what an emitted function does."""
+"""An independent replay of an emitted function's step."""

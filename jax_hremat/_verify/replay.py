@@ -1,7 +1,8 @@
-"""`Program`, `Region` -> what the step under that plan computes, recomputes and keeps alive.
+"""From a `Program` and a `Region` tree to what the step computes, recomputes and keeps alive.
 
-An independent witness of a plan: it knows no cost model, partition or solver. It differentiates
-the emitted function, opens the resulting jaxpr as lowering would, and reads the facts off it.
+This is an independent check of a plan: it uses no cost model, partition or solver. It
+differentiates the emitted function, opens the resulting jaxpr as lowering would, and reads the
+facts off it.
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ class Replay:
 
     Attributes:
         flops: Floating-point operations of the step, counted by `equation_flops`.
-        forward_flops: The same of the program alone, not differentiated; no plan changes it.
+        forward_flops: The same for the program alone, not differentiated; no plan changes it.
         recomputed: For each operation of the program, how many times the step runs it beyond
             its first forward. An operation that has a body (a `custom_jvp`, a `custom_vjp`, a
             user's `jax.checkpoint`) counts as run if any equation of its body does.
         peak_bytes: Largest sum of live bytes over the step in program order: arguments,
-            constants and outputs at all times, and everything else from the equation that
+            constants and outputs at all times, and every other value from the equation that
             makes it to the last one that reads it, both included.
-        peak_equation: Position of that moment among the step's live equations; -1 if none.
-        peak_operation: The operation that equation belongs to (its forward, a recompute or
+        peak_equation: Position of the peak among the step's live equations; -1 if none.
+        peak_operation: The operation that this equation belongs to (its forward, a recompute or
             its derivative), or None.
-        num_equations: Live equations of the step.
+        num_equations: Number of live equations of the step.
         num_barriers: Optimization barriers in the lowered step outside loops: one before each
             checkpointed region's recompute, one before the forward of a region that a recompute
-            two levels further out runs, and those the program has itself.
-        kept_bytes: Bytes of values made in the first forward, arguments apart, that a recompute
-            or the backward reads.
+            two levels further out runs, and those of the program itself.
+        kept_bytes: Bytes of the values made in the first forward, without arguments, that a
+            recompute or the backward reads.
     """
 
     flops: int
@@ -63,29 +64,29 @@ class Replay:
 
 
 def replay(program: Program, root: Region) -> Replay:
-    """Differentiate the program with the regions of `root` in it, and see what the step does.
+    """Differentiate the program with the regions of `root`, and read off what the step does.
 
     Dead code is removed first. Names, barriers and the `reduce_precision` that
-    `jax.checkpoint` puts on what it keeps are free and make no new buffer.
+    `jax.checkpoint` puts on the values it keeps are free and make no new buffer.
 
-    Recomputed equations are told by scope names: each operation is evaluated under its own,
-    JAX carries it through differentiation, and marks what a region recomputes. Within an
-    operation, the run that counts is the one of its own primitive and parameters which does
-    not read a value of the operation's own derivative rule.
+    Recomputed equations are recognised by scope names: each operation is evaluated under a scope of
+    its own; JAX carries the scope through differentiation and marks what a region recomputes. Of
+    the equations of an operation, those count as a run that have its primitive and parameters and
+    do not read a value of the operation's own derivative rule.
 
     Unchecked: fusion, layouts, padding, in-place updates and XLA's schedule, so
-    `peak_bytes` compares plans and is no prediction. A loop's or branch's body adds the peak
-    of the values it computes, its slices of the stacked inputs left out; Pallas and other
+    `peak_bytes` serves to compare plans and is not a prediction. The body of a loop or branch adds
+    the peak of the values it computes, without its slices of the stacked inputs; Pallas and other
     custom kernels add none. Flops of elementwise operations are one per element; `while` loops
     count once.
 
-    What `recomputed` cannot tell: an operation whose derivative rule computes its value by
-    other equations (`scatter`, `cummax`) shows 0, though `flops` counts them. So does what
-    a scan or cond in another mode (`Region.loop`, `Region.branches`) runs again inside, and a rerun
-    that the operation's own derivative makes under every plan (a flash-attention `custom_vjp`,
-    a user's `jax.checkpoint`). A rerun's cost may differ from the forward's: more for `sort`,
-    which carries positions along; less for a branch or loop, of which only what is needed
-    runs. In an operation with a body, a derivative equation that looks like one of the body's
+    Limits of `recomputed`: it is 0 for an operation whose derivative rule computes its value by
+    other equations (`scatter`, `cummax`), though `flops` counts them. It also leaves out what a
+    scan or cond with its own regions (`Region.loop`, `Region.branches`) recomputes inside, and a
+    rerun that the operation's own derivative makes under every plan (a flash-attention
+    `custom_vjp`, a user's `jax.checkpoint`). A rerun may cost more or less than the forward: more
+    for `sort`, which carries positions along; less for a branch or loop, which only runs what is
+    needed. In an operation with a body, a derivative equation that looks like one of the body's
     counts as its rerun.
     """
     with program.context.entered():
@@ -120,11 +121,12 @@ def _replay(program: Program, root: Region) -> Replay:
 
 
 def _with_phases(runs: Iterable[Equation]) -> list[tuple[Equation, Phase]]:
-    """The first forward ends at the first transposed equation, which JAX places after it."""
+    """Each equation with its phase. The first forward ends at the first transposed equation, which
+    JAX places after it."""
     steps: list[tuple[Equation, Phase]] = []
     forward = True
     for run in runs:
-        # Scopes inside the tag are the program's: a loss may hold a gradient of its own.
+        # Scopes inside the tag are the program's own: a loss may contain a gradient itself.
         outer = _TAG.split(run.path)[0]
         forward = forward and not compat.is_transposed(outer)
         rematted = compat.is_rematted(outer)
@@ -140,7 +142,7 @@ def _operation(run: Equation) -> int | None:
 def _recomputed(
     equations: Sequence[Any], steps: Iterable[tuple[Equation, Phase]]
 ) -> tuple[int, ...]:
-    """Runs of each operation in the recompute phase, over those of its first forward."""
+    """For each operation, its runs in the recompute phase divided by those in its first forward."""
     first: list[Counter[str]] = [Counter() for _ in equations]
     again: list[Counter[str]] = [Counter() for _ in equations]
     makers: dict[int | None, int | None] = {}
@@ -162,7 +164,7 @@ def _recomputed(
 def _is_run_of(
     eqn: Any, operation: int, run: Equation, makers: Mapping[int | None, int | None]
 ) -> bool:
-    """Whether this is the operation itself, and no equation of its derivative rule."""
+    """Whether an equation is the operation itself, not one of its derivative rule."""
     if run.eqn.primitive.name != eqn.primitive.name:
         return False
     if _has_body(eqn):
@@ -174,7 +176,8 @@ def _is_run_of(
 
 
 def _signature(eqn: Any) -> str:
-    """What the equation computes; loops change their body when they are differentiated."""
+    """A text for what an equation computes. An equation with a body is described by its primitive
+    alone, since loops change their body when they are differentiated."""
     if _has_body(eqn):
         return eqn.primitive.name
     shape = eqn.outvars[0].aval.str_short() if eqn.outvars else ""

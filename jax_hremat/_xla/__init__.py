@@ -1,1 +1,1 @@
-"""Targets, the compiler, and what its executables take."""
+"""Targets, the compiler, and the memory and time that its executables take."""

@@ -1,4 +1,4 @@
-"""What the compiler said of a program, kept on disk for the next time it is asked."""
+"""The compiler's results for a program, kept on disk to be read instead of compiling again."""
 
 from __future__ import annotations
 
@@ -26,27 +26,29 @@ _logger = logging.getLogger("jax_hremat")
 
 @dataclass(frozen=True, slots=True)
 class CompileCache:
-    """A folder of compiled programs, one file each, named by a hash of all that decides them.
+    """A folder of compiler results, one file for each program, named by a hash of everything that
+    the result depends on.
 
-    Several processes may share it: a file appears whole or not at all, and two writers of one
-    program write the same. A file that cannot be read, for instance because a copy of it was cut
-    off, is reported, removed and made again.
+    Several processes may share the folder: a file appears whole or not at all, and two writers of
+    one program write the same. A file that cannot be read, for instance because a copy was
+    truncated, is reported, removed and made again.
 
     Attributes:
-        folder: Where the files are; made on first use.
+        folder: The folder; made on first use.
     """
 
     folder: Path
 
     @staticmethod
     def at(folder: str | os.PathLike[str] | None) -> CompileCache | None:
-        """The cache in a folder; if None in that of `JAX_HREMAT_CACHE_DIR`; if unset none."""
+        """The cache in a folder, or in the folder that `JAX_HREMAT_CACHE_DIR` names if `folder` is
+        None; None if the variable is unset too."""
         chosen = folder or os.environ.get(ENVIRONMENT_VARIABLE)
         return CompileCache(Path(chosen).expanduser()) if chosen else None
 
     def read(self, key: str, decode: Callable[[Any], T]) -> T | None:
-        """What is known of a program, made from its JSON value by `decode`, whose errors mean
-        that the file is damaged."""
+        """The stored result for a program, or None. `decode` makes it from the JSON value; an error
+        in `decode` means that the file is damaged."""
         path = self._path(key)
         try:
             return decode(json.loads(gzip.decompress(path.read_bytes())))
@@ -63,7 +65,7 @@ class CompileCache:
             return None
 
     def write(self, key: str, value: Any) -> None:
-        """Keep a JSON value: what was compiled."""
+        """Store a compiler result, as a JSON value."""
         path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(value).encode()
@@ -74,5 +76,5 @@ class CompileCache:
 
 
 def key_of(parts: Iterable[str]) -> str:
-    """One hash of several texts and of the library's version, which decides what is kept."""
+    """One hash of several texts and of the library's version, which decides what is stored."""
     return hashlib.sha256("\0".join((__version__, *parts)).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The rates of the attached device, measured: a target file of one's own."""
+"""Measures the rates of the attached device, for a target file of your own."""
 
 from __future__ import annotations
 
@@ -16,32 +16,34 @@ import numpy as np
 from jax_hremat._shared.progress import Progress
 from jax_hremat._xla.target import Platform, Target, attached_target
 
-# A measurement is made larger until one run takes so long …
+# A measurement is made larger until one run takes this long …
 _LONG_ENOUGH_S = 0.03
-# … or works on so many bytes; then runs in a row make up the time, since the host takes some tenths
-# of a millisecond to start one and to see its end, as long as a GPU takes to read a gigabyte.
+# … or works on this many bytes; then several runs in a row fill the time. The host takes some
+# tenths of a millisecond to start a run and to see its end, as long as a GPU takes to read a
+# gigabyte.
 _MOST_BYTES = 2**31
 _NUM_RUNS = 5
-# Products in a row, so that their operands stay where they are.
+# Number of products in a row, so that their operands stay where they are.
 _NUM_PRODUCTS = 4
-# Steps of the polynomial. On a GPU so many that a number is read and written in less time than its
-# polynomial takes, also where the bandwidth is small; on a CPU so few that the loop is unrolled.
+# Degree of the polynomial. On a GPU it is high enough that reading and writing a number takes less
+# time than its polynomial, even at a low bandwidth; on a CPU low enough that the loop is unrolled.
 _DEGREES: Mapping[Platform, int] = {"cuda": 512, "cpu": 64}
 _NUM_KERNELS = 200
 _NUM_DRAWN = 2**16 + 1
 _IMAGE, _CHANNELS = 64, 64
-# Seconds of one of so many runs in a row.
+# From a number of runs in a row to the seconds that one of them takes.
 _Run = Callable[[int], float]
 _DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
 
 
 def calibrate(progress: Progress | None = None) -> Target:
-    """Measure what the attached device sustains, in some seconds.
+    """Measure the rates that the attached device sustains; it takes some seconds.
 
-    Square matrix products and convolutions of each type (those of a layer and of its gradient), a
-    sum of two long vectors, a polynomial of a vector, and many small kernels in a row, all of
-    random numbers; the median of five measurements each. The rates are those that were reached, so
-    both efficiencies are 1. Save the target, and plan for this device elsewhere::
+    Measured are square matrix products and convolutions of each type (a layer's convolution and its
+    gradients), a sum of two long vectors, a polynomial of a vector, and many small kernels in a
+    row, all on random numbers. Each figure is the median of five measurements. The rates are those
+    that were reached, so both efficiencies are 1. Save the target to plan for this device
+    elsewhere::
 
         jax_hremat.calibrate().save("my_gpu.toml")
         jax_hremat.plan_remat(loss_fn, budget="70GiB", target="my_gpu.toml")
@@ -55,9 +57,9 @@ def calibrate(progress: Progress | None = None) -> Target:
     Raises:
         UnknownTargetError: The default backend is neither a CPU nor a GPU.
 
-    Unchecked: what is sent to other devices and to the host, whose published rates are kept; that
-    nothing else uses the device meanwhile. Large products reach more than those
-    of a model do; the rates compare plans and predict no clock.
+    Unchecked: the rates to other devices and to the host, which stay the published ones; that
+    nothing else uses the device meanwhile. Large products reach a higher rate than those of a model
+    do: the rates serve to compare plans, not to predict run times.
     """
     base = attached_target()
     tell = progress or (lambda *_: None)
@@ -105,7 +107,7 @@ def _matrix_rate(dtype: Any) -> float:
 
 
 def _conv_rate(dtype: Any) -> float:
-    """A convolution of three by three on images, and both of its gradients."""
+    """The rate of a three-by-three convolution on images and both of its gradients."""
     kernel = _random((3, 3, _CHANNELS, _CHANNELS), dtype) / _CHANNELS
 
     def convolve(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -153,10 +155,10 @@ def _vector_rate(degree: int) -> float:
 
 
 def _launch_s(platform: Platform) -> float:
-    """Between two kernels that do next to nothing."""
+    """Seconds between two kernels that do next to nothing."""
 
     def small(x: jax.Array) -> jax.Array:
-        # XLA:CPU drops barriers before it fuses, so there sums in a row would be one kernel.
+        # XLA:CPU drops barriers before it fuses, so sums in a row would be one kernel there.
         return x @ x if platform == "cpu" else jax.lax.optimization_barrier(x + 1)
 
     def many(x: jax.Array) -> jax.Array:
@@ -168,16 +170,17 @@ def _launch_s(platform: Platform) -> float:
 
 
 def _random(shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """Numbers such as a model computes with: a GPU's clock is higher where all are equal.
+    """Random numbers like those of a model: a GPU's clock is higher where all numbers are equal.
 
-    They come again, in no step with rows; to draw all would take longer than what is measured.
+    The drawn numbers repeat with a period that does not match the rows; drawing all of them would
+    take longer than the measurement.
     """
     drawn = np.random.default_rng(0).standard_normal(_NUM_DRAWN, np.float32)
     return jnp.asarray(drawn, dtype)[jnp.arange(math.prod(shape)) % _NUM_DRAWN].reshape(shape)
 
 
 def _long_enough(make: Callable[[int], tuple[_Run, int]], size: int) -> tuple[int, float]:
-    """The size, doubled until a run takes long enough to be timed, and the time it takes."""
+    """The size, doubled until a run takes long enough to be timed, and the time of that run."""
     while True:
         run, used_bytes = make(size)
         if run(1) >= _LONG_ENOUGH_S or 2 * used_bytes > _MOST_BYTES:
@@ -186,13 +189,14 @@ def _long_enough(make: Callable[[int], tuple[_Run, int]], size: int) -> tuple[in
 
 
 def _median_s(run: _Run) -> float:
-    """Of one of so many runs in a row that they take long enough."""
+    """Median seconds of one run, timed over enough runs in a row."""
     count = math.ceil(_LONG_ENOUGH_S / run(1))
     return statistics.median(run(count) for _ in range(_NUM_RUNS))
 
 
 def _compiled(fun: Callable[..., Any], *args: jax.Array, in_place: bool = False) -> _Run:
-    """`fun`, compiled and run once; in place, each run begins with what the last one left."""
+    """`fun`, compiled and run once; if `in_place`, each run takes the result of the last one as its
+    first argument."""
     compiled = jax.jit(fun, donate_argnums=0 if in_place else ()).lower(*args).compile()
     first, *rest = args
 

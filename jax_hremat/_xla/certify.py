@@ -1,4 +1,4 @@
-"""Compiles the whole step for the target and reads what it takes: the referee."""
+"""Compiles the whole step for the target and reads its memory and time: a plan's certificate."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _NUM_BUFFERS = 8
 
 @dataclass(frozen=True, slots=True)
 class CompiledStep:
-    """What the compiler made of the step in one plan.
+    """The compiled step under one plan.
 
     Attributes:
         memory: Its memory, on one device.
-        step_s: Roofline estimate of its kernels.
+        step_s: Roofline estimate of its time, in seconds.
         flops: Matrix flops of its kernels.
-        buffers: The largest buffers alive at the peak of its temporaries, those of a loop that runs
-            there among them, largest first.
-        unknown: Operations the estimate does not price, with their number.
+        buffers: The largest buffers alive at the peak of its temporaries, largest first; if a loop
+            runs at the peak, its buffers are included.
+        unknown: Operations that the estimate does not price, with their number.
         unpriced_kernels: Targets of the called kernels among them.
-        mesh: The devices it runs on, where there are several.
+        mesh: The devices that the step runs on, where there are several.
     """
 
     memory: MemoryStats
@@ -61,8 +61,8 @@ def compile_step(
         step: The step.
         root: The regions.
         target: What to compile for.
-        cache: What was compiled before.
-        kernels: What is known of kernels that XLA only calls.
+        cache: Earlier results of the compiler.
+        kernels: What is known about kernels that XLA only calls.
     """
     compiled = compile_flat(
         step.around(emit_flat(step.program, root)),
@@ -103,7 +103,8 @@ def _shape_text(computation: Computation, buffer: Buffer) -> str:
 
 
 def _maker(step: Step, module: HloModule, computation: Computation, buffer: Buffer) -> str:
-    """The operation that made it; of what XLA put in and gave no name, what it was made of."""
+    """The operation that made a buffer; for an instruction that XLA added without a name, its
+    opcode and the operation that its first operand comes from."""
     first, _ = _written_by(computation, buffer)
     instruction = first
     while not (name := _op_name(module, instruction)) and instruction.operands:
@@ -117,7 +118,7 @@ def _maker(step: Step, module: HloModule, computation: Computation, buffer: Buff
 
 
 def _op_name(module: HloModule, instruction: Instruction) -> str:
-    """The traced operation an instruction comes from, or else the last one known of those that are
+    """The traced operation that an instruction comes from; if it has none, the last named operation
     in its kernel."""
     called = (module.computations[name] for name in instruction.called)
     inside = (i.op_name for body in called for i in reversed(body.instructions))
@@ -125,7 +126,7 @@ def _op_name(module: HloModule, instruction: Instruction) -> str:
 
 
 class StepCompiler:
-    """`compile_step` of one step for one target, each plan once."""
+    """`compile_step` for one step and one target; each plan is compiled once."""
 
     def __init__(
         self,
@@ -149,11 +150,11 @@ class StepCompiler:
 
 
 def _scope(op_name: str) -> str:
-    """The user's scopes in an HLO `op_name`, without the transformations around them; such as
+    """The user's scopes in an HLO `op_name`, without the transformations around them, for example
     `(loop)/Model/(recomputed)/layer_0/tanh`."""
     transforms = ("jit(", "jvp(", "transpose(", "vmap(")
     parts = []
-    # Of an instruction merged from several, the first names it.
+    # An instruction merged from several is named after the first.
     for part in op_name.split(";")[0].split("/"):
         core = part
         while core.startswith(transforms):

@@ -1,4 +1,4 @@
-"""Compiles a function for a target, attached or not, and reads what it will cost in memory."""
+"""Compiles a function for a target, attached or not, and reads how much memory it will take."""
 
 import dataclasses
 import functools
@@ -29,19 +29,19 @@ from jax_hremat._shared.errors import CompilationError, TargetUnavailableError, 
 from jax_hremat._xla.cache import CompileCache, key_of
 from jax_hremat._xla.target import DEVICES_PER_HOST, Target
 
-# What XLA says when the assembler or the device library of the CUDA toolkit is not there, or is
-# of a release that does not know the target. No error code tells these apart.
+# XLA's messages when the assembler or the device library of the CUDA toolkit is missing, or is of a
+# release that does not know the target. No error code tells these apart.
 _NO_TOOLKIT = ("PTX compilation provider", "libdevice not found", "ptxas too old")
 _INSTALL = 'Install it with: pip install "jax_hremat[gpu-aot]". No GPU and no driver is needed.'
-# Options that change how machine code is made, and nothing that is read of it here.
+# Options that change how machine code is made, and nothing that this module reads.
 _QUICK_CODE = (
     "xla_backend_optimization_level",
     "xla_gpu_enable_command_buffer",
     "xla_gpu_force_compilation_parallelism",
     "xla_gpu_kernel_cache_file",
 )
-# The scope in a location of StableHLO, which is a path. The location of a source line has no second
-# bracket, and the name of a function that called no slash.
+# The scope in a StableHLO location, which is a path. The location of a source line has no second
+# bracket, and the name of a calling function has no slash.
 _SCOPE = re.compile(r'loc\("([^"]*/[^"]*)"\(')
 _PACKAGES = (
     "jax",
@@ -67,8 +67,9 @@ class MemoryStats:
     Attributes:
         argument_bytes: Arguments the function uses; unused ones are dropped, as ``jax.jit`` does.
         output_bytes: Results, those in donated arguments included.
-        temp_bytes: Everything in between at its peak, after liveness and packing.
-        alias_bytes: Results that live in donated arguments, counted in both of the above.
+        temp_bytes: Temporaries at their peak, after liveness analysis and packing.
+        alias_bytes: Results in the memory of donated arguments; counted in ``argument_bytes`` and
+            in ``output_bytes``.
     """
 
     argument_bytes: int
@@ -78,7 +79,7 @@ class MemoryStats:
 
     @property
     def peak_bytes(self) -> int:
-        """Arguments, outputs and temporaries together, each byte once."""
+        """Arguments, outputs and temporaries together, each byte counted once."""
         return self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes
 
 
@@ -89,8 +90,9 @@ class Compiled:
     Attributes:
         memory: Its memory.
         hlo_text: The optimised HLO module, scheduled.
-        lower_s: Time spent tracing and lowering it, in seconds. Python, one thread at a time.
-        compile_s: Time spent in XLA, or reading what it said before, in seconds.
+        lower_s: Time spent tracing and lowering it, in seconds. This is Python code, which runs in
+            one thread at a time.
+        compile_s: Time spent in XLA, or reading its earlier result from the cache, in seconds.
         target_name: The name of the target.
     """
 
@@ -114,22 +116,23 @@ def compile_flat(
     """Compiles ``jax.jit(fun)`` for one device of a target, or for several, without running it.
 
     Safe to call from several threads, and while another function is being traced. JAX's
-    settings are read as they are in the calling thread.
+    settings are those of the calling thread.
 
     Args:
-        fun: A function of as many positional arrays as there are ``avals``; any pytree of arrays
-            comes out.
-        avals: What stands for each argument: anything with ``shape`` and ``dtype``, typed PRNG
-            keys included. What is part of their types is kept. On a mesh, a ``sharding`` says how
-            one lies; those without one lie as the compiler likes.
+        fun: A function of as many positional arrays as there are ``avals``; it returns any pytree
+            of arrays.
+        avals: The abstract arguments: anything with ``shape`` and ``dtype``, typed PRNG keys
+            included. Everything that is part of their types is kept. On a mesh, an aval's
+            ``sharding`` says how the argument is sharded; where it is missing, the compiler
+            chooses.
         target: The target; for "cuda" no GPU and no driver is needed.
         donate_argnums: Arguments whose memory the results may take over.
         keep_unused: Keep arguments the function does not use, so that parameter ``i`` of the
             executable is argument ``i``.
-        cache: Where to look first for what XLA said of the same program, and to keep it.
-        mesh: The mesh that the function runs on, of so many devices of the target; what is read
-            is then of one of them. If left out, that on which arguments lie, if any does. Along
-            its manual axes the function is what each device does in a ``shard_map``.
+        cache: Where XLA's result for the same program is looked up first, and stored afterwards.
+        mesh: The mesh of the target's devices that the function runs on; the results are then for
+            one device. If left out, the mesh on which arguments are sharded, if any is. Along the
+            mesh's manual axes the function is the body of a ``shard_map``: what each device does.
 
     Returns:
         The memory, the HLO and the times.
@@ -151,7 +154,7 @@ def compile_flat(
         lowered = _lowered_for_one(fun, avals, target, how)
     else:
         devices = _devices(target.platform, target.config_text, mesh)
-        # What the function says of the mesh it is to run on must be said of the target's.
+        # Meshes that the function names are replaced by the mesh of the target's devices.
         jaxpr = compat.on_mesh(jax.make_jaxpr(fun)(*map(compat.typed_struct, avals)), devices)
         whole = _mapped(jaxpr, devices, mesh.manual_axes) if mesh.manual_axes else _whole(jaxpr)
         pairs = zip(avals, whole.varying, strict=True)
@@ -177,10 +180,10 @@ def compile_flat(
 
 
 def memory_stats(executable: jax.stages.Compiled) -> MemoryStats:
-    """The memory of an executable, which need not be one of this module.
+    """The memory of an executable, which may have been compiled elsewhere.
 
     Raises:
-        TargetUnavailableError: XLA says nothing of it, as on some platforms.
+        TargetUnavailableError: XLA gives no memory statistics, as on some platforms.
     """
     stats = executable.memory_analysis()
     if stats is None:
@@ -196,13 +199,13 @@ def memory_stats(executable: jax.stages.Compiled) -> MemoryStats:
 
 
 def _decode(value: Any) -> tuple[MemoryStats, str]:
-    """What was kept of a compiled program."""
+    """A stored result of the compiler: memory and HLO text."""
     return MemoryStats(**{k: int(v) for k, v in dict(value["memory"]).items()}), value["hlo_text"]
 
 
 def _key(lowered: jax.stages.Lowered, target: Target) -> str:
-    """A hash of the program with its scopes, and of all that XLA's answer depends on; not of the
-    source lines, which say from where the program was traced."""
+    """A hash of the program with its scopes and of everything else that XLA's result depends on,
+    but not of the source lines from which the program was traced."""
     options = {k: str(v) for k, v in target.compiler_options.items() if k not in _QUICK_CODE}
     decided_by = {
         "platform": target.platform,
@@ -216,11 +219,12 @@ def _key(lowered: jax.stages.Lowered, target: Target) -> str:
 
 
 def never_run(target: Target) -> Target:
-    """The target for programs that are compiled to be looked at, not run.
+    """The target for programs that are compiled to be inspected, not run.
 
-    What is left out comes after the optimised HLO and its buffers, which are all that is read, and
-    which are the same. For a GPU, launches are not gathered into graphs, which takes a time that
-    grows with the square of their number. For the CPU, machine code is not optimised.
+    Compilation skips steps that come after the optimised HLO and its buffer assignment. Only these
+    two are read, and they stay the same. For a GPU, kernel launches are not gathered into graphs,
+    which takes a time that grows with the square of their number. For the CPU, machine code is not
+    optimised.
     """
     options = (
         {"xla_gpu_enable_command_buffer": ""}
@@ -231,10 +235,10 @@ def never_run(target: Target) -> Target:
 
 
 def with_quick_code(target: Target, directory: str) -> Target:
-    """`never_run`, for many small programs at a time, such as blocks.
+    """`never_run` for many small programs, such as blocks.
 
-    For a GPU, kernels are cached in the directory: programs that differ little share most of
-    them; and each program gets one thread, since several are compiled at a time.
+    For a GPU, kernels are cached in the directory, since programs that differ little share most of
+    them. Each program is compiled by one thread, since several are compiled at a time.
     """
     target = never_run(target)
     if target.platform != "cuda":
@@ -247,7 +251,7 @@ def with_quick_code(target: Target, directory: str) -> Target:
 
 
 def compiler_versions() -> dict[str, str]:
-    """Returns the versions that decide what is compiled: Python, jax, jaxlib, CUDA plugins.
+    """Returns the versions that a compilation depends on: Python, jax, jaxlib, CUDA plugins.
 
     Packages that are not installed are left out.
     """
@@ -283,8 +287,13 @@ def _lowered_for_mesh(
 
 @dataclasses.dataclass(frozen=True)
 class _Whole:
-    """A function of whole arrays on a mesh, and, of each argument, the axes over which its first
-    dimension is split: those along which it varies in a ``shard_map``."""
+    """A function of whole arrays on a mesh.
+
+    Attributes:
+        fun: The function.
+        varying: For each argument, the mesh axes over which its first dimension is split: those
+            along which the argument varies in a ``shard_map``.
+    """
 
     fun: Callable[..., Any]
     varying: Sequence[Sequence[str]]
@@ -295,8 +304,8 @@ def _whole(jaxpr: Any) -> _Whole:
 
 
 def _mapped(jaxpr: Any, devices: Mesh, manual_axes: Sequence[str]) -> _Whole:
-    """What each device does in a ``shard_map``, as the function that contains the map: what varies
-    is stacked along one more dimension."""
+    """From the body of a ``shard_map``, which is what each device does, to a function that contains
+    the map: values that vary over devices are stacked along an extra first dimension."""
     inner = compat.open_jaxpr(jaxpr)
     atoms = (*inner.constvars, *inner.invars, *(v for eqn in inner.eqns for v in eqn.outvars))
     check_vma = any(compat.varying_axes(v.aval) for v in atoms)
@@ -330,7 +339,7 @@ def _mesh_of(aval: Any) -> AbstractMesh | None:
 
 
 def _on(devices: Mesh, aval: Any, varying: Sequence[str]) -> jax.ShapeDtypeStruct:
-    """What stands for a whole argument on the devices."""
+    """The abstract value of a whole argument on the devices."""
     spec = None if _mesh_of(aval) is None else aval.sharding.spec
     shape = aval.shape
     if varying:
@@ -341,8 +350,8 @@ def _on(devices: Mesh, aval: Any, varying: Sequence[str]) -> jax.ShapeDtypeStruc
     return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=weak_type, sharding=sharding)
 
 
-# Tied to the configuration's text, since two topologies of one text are not the same devices to
-# JAX, and every function would be lowered again for each.
+# Cached by the configuration's text: two topologies made from one text are different devices to
+# JAX, and every function would be lowered again for each of them.
 @functools.cache
 def _device(platform_name: str, config_text: str | None) -> Any:
     if platform_name == "cpu":
@@ -363,7 +372,7 @@ def _devices(platform_name: str, config_text: str | None, mesh: AbstractMesh) ->
 
 
 def _topology(config_text: str | None, num_devices: int) -> Any:
-    """So many GPUs, `DEVICES_PER_HOST` to a host."""
+    """A topology of `num_devices` GPUs, `DEVICES_PER_HOST` on each host."""
     hosts = max(1, num_devices // DEVICES_PER_HOST)
     try:
         return topologies.get_topology_desc(

@@ -1,4 +1,4 @@
-"""Where the compiler puts each value of a step that runs on a mesh of devices."""
+"""How the compiler shards each value of a step that runs on a mesh of devices."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _logger = logging.getLogger("jax_hremat")
 
 
 def inferred_shardings(step: Step, mesh: DeviceMesh, target: Target) -> Shardings:
-    """Compile the step without rematerialization and look at the values of its program.
+    """Compile the step without rematerialization and read the shardings of its program's values.
 
-    The arguments' shardings are given, all others are the compiler's; those in another plan may be
-    others. A value that lies across the mesh in no way that its axes tell is taken to be whole on
-    each device, with a warning; so are typed random keys.
+    The arguments' shardings are given; the compiler chooses all others, and may choose differently
+    under another plan. A value whose sharding cannot be expressed by the mesh's axes is taken to be
+    whole on each device, with a warning. Typed random keys are taken to be whole too.
 
     Args:
-        step: The step; its arguments say how they lie on the mesh.
+        step: The step; its arguments carry their shardings.
         mesh: The devices.
-        target: What each of them is.
+        target: What each device is.
     """
     found: dict[int, Sharding] = {}
     with compat.no_compilation_cache():
@@ -66,7 +66,8 @@ def inferred_shardings(step: Step, mesh: DeviceMesh, target: Target) -> Sharding
 
 
 def _watched(program: Program, found: dict[int, Sharding]) -> FlatFunction:
-    """The program as a function of its flat inputs, its values noted when it is compiled."""
+    """The program as a function of its flat inputs; compiling it stores the sharding of each value
+    in `found`."""
     jaxpr = compat.open_jaxpr(program.jaxpr)
     consts = compat.jaxpr_consts(program.jaxpr)
     run = emit_range(

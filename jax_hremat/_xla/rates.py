@@ -1,4 +1,4 @@
-"""What a device sustains: the figures that the roofline divides by."""
+"""The rates that a device sustains: the figures that the roofline divides by."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,20 +11,21 @@ from jax_hremat._xla.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a device sustains; peak numbers times the share reached in practice.
+    """The rates that a device sustains: peak figures times the share reached in practice.
 
     Attributes:
         flops_per_s: Matrix-unit rate by the HLO type of a matmul's operands. A type that is
             missing runs at ``vector_flops_per_s``.
-        vector_flops_per_s: Rate of everything that is no matmul or convolution.
+        vector_flops_per_s: Rate of everything that is not a matmul or a convolution.
         bytes_per_s: Memory bandwidth, reads and writes together.
-        launch_s: Time one kernel costs even when it does nothing.
-        convolution_flops_per_s: Likewise of a convolution's. A type that is missing runs at the
-            rate of a matmul.
-        link_bytes_per_s: What a device sends to others of its host; None if it is not known.
-        network_bytes_per_s: What it sends to other hosts, likewise.
-        host_bytes_per_s: What it sends to its host's memory, or receives from it, likewise.
-        kernels: What is known of kernels that XLA only calls.
+        launch_s: Time that one kernel costs even if it does nothing.
+        convolution_flops_per_s: Matrix-unit rate by the HLO type of a convolution's operands. A
+            type that is missing runs at the rate of a matmul.
+        link_bytes_per_s: Rate at which a device sends to others of its host; None if unknown.
+        network_bytes_per_s: Rate at which it sends to other hosts; None if unknown.
+        host_bytes_per_s: Rate at which it sends to its host's memory or receives from it; None if
+            unknown.
+        kernels: What is known about kernels that XLA only calls.
     """
 
     flops_per_s: Mapping[str, float]
@@ -38,14 +39,16 @@ class Rates:
     kernels: KernelBook = KernelBook()
 
     def of(self, unit: MatrixUnit) -> float:
-        """The rate of what multiplies matrices, or convolves."""
+        """The rate of a matrix product or a convolution."""
         rate = self.flops_per_s.get(unit.dtype, self.vector_flops_per_s)
         return self.convolution_flops_per_s.get(unit.dtype, rate) if unit.convolves else rate
 
     def busy_s(self, work: Work) -> float:
-        """One kernel without its launch: its arithmetic or its traffic, whichever takes longer.
+        """Seconds of one kernel without its launch: its arithmetic or its traffic, whichever takes
+        longer.
 
-        The kernels that it calls count as arithmetic, their own traffic within the whole's.
+        The time of the kernels that it calls counts as arithmetic; their traffic is part of its
+        own.
         """
         matrix_s = sum(flops / self.of(unit) for unit, flops in work.flops)
         vector_s = work.vector_flops / self.vector_flops_per_s
@@ -58,7 +61,7 @@ class Rates:
 
 
 def rates(target: Target, kernels: KernelBook | None = None) -> Rates:
-    """What the target sustains: its published peaks times its efficiencies."""
+    """The rates that the target sustains: its published peaks times its efficiencies."""
     share = target.flops_efficiency
 
     def sustained(peaks: Mapping[str, float]) -> Mapping[str, float]:

@@ -1,4 +1,4 @@
-"""What the library knows about the device a step is compiled for: its compiler and its rates."""
+"""Targets: the devices that a step can be compiled for, with their compiler and their rates."""
 
 import dataclasses
 import difflib
@@ -37,23 +37,24 @@ class Target:
         matrix_flops_per_s: Published dense peak of matrix products by HLO element type, in
             operations per second, a multiply-add counting two. "f32" is the TF32 rate where the
             device has one, since XLA's default precision uses it.
-        convolution_flops_per_s: The same of convolutions, where they are known apart; a type that
-            is missing runs at the rate of matrix products.
-        vector_flops_per_s: Published f32 peak outside both, in operations per second.
+        convolution_flops_per_s: The same for convolutions, where their rate is known separately; a
+            type that is missing runs at the rate of matrix products.
+        vector_flops_per_s: Published f32 peak of all other arithmetic, in operations per second.
         bandwidth_bytes_per_s: Published peak memory bandwidth, in bytes per second.
-        link_bytes_per_s: Published peak of what a device sends to others of its host, in one
-            direction; None where it is not known, and collectives are not priced.
-        network_bytes_per_s: The same, to other hosts. Eight devices make a host.
+        link_bytes_per_s: Published peak rate at which a device sends to others of its host, in one
+            direction; None where it is unknown, and then collectives are not priced.
+        network_bytes_per_s: The same, to other hosts. A host has eight devices.
         host_bytes_per_s: The same, to its host's memory.
         flops_efficiency: Share of the flops peaks that is sustained, in (0, 1].
         bandwidth_efficiency: Share of the bandwidth that is sustained, in (0, 1].
-        link_efficiency: Share of the rates to other devices and to the host, in (0, 1].
+        link_efficiency: Share of the rates to other devices and to the host that is sustained, in
+            (0, 1].
         launch_s: Time between two kernels, in seconds: 2e-6 on GPUs, which is what a kernel in
             a stream costs once the host runs ahead; 0 for "cpu", where kernels are calls.
-        compiler_options: What a step must be compiled with for its plan to hold on this target,
-            as passed to ``jax.jit(..., compiler_options=...)``.
+        compiler_options: The options that a step must be compiled with for its plan to hold on this
+            target, as passed to ``jax.jit(..., compiler_options=...)``.
         source: Where the figures come from.
-        device_kinds: The ``jax.Device.device_kind`` texts of attached devices of this sort.
+        device_kinds: The ``jax.Device.device_kind`` texts of attached devices of this kind.
     """
 
     name: str
@@ -90,30 +91,30 @@ class Target:
         write_whole(Path(path), text.encode())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Read-only mappings cannot be pickled; the constructor makes them again.
+        # Read-only mappings cannot be pickled; the constructor makes new ones.
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         fields |= {k: dict(v) for k, v in fields.items() if isinstance(v, Mapping)}
         return _target_of, (fields,)
 
 
 def get_target(spec: str | os.PathLike[str] | Target | None = None) -> Target:
-    """Returns the target a name, a file or the default backend stands for.
+    """Returns the target that a name, a file or the default backend stands for.
 
     Args:
         spec: A packaged name, case ignored (see `list_targets`); the path of a TOML file with
-            the keys of the packaged ones, which must end in ".toml" if given as a text; a
+            the keys of the packaged ones, which must end in ".toml" if it is given as a string; a
             `Target`, returned as it is; or None for JAX's default backend. For None on an
             attached GPU, the rates are the packaged ones of that GPU, the compiler's
-            configuration is read from the device, and the memory is what JAX's allocator may
-            use of it.
+            configuration is read from the device, and the memory is the part of it that JAX's
+            allocator may use.
 
     Returns:
         The target. That its configuration compiles is not checked.
 
     Raises:
-        UnknownTargetError: No such name, no readable file, a key of the file is missing, unknown
-            or of the wrong type (the message names it), or the default backend is of no known
-            sort.
+        UnknownTargetError: There is no such name or no readable file; a key of the file is missing,
+            unknown or of the wrong type (the message names it); or the default backend is of no
+            known kind.
     """
     if isinstance(spec, Target):
         return spec
@@ -134,9 +135,9 @@ def list_targets() -> tuple[str, ...]:
 
 
 def compiler_options(target: str | os.PathLike[str] | Target | None = None) -> dict[str, str]:
-    """Returns what to pass to ``jax.jit(..., compiler_options=...)`` for plans to hold.
+    """Returns the options to pass to ``jax.jit(..., compiler_options=...)`` for plans to hold.
 
-    The packaged targets need none, and the dict is empty; a target file of your own may name some.
+    The packaged targets need none, so the dict is empty; a target file of your own may name some.
 
     Args:
         target: As for `get_target`.
@@ -148,10 +149,10 @@ def compiler_options(target: str | os.PathLike[str] | Target | None = None) -> d
 
 
 def attached_bytes() -> int:
-    """Returns what JAX's allocator may use of the first attached device, in bytes.
+    """Returns the memory of the first attached device that JAX's allocator may use, in bytes.
 
     Raises:
-        TargetUnavailableError: The default backend does not say, as the CPU does not.
+        TargetUnavailableError: The default backend states no limit, as is the case on a CPU.
     """
     device = jax.local_devices()[0]
     stats = device.memory_stats() or {}
@@ -179,8 +180,8 @@ def memory_bytes_of(target: Target) -> int:
 
 
 def attached_target() -> Target:
-    """Returns the target of JAX's default backend; of a GPU that no packaged target knows, one
-    with rates that are none, to be measured.
+    """Returns the target of JAX's default backend. For a GPU without a packaged target, the rates
+    are placeholders that remain to be measured.
 
     Raises:
         UnknownTargetError: The default backend is neither a CPU nor a GPU.

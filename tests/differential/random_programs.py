@@ -75,6 +75,16 @@ def _count(state: State, w: Any) -> State:
     return x * (1 + 0.01 * high), key, noted + high.astype(noted.dtype)
 
 
+def _winners(x: Any, w: Any) -> Any:
+    y = x @ w
+    return jnp.where(y == y.max(-1, keepdims=True), y * y, x)
+
+
+def _top(x: Any, w: Any) -> Any:
+    y = x @ w
+    return jnp.where(y >= lax.top_k(y, 2)[0][:, -1:], jnp.sin(y), x)
+
+
 def _while(x: Any, w: Any) -> Any:
     size = lax.stop_gradient(jnp.abs(x @ w).sum())
     return jnp.tanh(x) * lax.while_loop(lambda s: s > 1.0, lambda s: s / 2, size)
@@ -92,6 +102,9 @@ _SIMPLE: dict[str, Layer] = {
     "vjp": _apply(lambda x, w: _clipped(_clipped(x) @ w)),
     "jvp": _apply(lambda x, w: _soft(x @ w) - 0.7),
     "clip": _apply(lambda x, w: jnp.clip(x @ w, -1, 1) + lax.stop_gradient(x)),
+    "max": _apply(lambda x, w: jnp.maximum(x @ w, x) - x.max(0)),
+    "winners": _apply(_winners),
+    "top": _apply(_top),
     "sums": _apply(lambda x, w: jnp.cumsum(x, 0) * 0.1 @ w),
     "sort": _apply(lambda x, w: jnp.sort(x @ w, axis=0)),
     "gather": _apply(lambda x, w: x[jnp.arange(ROWS) * 5 % ROWS].at[2].add(x[0] @ w)),

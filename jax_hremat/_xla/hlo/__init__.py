@@ -1,1 +1,1 @@
-"""HLO text -> buffers, their lifetimes, kernels and their times."""
+"""From HLO text to buffers with their lifetimes, and kernels with their times."""

@@ -1,5 +1,5 @@
-"""Which leaf of which instruction is which buffer: what forwards its operand, writes in place, or
-takes a donated parameter's memory makes no new one."""
+"""Finds the buffer behind each leaf of each instruction. An instruction makes no new buffer if it
+forwards its operand, writes in place, or takes over a donated parameter's memory."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ class Values:
     """The buffers behind each instruction of one computation, and when they are used.
 
     Attributes:
+        computation: The computation.
         leaves: For each instruction, the buffer behind each leaf of its result.
         shapes: Shape of each buffer.
-        start: Position where a buffer is first written.
-        end: Position of its last use; that of ``start`` if there is none.
+        start: For each buffer, the position where it is first written.
+        end: For each buffer, the position of its last use; its ``start`` if it is never used.
     """
 
     def __init__(self, module: HloModule, computation: Computation) -> None:
@@ -128,13 +129,13 @@ def label(computation: Computation, key: Key) -> str:
 
 
 def flat_parameters(values: Values) -> Mapping[Key, int]:
-    """The number of each parameter's buffer."""
+    """The number of each parameter's buffer, counting flattened parameters."""
     keys = [key for p in values.computation.parameters for key in values.leaves[p.name]]
     return {key: number for number, key in enumerate(keys)}
 
 
 def donations(module: HloModule, values: Values) -> Mapping[Key, Key]:
-    """For each output buffer in a donated parameter's memory, that parameter's buffer."""
+    """For each output buffer that takes a donated parameter's memory, the parameter's buffer."""
     entry = values.computation
     found = {}
     for alias in module.output_aliases:

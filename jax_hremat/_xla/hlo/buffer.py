@@ -18,15 +18,17 @@ class Buffer:
             in braces when that instruction has several results: ``"fusion.3{1}"``.
         nbytes: Its size in bytes.
         start: First position that needs it.
-        end: Last position that needs it, itself included. A buffer handed over in place to
-            an element-wise kernel ends the position before, where it has a size to save.
-        kind: Parameters and constants are there before the step, outputs after it.
+        end: Last position that needs it, inclusive. A temporary that an element-wise kernel
+            overwrites with another one ends one position before that kernel, if both have memory
+            of their own.
+        kind: Parameters and constants exist before the step, outputs after it.
         parameter_index: Number of the parameter, counting flattened entry parameters; None
             for other kinds.
         op_name: The traced operation that first writes it.
         opcode: Opcode of the instruction that first writes it.
-        inside: The output or parameter whose memory this buffer borrows, None if it has its
-            own: temporaries in results not yet written, outputs in donated parameters.
+        inside: The output or parameter whose memory this buffer reuses; None if it has its own.
+            Temporaries are placed in results that are not yet written, outputs in donated
+            parameters.
     """
 
     name: str

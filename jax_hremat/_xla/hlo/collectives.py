@@ -1,4 +1,4 @@
-"""What a collective of a compiled step sends between devices."""
+"""How many bytes a collective of a compiled step sends between devices."""
 
 import math
 import re
@@ -10,8 +10,8 @@ import numpy as np
 
 from jax_hremat._xla.hlo.parse import Instruction
 
-# Bytes that leave one device in a group of n, for one byte that it puts in, where each sends round
-# a ring (Thakur, Rabenseifner and Gropp, 2005, section 4); what NCCL calls bus bandwidth.
+# Bytes that one device in a group of n sends, for each byte of its operand, if the devices send
+# round a ring (Thakur, Rabenseifner and Gropp, 2005, section 4); what NCCL calls bus bandwidth.
 _SENT: Mapping[str, Callable[[int], float]] = MappingProxyType(
     {
         "all-gather": lambda n: n - 1.0,
@@ -27,11 +27,11 @@ COLLECTIVES = frozenset(_SENT)
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What one device sends in one collective.
+    """The data that one device sends in one collective.
 
     Attributes:
-        sent_bytes: Bytes.
-        across_hosts: Whether some of the devices that exchange are on different hosts.
+        sent_bytes: How many bytes it sends.
+        across_hosts: Whether some of the devices that exchange data are on different hosts.
     """
 
     sent_bytes: float
@@ -41,15 +41,15 @@ class Exchange:
 def exchange_of(
     instruction: Instruction, given_bytes: float, devices_per_host: int
 ) -> Exchange | None:
-    """What a collective sends.
+    """The data that one device sends in a collective.
 
     Args:
-        instruction: A collective, or what starts one.
+        instruction: A collective, or the start of an asynchronous one.
         given_bytes: Bytes of its operands.
         devices_per_host: Devices `0 … n − 1` are on the first host, and so on.
 
     Returns:
-        None if the text names its groups in a way that is not known.
+        The exchange, or None if the text gives the groups in an unknown form.
     """
     groups = groups_of(instruction)
     if groups is None:
@@ -69,11 +69,11 @@ _MESH = re.compile(rf"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\({_ORDER}\
 
 
 def groups_of(instruction: Instruction) -> list[tuple[int, ...]] | None:
-    """The devices that exchange with each other; None if the text is not understood.
+    """The groups of devices that exchange data with each other; None if the text is not understood.
 
-    XLA prints lists, `{{0,1},{2,3}}`; an array of the devices, in order or transposed, a row for
-    each group, `[4,2]<=[2,4]T(1,0)`; or axes of a mesh, whose devices are in order or transposed,
-    `mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}`.
+    XLA prints one of three forms: lists, `{{0,1},{2,3}}`; an array of the devices, in order or
+    transposed, with one row for each group, `[4,2]<=[2,4]T(1,0)`; or axes of a mesh, whose devices
+    are in order or transposed, `mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}`.
     """
     text = instruction.attributes
     if lists := _LISTS.search(text):

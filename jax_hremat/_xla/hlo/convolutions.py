@@ -10,7 +10,7 @@ from jax_hremat._xla.hlo.parse import Instruction, Shape
 def convolution_flops(instruction: Instruction, result: Shape, kernel: Shape) -> float:
     """Flops of a forward convolution: a full dot product for each element of its result.
 
-    Multiplications with padding count, as library kernels do them; those with the holes of
+    Multiplications with padding count, since library kernels do them; those with the holes of
     a dilated input do not. The kernel's input features are those of one group.
     """
     labels = (instruction.attribute("dim_labels") or "").split("->")[0].split("_")[1]

@@ -1,4 +1,4 @@
-"""What one kernel of a compiled step computes and moves."""
+"""The work of one kernel of a compiled step: its arithmetic and its memory traffic."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
@@ -21,9 +21,13 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one instruction does when a share of its result is asked for.
+    """The work of one instruction if only a share of its result is needed.
 
-    ``shares`` says which share of each operand it then asks for, between 0 and 1.
+    Attributes:
+        shares: For each operand, the share of it that is then needed, between 0 and 1.
+        vector_flops: Its flops that are not those of matrix products and convolutions.
+        flops: Flops of matrix products and convolutions by unit.
+        unknown: Operations that are not modelled, with their number.
     """
 
     shares: tuple[float, ...]
@@ -35,10 +39,11 @@ class _Part:
 def work_of(
     module: HloModule, computation: Computation, instruction: Instruction, kernels: KernelBook
 ) -> tuple[Work, Mapping[str, int]]:
-    """The work of one instruction of a schedule, a fusion or a library call for instance, and the
-    operations in it that nothing is known of, with their number.
+    """The work of one instruction of a schedule, for example of a fusion or a library call, and the
+    operations in it that are not modelled, with their number.
 
-    An operand read in slices counts by what is read of it, one updated in place by what is written.
+    Of an operand read in slices only the bytes read count; of an operand updated in place only the
+    bytes written.
     """
     if instruction.opcode == "custom-call":
         return _called_work(module, computation, instruction, kernels)
@@ -61,8 +66,8 @@ def work_of(
 def _called_work(
     module: HloModule, computation: Computation, instruction: Instruction, kernels: KernelBook
 ) -> tuple[Work, Mapping[str, int]]:
-    """What the user says of a kernel, or else what its library's configuration or its trace does;
-    of any other its bytes."""
+    """The work of a called kernel: by the user's price, or else by its library's configuration or
+    its trace. Of any other kernel only the bytes are known."""
     operands = tuple(computation[name].shape for name in instruction.operands)
     read = {name: computation[name].shape.nbytes for name in instruction.operands}
     moved_bytes = float(sum(read.values()) + _written_bytes(module, computation, instruction))
@@ -84,7 +89,7 @@ def _called_work(
 
 
 def _names(instruction: Instruction) -> list[str]:
-    """The primitive that a call comes from and the scope around it, which is a Pallas kernel's
+    """The primitive that a call comes from, and the scope around it: for a Pallas kernel, its
     name."""
     scopes = instruction.op_name.split(";")[0].split("/")[-2:]
     return [scope.rsplit("(", 1)[-1].rstrip(")") for scope in reversed(scopes)]
@@ -107,7 +112,7 @@ def _written_bytes(module: HloModule, computation: Computation, instruction: Ins
 def _updated_bytes(scope: Computation, writer: Instruction) -> int:
     if writer.opcode == "dynamic-update-slice":
         return scope[writer.operands[1]].shape.nbytes
-    # A scatter combines: what it writes it has read before.
+    # A scatter combines: it reads each element before it writes it.
     return 2 * sum(scope[name].shape.nbytes for name in _updates(writer.operands))
 
 
@@ -142,7 +147,7 @@ def _fused_part(module: HloModule, fusion: Instruction, share: float) -> _Part:
     flops: defaultdict[MatrixUnit, float] = defaultdict(float)
     unknown: Counter[str] = Counter()
     vector_flops = 0.0
-    # Operands stand before their users, so backwards each share is complete when it is met.
+    # Operands come before their users, so in reverse order each share is complete when it is used.
     for instruction in reversed(fused.instructions):
         wanted = min(asked[instruction.name], 1.0)
         if wanted == 0.0 or instruction.opcode in ("parameter", "constant"):
@@ -163,7 +168,7 @@ def _fused_part(module: HloModule, fusion: Instruction, share: float) -> _Part:
     return _Part(shares, vector_flops, flops, unknown)
 
 
-# --- which share of its operands an operation reads -----------------------------------
+# --- the share of each operand that an operation reads --------------------------------
 
 _SLICES = frozenset({"slice", "dynamic-slice", "gather"})
 
@@ -250,7 +255,7 @@ _OF_MATRICES: Mapping[str, Callable[[tuple[Shape, ...]], float]] = MappingProxyT
 
 
 def _region_flops(module: HloModule, name: str) -> int:
-    """Flops of a scalar function, as a reduction applies to two elements."""
+    """Flops of a scalar function, such as one that a reduction applies to two elements."""
     region = module.computations[name]
     return sum(ELEMENT_FLOPS.get(i.opcode, 0) for i in region.instructions) + sum(
         _region_flops(module, called) for i in region.instructions for called in i.called
@@ -261,7 +266,8 @@ def _region_flops(module: HloModule, name: str) -> int:
 
 
 def _dot_flops(dot: Instruction, operands: tuple[Shape, ...]) -> float:
-    """Of a ragged product too, each row of which meets the matrix of its own group."""
+    """Flops of a product; of a ragged one too, where each row is multiplied by the matrix of its
+    own group."""
     contracted = dot.int_list("lhs_contracting_dims")
     return 2.0 * dot.shape.size * prod(operands[0].dims[d] for d in contracted)
 

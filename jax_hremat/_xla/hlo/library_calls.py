@@ -1,6 +1,6 @@
-"""What a custom call computes, where its target, its configuration and its shapes tell.
+"""The arithmetic of a custom call, as far as its target, configuration and shapes determine it.
 
-One rule for each library, found by the target's name as that library spells it.
+There is one rule for each library, found by the target's name as that library spells it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from jax_hremat._primitives.work import MatrixUnit, Work, one_product
 from jax_hremat._xla.hlo.convolutions import convolution_flops
 from jax_hremat._xla.hlo.parse import Instruction, Shape
 
-# From a call and the shapes of its operands to its work less its bytes; None if it does not tell.
+# From a call and the shapes of its operands to its work without its bytes; None if they do not
+# determine it.
 Rule = Callable[[Instruction, Sequence[Shape]], Work | None]
 
 
 def library_work(call: Instruction, operands: Sequence[Shape]) -> Work | None:
-    """The arithmetic of a custom call to a library that is known; None for any other."""
+    """The arithmetic of a custom call to a known library; None for any other call."""
     for pattern, rule in _RULES.items():
         if re.fullmatch(pattern, call.library):
             return rule(call, operands) if call.shape.leaves else None
@@ -30,8 +31,8 @@ def library_work(call: Instruction, operands: Sequence[Shape]) -> Work | None:
 
 
 def has_workspace(call: Instruction) -> bool:
-    """Whether the call returns scratch memory as its last result: calls to XLA's own wrappers of
-    libraries do, as a flat byte array."""
+    """Whether the call returns scratch memory as its last result. Calls to XLA's own wrappers of
+    libraries return it as a flat byte array."""
     shape = call.shape
     if not call.library.startswith("__") or not shape.is_tuple or len(shape.elements) < 2:
         return False
@@ -40,7 +41,7 @@ def has_workspace(call: Instruction) -> bool:
 
 
 def factors_dtype(operands: Sequence[Shape]) -> str:
-    """The wider type of the two factors, which decides the unit that multiplies them."""
+    """The wider of the two factors' types, which decides the unit that multiplies them."""
     return max(operands[:2], key=lambda shape: shape.element_bits).dtype
 
 
@@ -82,14 +83,14 @@ def _attention(call: Instruction, operands: Sequence[Shape]) -> Work | None:
 
 def _convolution(call: Instruction, operands: Sequence[Shape]) -> Work | None:
     result = call.shape.leaves[0]
-    # The window of all three is the forward convolution's.
+    # The window printed for all three kinds of call is the forward convolution's.
     if call.library == "__cudnn$convBackwardInput":
         flops = convolution_flops(call, operands[0], operands[1])
     elif call.library == "__cudnn$convBackwardFilter":
         flops = convolution_flops(call, operands[1], result)
     else:
         flops = convolution_flops(call, result, operands[1])
-    # A bias and an activation, where there are any, one flop an element each.
+    # A bias and an activation, where there are any, take one flop for each element.
     fused = max(0, len(operands) - 2)
     return Work(
         flops=((MatrixUnit(factors_dtype(operands), True), flops),),
@@ -99,7 +100,7 @@ def _convolution(call: Instruction, operands: Sequence[Shape]) -> Work | None:
 
 def _norm(call: Instruction, operands: Sequence[Shape]) -> Work | None:
     config = _config(call, "cudnn_norm_backend_config") or {}
-    # Mean, variance, scaling and shift; the gradients of all of them in the backward.
+    # Flops for each element: mean, variance, scaling and shift; in the backward, their gradients.
     each = 16 if config.get("kind") == "LAYER_BWD" else 8
     return Work(vector_flops=float(each * operands[0].size))
 
@@ -153,7 +154,7 @@ _ROUTINES: Mapping[str, Callable[[int, int], float]] = MappingProxyType(
         "sytrd": lambda n, _: formulas.hessenberg(n),
     }
 )
-# LAPACK's name of a routine, the letter of its type before it and of its variant behind it.
+# LAPACK's name of a routine, after the letter of its type and before the letter of its variant.
 _FACTORIZATION = (
     r"(?:cusolver_|hipsolver_|lapack_[sdcz])"
     r"(?P<name>potrf|getrf|geqrf|geqp3|syev|heev|geev|gees|gesvd|gesdd|gehrd|sytrd|hetrd)"
@@ -186,7 +187,7 @@ def _order(call: Instruction, operands: Sequence[Shape]) -> Work | None:
 
 
 def _nothing(call: Instruction, operands: Sequence[Shape]) -> Work | None:
-    """It moves indices and computes none."""
+    """The work of a call that only moves indices and computes nothing."""
     return Work()
 
 

@@ -1,7 +1,8 @@
-"""Which buffers of a scheduled program live when.
+"""The lifetimes of the buffers of a scheduled program.
 
-Follows XLA's buffer assignment: aliases share one buffer, element-wise kernels reuse a
-dying operand's buffer, and temporaries move into result buffers that are not yet in use.
+Follows XLA's buffer assignment: aliases share one buffer, an element-wise kernel overwrites an
+operand that is read there for the last time, and temporaries are placed in result buffers that are
+not yet in use.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ class Timeline:
     """The buffers of one computation along its schedule.
 
     Attributes:
-        buffers: In the order in which they are first needed.
+        buffers: The buffers in the order in which they are first needed.
         num_positions: Number of instructions in the schedule.
-        live_temp_bytes: For each position, the bytes of the temporaries with memory of their
-            own that live there; loops, branches and calls count with their inner peak.
-        inner_bytes: The part of them that loops, branches and calls need inside.
+        live_temp_bytes: For each position, the bytes of the live temporaries with memory of their
+            own; loops, branches and calls count with their inner peak.
+        inner_bytes: For each position, the part of these bytes that a loop, branch or call needs
+            inside.
         names: Name of the instruction at each position.
-        opcodes: Its opcode.
+        opcodes: Opcode of the instruction at each position.
     """
 
     buffers: tuple[Buffer, ...]
@@ -47,11 +49,11 @@ class Timeline:
         return self.live_temp_bytes.index(most_bytes), most_bytes
 
     def packed_temp_bytes(self) -> int:
-        """Bytes of one block that holds all temporaries at fixed places.
+        """Bytes of one allocation that holds all temporaries at fixed offsets.
 
-        XLA's ``temp_size`` is such a block: never below the peak, and above it where the
-        gaps between longer-lived buffers fit nothing. Packs as XLA does, largest first and
-        longest-lived first, and takes the smaller block.
+        XLA's ``temp_size`` is the size of such an allocation: never below the peak, and above it
+        where no buffer fits into the gaps between longer-lived ones. Packs twice, as XLA does,
+        largest first and longest-lived first, and takes the smaller allocation.
         """
         own = [b for b in own_temps(self.buffers) if b.nbytes]
         waits = [
@@ -71,7 +73,7 @@ class Timeline:
         return min(packed_bytes(by_size), packed_bytes(by_life))
 
     def live_at(self, position: int) -> tuple[Buffer, ...]:
-        """All buffers that live at a position, whatever their kind.
+        """All buffers of any kind that are live at a position.
 
         Raises:
             IndexError: The schedule has no such position.
@@ -81,7 +83,7 @@ class Timeline:
         return tuple(b for b in self.buffers if b.start <= position <= b.end)
 
     def position_of(self, name_or_opcode: str) -> int:
-        """Position of the instruction of that name, else of the first with that opcode.
+        """Position of the instruction with this name, or else of the first with this opcode.
 
         Raises:
             KeyError: There is neither.
@@ -111,14 +113,16 @@ def buffer_timeline(module: HloModule) -> Timeline:
 
 
 def live_at_peak(module: HloModule) -> list[tuple[Computation, Buffer]]:
-    """The buffers that live where the temporaries of the entry computation take most, each with
-    the computation it is in.
+    """The buffers that are live at the peak of the entry computation's temporaries, each with the
+    computation that it belongs to.
 
-    Where a loop, a branch or a call runs there, its own temporaries are among them, as they are at
-    their own peak: what a step over microbatches holds is in a loop.
+    If a loop, a branch or a call runs at the peak, the temporaries at its own inner peak are
+    included: the buffers of a step over microbatches are inside a loop.
 
     Raises:
-        KeyError, Unchecked: As of `buffer_timeline`.
+        KeyError: As for `buffer_timeline`.
+
+    Unchecked: As for `buffer_timeline`.
     """
     known: dict[str, Timeline] = {}
     found: list[tuple[Computation, Buffer]] = []
@@ -127,7 +131,7 @@ def live_at_peak(module: HloModule) -> list[tuple[Computation, Buffer]]:
         timeline = _timeline(module, computation, known)
         position, _ = timeline.peak()
         live = timeline.live_at(position)
-        # What a body is given is its caller's.
+        # The inputs of a body belong to its caller.
         own = live if computation is module.entry else own_temps(live)
         found += [(computation, buffer) for buffer in own]
         inside = timeline.inner_bytes[position] > 0
@@ -138,11 +142,11 @@ def live_at_peak(module: HloModule) -> list[tuple[Computation, Buffer]]:
 
 
 def reads_and_results(module: HloModule) -> tuple[Mapping[str, int], tuple[str, ...]]:
-    """Where each buffer of the entry computation is last read, and which are its results.
+    """Where each buffer of the entry computation is last read, and which buffers are its results.
 
     Returns:
-        For each buffer's name its last reader's position (that of its writer if there is none;
-        being returned is no read), and for each flattened result the name of its buffer.
+        For each buffer's name the position of its last reader (of its writer if nothing reads it;
+        being returned is not a read), and for each flattened result the name of its buffer.
     """
     entry = module.entry
     values = Values(module, entry)
@@ -151,7 +155,7 @@ def reads_and_results(module: HloModule) -> tuple[Mapping[str, int], tuple[str, 
 
 
 def _timeline(module: HloModule, computation: Computation, known: dict[str, Timeline]) -> Timeline:
-    """That of any computation; `known` has those found so far, by the computation's name."""
+    """The timeline of any computation; `known` stores those made so far by computation name."""
     if computation.name in known:
         return known[computation.name]
     values = Values(module, computation)
@@ -208,7 +212,7 @@ def _buffers(values: Values, donated: Mapping[Key, Key]) -> list[Buffer]:
 
 
 def _assigned(module: HloModule, values: Values, donated: Mapping[Key, Key]) -> list[Buffer]:
-    """The buffers of one computation, with all the reuse that is modelled."""
+    """The buffers of one computation after all the reuse that is modelled."""
     computation = values.computation
     buffers = _buffers(values, donated)
     hand_overs = hand_overs_of(module, values, buffers)
@@ -229,7 +233,8 @@ def _sum_live(buffers: list[Buffer], inside_bytes: list[int]) -> tuple[int, ...]
 def _inside_bytes(
     module: HloModule, computation: Computation, known: dict[str, Timeline]
 ) -> list[int]:
-    """For each position, the temporary bytes its loop, branch or call needs at its peak."""
+    """For each position, the temporary bytes that a loop, branch or call there needs at its
+    peak."""
     return [
         max((_inner_peak(module, name, known) for name in instruction.called), default=0)
         if instruction.opcode in _CALLERS
@@ -243,7 +248,7 @@ def _inner_peak(module: HloModule, name: str, known: dict[str, Timeline]) -> int
 
 
 def _loop_state(values: Values) -> Mapping[Key, Key]:
-    """For each new value of a loop body's state, the old value whose memory it takes."""
+    """For each new value of a loop body's state, the old value whose memory it takes over."""
     computation = values.computation
     parameters = computation.parameters
     if len(parameters) != 1 or parameters[0].shape != computation.root.shape:

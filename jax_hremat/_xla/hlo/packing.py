@@ -1,4 +1,4 @@
-"""One block of memory that holds buffers at fixed places."""
+"""Packs buffers at fixed offsets into one allocation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ _ALIGNMENT_BYTES = 128
 
 
 def packed_bytes(spans: list[tuple[int, int, int]]) -> int:
-    """Places (start, end, nbytes) one after the other, each in the tightest gap it fits."""
+    """Bytes of one allocation for spans (start, end, nbytes), placed in the given order, each in
+    the tightest gap that it fits into."""
     placed: list[tuple[int, int, int, int]] = []
     total_bytes = 0
     for start, end, nbytes in spans:

@@ -1,4 +1,4 @@
-"""Optimised HLO text, as ``compiled.as_text()`` prints it, read into plain data.
+"""Reads optimised HLO text, as ``compiled.as_text()`` prints it, into plain data.
 
 Only what time and memory estimates need is kept. The tables of file names and stack
 frames are skipped; attributes stay text and are looked up on demand.
@@ -61,9 +61,9 @@ class Shape:
 
     Attributes:
         dtype: HLO element type such as ``"bf16"``; ``"tuple"`` for a tuple.
-        dims: Array dimensions, outermost logical dimension first; a bound for dynamic ones.
+        dims: Array dimensions, outermost logical dimension first; for a dynamic one, its bound.
         elements: Shapes of a tuple's elements; empty for an array.
-        element_bits: Bits one element takes in memory; 0 for a tuple.
+        element_bits: Bits that one element takes in memory; 0 for a tuple.
         memory_space: The layout's memory space; 0 is the device's own, 5 the host's.
     """
 
@@ -111,12 +111,12 @@ class Instruction:
         name: Its name, unique in its computation, without the leading ``%``.
         opcode: HLO opcode such as ``"fusion"``.
         shape: Shape of the result.
-        operands: Names of the operands, repeats kept. For ``parameter`` and ``constant`` empty.
+        operands: Names of the operands, repeats kept. Empty for ``parameter`` and ``constant``.
         called: Names of the computations it calls, in the order printed.
-        attributes: Everything printed behind the operand list.
-        op_name: The traced operation it comes from; ``""`` when unknown.
-        is_root: Whether its result is its computation's.
-        literal: What stands between the parentheses of a ``parameter`` or ``constant``.
+        attributes: Everything printed after the operand list.
+        op_name: The traced operation it comes from; ``""`` if unknown.
+        is_root: Whether its result is the result of its computation.
+        literal: The text between the parentheses of a ``parameter`` or ``constant``.
     """
 
     name: str
@@ -173,7 +173,7 @@ class Computation:
     _by_name: Mapping[str, Instruction] = field(repr=False)
 
     def __getitem__(self, name: str) -> Instruction:
-        """The instruction of that name.
+        """The instruction with this name.
 
         Raises:
             KeyError: There is none.
@@ -249,8 +249,8 @@ def parse_hlo(text: str) -> HloModule:
         text: What ``compiled.as_text()`` returns, long form, any backend.
 
     Returns:
-        The module; instructions stand in the order printed, which is the schedule when the
-        module says ``is_scheduled=true``.
+        The module; instructions are in the order printed, which is the schedule if the module
+        says ``is_scheduled=true``.
 
     Raises:
         HloParseError: A line has no known form, or the entry computation is missing.
@@ -283,13 +283,13 @@ def parse_hlo(text: str) -> HloModule:
 def in_place_operands(
     module: HloModule, instruction: Instruction
 ) -> tuple[tuple[int, int, Instruction], ...]:
-    """Outputs that an instruction writes into an operand's buffer.
+    """The outputs that an instruction writes into an operand's buffer.
 
     Dynamic-update-slice and scatter write in place, alone or as the root of a fusion over
     one of its parameters; custom calls say so in ``output_to_operand_aliasing``.
 
     Args:
-        module: Where fused computations are looked up.
+        module: The module, in which fused computations are looked up.
         instruction: Any instruction of the module.
 
     Returns:
@@ -397,13 +397,13 @@ def _instruction(line: str, shapes: dict[str, Shape]) -> Instruction:
 def _operands(text: str) -> tuple[str, ...]:
     if "%" in text:
         return tuple(_OPERAND.findall(text))
-    # Without percent signs each operand may stand behind its shape: the name comes last.
+    # Without percent signs each operand may follow its shape: the name comes last.
     parts = _COMMENT.sub("", text).split(", ")
     return tuple(part.split()[-1] for part in parts if part.strip())
 
 
 def _called(attributes: str) -> tuple[str, ...]:
-    # Free text (operation names, kernel configurations) comes behind these two keys.
+    # Free text (operation names, kernel configurations) follows these two keys.
     stops = (attributes.find(key) for key in ("metadata={", "backend_config="))
     end = min((stop for stop in stops if stop >= 0), default=len(attributes))
     return tuple(
@@ -421,7 +421,7 @@ def _shape(text: str, line: str) -> Shape:
     dtype, dims_text, layout = match.groups()
     bits = _DTYPE_BITS[dtype]
     if 0 < bits < 8:
-        # Unless the layout says that it is packed, an element has a byte of its own.
+        # Unless the layout says that elements are packed, each takes a whole byte.
         packed = re.search(r"E\((\d+)\)", layout or "")
         bits = int(packed.group(1)) if packed else 8
     space = re.search(r"S\((\d+)\)", layout or "")

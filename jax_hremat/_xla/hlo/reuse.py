@@ -1,5 +1,5 @@
-"""Which buffers XLA puts in the memory of others: element-wise kernels write over an operand that
-dies, and temporaries move into results that are not yet in use."""
+"""Finds the buffers that XLA places in the memory of others: an element-wise kernel overwrites an
+operand that is not read again, and temporaries are placed in results that are not yet in use."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _ELEMENTWISE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """A dying operand and the result that may be written over it.
+    """An operand that is read for the last time, and the result that may overwrite it.
 
     Attributes:
         source: Name of the operand's buffer.
         target: Name of the result's buffer.
         direct: Whether the kernel reads the buffer as it was defined, not through a view or
-            a tuple. Between two temporaries XLA shares memory only then.
+            a tuple. Only then does XLA share memory between two temporaries.
     """
 
     source: str
@@ -37,7 +37,7 @@ class HandOver:
 
 
 def hand_overs_of(module: HloModule, values: Values, buffers: list[Buffer]) -> tuple[HandOver, ...]:
-    """What may be written over what."""
+    """The pairs of an operand and a result that may overwrite it."""
     entry = values.computation
     by_name = {b.name: b for b in buffers}
     found = []
@@ -55,7 +55,8 @@ def hand_overs_of(module: HloModule, values: Values, buffers: list[Buffer]) -> t
 
 
 def shortened(buffers: list[Buffer], hand_overs: tuple[HandOver, ...]) -> list[Buffer]:
-    """Ends temporaries one position early that another one writes over, one by one."""
+    """Moves the end of each temporary that another one overwrites to one position earlier. Each
+    buffer is at most once the source and once the target of such a pair."""
     own = {b.name for b in buffers if b.kind == "temp" and b.inside is None}
     sources: set[str] = set()
     targets: set[str] = set()
@@ -69,7 +70,8 @@ def shortened(buffers: list[Buffer], hand_overs: tuple[HandOver, ...]) -> list[B
 
 
 def _overwritable(module: HloModule, instruction: Instruction) -> Iterator[tuple[int, int]]:
-    """Pairs of a result's leaf and an operand read at the very places it is written."""
+    """Pairs of a result's leaf and an operand that is read at the same places where the leaf is
+    written."""
     opcode = instruction.opcode
     if opcode in _ELEMENTWISE and not instruction.shape.is_tuple:
         yield from ((0, operand) for operand in range(len(instruction.operands)))
@@ -94,7 +96,8 @@ def _overwritable(module: HloModule, instruction: Instruction) -> Iterator[tuple
 def _reached_elementwise(
     parameter: Instruction, users: Mapping[str, list[Instruction]], reduces_in_order: bool
 ) -> frozenset[str] | None:
-    """What is computed element-wise from a parameter; None if it is used otherwise too.
+    """The names of the values computed element-wise from a parameter; None if the parameter has
+    other uses too.
 
     A fusion around a reduction reads each element once, before it writes that element.
     """
@@ -133,8 +136,9 @@ def borrowed(
 ) -> list[Buffer]:
     """Places temporaries in the memory of outputs and donated parameters, largest first.
 
-    As XLA does, each goes to the smallest result it fits in that is idle all its life; of
-    equals, temporaries come in the order of ``rank_of`` and results in the reverse one.
+    As in XLA, a temporary goes to the smallest result that it fits into and that is idle during its
+    whole life. Of equal size, temporaries are taken in the order of ``rank_of`` and results in
+    reverse order.
     """
     pairs = frozenset((pair.source, pair.target) for pair in hand_overs)
     last = max(b.end for b in buffers) if buffers else 0

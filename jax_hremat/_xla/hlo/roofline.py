@@ -1,7 +1,7 @@
-"""How long a compiled step takes at least: a roofline over its kernels.
+"""A lower bound on the time of a compiled step: a roofline over its kernels.
 
-Each kernel is bound by its arithmetic or by its memory traffic, whichever takes longer,
-and pays for its launch. What the model does not know, it names.
+Each kernel takes the time of its arithmetic or of its memory traffic, whichever is longer, and of
+its launch. Operations that are not modelled are listed by name.
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ class KernelCost:
         bytes: Bytes read and written.
         time_s: Seconds of all executions.
         executions: How often it runs in one step; more than once inside a loop.
-        unpriced: The target it calls, if nothing is known of it but its bytes.
+        unpriced: The target it calls, if only its bytes are known.
     """
 
     name: str
@@ -44,7 +44,7 @@ class KernelCost:
     unpriced: str = ""
 
     def repeated(self, times: int) -> "KernelCost":
-        """The kernel in a loop."""
+        """The kernel in a loop that runs `times` times."""
         return replace(
             self,
             flops=self.flops * times,
@@ -64,12 +64,12 @@ class Roofline:
         flops: Matrix flops.
         vector_flops: All other flops.
         bytes: Bytes read and written.
-        kernels: In schedule order, loop bodies in place of their loop.
+        kernels: The kernels in schedule order, with the body of a loop in its place.
         unknown: What the estimate leaves out, by opcode, and how often it occurs in the
-            text: flops of operations and of called kernels that nothing is known of (their bytes
+            text: flops of operations and of called kernels that are not modelled (their bytes
             count), collectives and transfers to the host where the target has no rate for them,
             and loops of unknown length (counted as one pass).
-        unpriced_kernels: Targets of called kernels that nothing is known of, in order.
+        unpriced_kernels: Targets of the called kernels that are not modelled, sorted.
     """
 
     time_s: float
@@ -86,7 +86,7 @@ def estimate_step(module: HloModule, rates: Rates) -> Roofline:
 
     Args:
         module: An optimised, scheduled module.
-        rates: What the device sustains.
+        rates: The rates that the device sustains.
 
     Returns:
         Times in seconds, arithmetic in flops (a multiply-add is two), traffic in bytes.
@@ -95,12 +95,12 @@ def estimate_step(module: HloModule, rates: Rates) -> Roofline:
         KeyError: The text names an instruction or a computation that it does not contain.
 
     A collective or a transfer to the host that the schedule starts and later waits for runs
-    beside the kernels in between, one at a time; a device sends round a ring.
+    concurrently with the kernels in between, one transfer at a time; devices send round a ring.
 
-    Unchecked: other kernels that run at the same time, what a collective takes of the memory's
-    bandwidth from those beside it, its latency (one launch is counted), cache hits between
-    kernels, recompute inside a fusion, ``algorithm=`` and ``operand_precision=`` of a matmul,
-    complex arithmetic (counted as real), and a loop's condition.
+    Unchecked: other kernels that run at the same time, the memory bandwidth that a collective takes
+    from concurrent kernels, its latency (one launch is counted), cache hits between kernels,
+    recompute inside a fusion, ``algorithm=`` and ``operand_precision=`` of a matmul, complex
+    arithmetic (counted as real), and a loop's condition.
     """
     unknown: Counter[str] = Counter()
     kernels = tuple(_kernels(module, module.entry, rates, unknown))
@@ -127,7 +127,7 @@ _FREE_CUSTOM_CALLS = frozenset({"AllocateBuffer", "Sharding", "MoveToHost", "Mov
 def _kernels(
     module: HloModule, computation: Computation, rates: Rates, unknown: Counter[str]
 ) -> Iterator[KernelCost]:
-    """Those of one pass over a computation."""
+    """The kernels of one pass over a computation."""
     transfers = _Transfers()
     for instruction in computation.instructions:
         for kernel in _kernels_of(module, computation, instruction, rates, unknown):
@@ -170,8 +170,8 @@ def _kernels_of(
 
 
 class _Transfers:
-    """The clock of one pass over a computation: transfers that were started run beside the
-    kernels that follow, one after another, until something waits for them."""
+    """The clock of one pass over a computation. Transfers run one after another, concurrently with
+    the kernels after their start, until something waits for them."""
 
     def __init__(self) -> None:
         self.elapsed_s = 0.0
@@ -179,12 +179,12 @@ class _Transfers:
         self._ends_s: dict[str, float] = {}
 
     def start(self, name: str, time_s: float) -> None:
-        """A transfer starts as soon as those before it are through."""
+        """Start a transfer as soon as those before it are complete."""
         self._free_s = max(self._free_s, self.elapsed_s) + time_s
         self._ends_s[name] = self._free_s
 
     def wait_s(self, name: str) -> float:
-        """How long nothing runs but the transfer, which must be complete now."""
+        """How long the schedule waits for a transfer that must be complete now."""
         return max(0.0, self._ends_s.get(name, 0.0) - self.elapsed_s)
 
 
@@ -244,13 +244,14 @@ def _kernel(
         vector_flops=work.vector_flops,
         bytes=work.bytes,
         time_s=time_s,
-        # What returns nothing, such as a print, is never run again.
+        # A call that returns nothing, such as a print, is never recomputed.
         unpriced=target if target and not_known and instruction.shape.size else "",
     )
 
 
 def _sent_s(computation: Computation, instruction: Instruction, rates: Rates) -> float | None:
-    """Seconds on the way to other devices or the host; None where nothing is known of them."""
+    """Seconds to send data to other devices or the host; None where the rate or the groups are
+    unknown."""
     opcode = instruction.opcode.removesuffix("-start")
     given_bytes = sum(computation[name].shape.nbytes for name in instruction.operands)
     if opcode in COLLECTIVES:
@@ -276,13 +277,14 @@ def _transfer_name(instruction: Instruction) -> str:
 
 
 def _crosses_memories(computation: Computation, copy: Instruction) -> bool:
-    """Whether a `copy`, or a `copy-start`, whose first result is the copy, leaves the memory."""
+    """Whether a `copy` or a `copy-start` goes to another memory space. (The first result of a
+    `copy-start` is the copy.)"""
     made = copy.shape.elements[0] if copy.opcode == "copy-start" else copy.shape
     return computation[copy.operands[0]].shape.memory_space != made.memory_space
 
 
 def _without_start(instruction: Instruction) -> Instruction:
-    """``fusion-start`` and its like as the operation they start."""
+    """The operation that an instruction such as ``fusion-start`` starts; others unchanged."""
     if not instruction.opcode.endswith("-start"):
         return instruction
     shape = instruction.shape

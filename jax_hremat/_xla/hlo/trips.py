@@ -9,14 +9,14 @@ _TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 
 def trip_count(module: HloModule, computation: Computation, loop: Instruction) -> int | None:
-    """How often a ``while`` runs its body; None if the text does not tell.
+    """How often a ``while`` runs its body; None if the text does not determine it.
 
-    XLA's own ``known_trip_count`` is used where it is printed. Else the loop must count
-    one scalar of its state from a constant by a constant up to a constant.
+    XLA's own ``known_trip_count`` is used where it is printed. Otherwise the loop must count
+    one scalar of its state from a constant to a constant, by a constant step.
 
     Args:
         module: The loop's module.
-        computation: Where the loop stands.
+        computation: The computation that contains the loop.
         loop: A ``while`` instruction.
     """
     known = _TRIP_COUNT.search(loop.attributes)
