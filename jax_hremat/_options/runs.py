@@ -1,9 +1,9 @@
 """Runs of operations in a block that may be worth checkpointing, ranked by an analytic model.
 
 A run is a range of consecutive operations of a block. Checkpointed alone, with the rest of the
-block plain, it drops the buffers that only its own backward reads, at the cost of recomputing them from
-its inputs. The model only has to rank the good runs among the first dozen, which are compiled and
-measured.
+block plain, it drops the buffers that only its own backward reads, at the cost of recomputing them
+from its inputs. The model only has to rank the good runs among the first dozen, which are compiled
+and measured.
 """
 
 from __future__ import annotations
