@@ -51,7 +51,7 @@ class BodySearch(BlockSearch):
         """The body, plain and checkpointed, with the scans and conds inside in options that keep
         little."""
         inner = self._body.inner.values()
-        styles = [_wrapped_inside] if inner else []
+        styles = [_checkpointed_inside] if inner else []
         if any(isinstance(i, Scan) and i.trips >= _LEAST_TRIPS for i in inner):
             styles.append(_in_segments)
         return [
@@ -76,14 +76,14 @@ def _keeping_little(body: Body, style: _Style) -> Region:
     found = []
     for at, inner in sorted(body.inner.items()):
         if isinstance(inner, Cond):
-            branches = tuple(_wrapped(branch, style) for branch in inner.branches)
+            branches = tuple(_checkpointed(branch, style) for branch in inner.branches)
             found.append(Region(at, at + 1, branches=branches))
         else:
             found.append(Region(at, at + 1, loop=style(inner)))
     return Region(0, len(body.graph.operations), children=tuple(found))
 
 
-def _wrapped(body: Body, style: _Style) -> Region:
+def _checkpointed(body: Body, style: _Style) -> Region:
     return checkpoint_all(body.graph, _keeping_little(body, style), _checkpoint)
 
 
@@ -91,13 +91,13 @@ def _checkpoint(start: int, stop: int) -> Region:
     return Region(start, stop, checkpointed=True)
 
 
-def _wrapped_inside(scan: Scan) -> Loop:
-    return Loop(_wrapped(scan.body, _wrapped_inside))
+def _checkpointed_inside(scan: Scan) -> Loop:
+    return Loop(_checkpointed(scan.body, _checkpointed_inside))
 
 
 def _in_segments(scan: Scan) -> Loop:
     length = near_divisor(round(scan.trips**0.5), scan.trips)
-    step = _wrapped(scan.body, _in_segments)
+    step = _checkpointed(scan.body, _in_segments)
     if scan.body.effectful:
         return Loop(step)
     # The segment already recomputes a step with nothing checkpointed inside.

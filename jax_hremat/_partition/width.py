@@ -53,6 +53,6 @@ def narrow_ends(graph: Graph) -> list[int]:
 def _narrowest(graph: Graph) -> list[list[int]]:
     heavy, width = heavy_operations(graph), widths(graph)
     edges = [0, *(h + 1 for h in heavy)]
-    stretches = [range(a, b + 1) for a, b in zip(edges, heavy, strict=False)]
-    least = [min(width[i] for i in stretch) for stretch in stretches]
-    return [[i for i in s if width[i] == w] for s, w in zip(stretches, least, strict=True)]
+    ranges = [range(a, b + 1) for a, b in zip(edges, heavy, strict=False)]
+    least = [min(width[i] for i in one) for one in ranges]
+    return [[i for i in s if width[i] == w] for s, w in zip(ranges, least, strict=True)]

@@ -102,13 +102,13 @@ def _spans(chain: Chain, kinds: Sequence[Hashable]) -> dict[int, Group]:
 
 
 def _coarsened_once(
-    chain: Chain, stretches: Mapping[int, Group], bottom: Chain, under: CoarsenedChain | None
+    chain: Chain, ranges: Mapping[int, Group], bottom: Chain, under: CoarsenedChain | None
 ) -> CoarsenedChain:
     spans, block = [], 0
     while block < len(chain):
-        spans.append(stretches.get(block, (block, block)))
+        spans.append(ranges.get(block, (block, block)))
         block = spans[-1][1] + 1
-    columns: dict[Group, list[Column]] = {span: [] for span in stretches.values()}
+    columns: dict[Group, list[Column]] = {span: [] for span in ranges.values()}
     for column in Groups(chain).columns(math.inf, only=frozenset(columns)):
         columns[column.first, column.last].append(column)
     ways = tuple(
@@ -164,8 +164,8 @@ def _boundary_value(
     alone = {b for b, _ in boundary_value.needed if spans[top_of[b]] == (b, b)}
     needed = {(top_of[b], o) for b, o in boundary_value.needed if b in alone}
     # The recompute of a coarsened block reads all its inputs, whatever its option.
-    stretches = (top for top in readers if spans[top][0] < spans[top][1])
-    needed |= {(top, o) for top in stretches for o in range(len(ways[top]))}
+    ranges = (top for top in readers if spans[top][0] < spans[top][1])
+    needed |= {(top, o) for top in ranges for o in range(len(ways[top]))}
     return replace(
         boundary_value, producer=producer, readers=tuple(readers), needed=frozenset(needed)
     )

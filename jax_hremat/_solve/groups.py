@@ -61,8 +61,8 @@ class Groups:
     def __init__(self, chain: Chain) -> None:
         needs = chain.needs()
         self._keeping = KeepingColumns(chain)
-        self._stretches = [
-            _Stretch(chain, needs, first, min(first + MAX_GROUP, len(chain) - 1) - 1)
+        self._starts = [
+            _GroupStart(chain, needs, first, min(first + MAX_GROUP, len(chain) - 1) - 1)
             for first in range(len(chain) - 1)
         ]
 
@@ -93,10 +93,10 @@ class Groups:
         """
         # Kept values raise a group's peaks. Where only peaks count, no group needs to keep any.
         columns = self.keeping_columns(limit_bytes, prices, worth_ms) if by_time else []
-        for stretch in self._stretches:
-            if only is None or any(first == stretch.first for first, _ in only):
-                start = _Start(stretch, limit_bytes, prices, worth_ms)
-                columns += start.columns(by_time)
+        for start in self._starts:
+            if only is None or any(first == start.first for first, _ in only):
+                search = _GroupSearch(start, limit_bytes, prices, worth_ms)
+                columns += search.columns(by_time)
         return [p for p in columns if only is None or (p.first, p.last) in only]
 
 
@@ -128,7 +128,7 @@ class _Way:
     needs: frozenset[int]
 
 
-class _Stretch:
+class _GroupStart:
     """The blocks of the groups that begin at one block, with the figures that are the same for all
     choices of options."""
 
@@ -203,18 +203,18 @@ class _Stretch:
         return max(way.spared_ms for way in self.ways[i])
 
 
-class _Start:
+class _GroupSearch:
     """All groups that begin at one block, within a peak limit and, with prices, a reduced cost."""
 
     def __init__(
-        self, stretch: _Stretch, limit_bytes: float, prices: Prices | None, worth_ms: float
+        self, start: _GroupStart, limit_bytes: float, prices: Prices | None, worth_ms: float
     ) -> None:
-        self._at = stretch
-        self._blocks = stretch.blocks
-        self._boundary_values = stretch.chain.boundary_values
+        self._at = start
+        self._blocks = start.blocks
+        self._boundary_values = start.chain.boundary_values
         self._limit = limit_bytes
         self._worth = worth_ms
-        self._charge = None if prices is None else _Charge(stretch, prices)
+        self._charge = None if prices is None else _Charge(start, prices)
 
     def columns(self, by_time: bool) -> Iterator[Column]:
         """The Pareto-optimal columns, shorter groups first."""
@@ -287,7 +287,7 @@ class _Charge:
     peak), where f_i and b_i sum the prices of the peak rows over the group's blocks.
     """
 
-    def __init__(self, start: _Stretch, prices: Prices) -> None:
+    def __init__(self, start: _GroupStart, prices: Prices) -> None:
         # For each end: c, f and b.
         self._terms: list[tuple[float, float, float]] = []
         constant = forward = backward = 0.0

@@ -173,7 +173,7 @@ def _solve(
 
 def _producer(graph: Graph, value: int) -> int:
     producer = graph.values[value].producer
-    assert producer is not None, "only values made inside the stretch have columns"
+    assert producer is not None, "only values made inside the range have columns"
     return producer
 
 
