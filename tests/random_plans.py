@@ -112,8 +112,8 @@ def loops(draw: st.DrawFn, eqn: Any, moving: list[bool], depth: int) -> Loop:
 def region_trees(
     draw: st.DrawFn, program: Program, max_depth: int = 3, *, in_loops: bool = True
 ) -> Region:
-    """Any nest of plain and checkpointed regions, each checkpointed one saving any values made in it;
-    any scan or cond in another mode, if `in_loops`."""
+    """Any nest of plain and checkpointed regions, each of which saves any values made in it; any
+    scan or cond with regions of its own, if `in_loops`."""
     jaxpr = compat.open_jaxpr(program.jaxpr)
     equations = jaxpr.eqns
     moved = active_variables(jaxpr, program.moving)

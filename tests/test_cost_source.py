@@ -71,7 +71,7 @@ def test_what_shapes_say_of_two_products_by_hand() -> None:
     fused_s = 0.25 * size / 1e3
     assert plain.forward_s == pytest.approx(2 * product_s + 2 * fused_s + 4 * 8, rel=0.02)
     assert plain.backward_s == pytest.approx(3 * product_s, rel=0.02)
-    # Checkpointed, the first product and the sine are recomputed; nothing reads the second's result.
+    # Checkpointed, the first product and the sine are recomputed; nothing reads the other's result.
     checkpointed = cost_of(program, whole(program, checkpointed=True), PLAIN)
     assert checkpointed.backward_s - plain.backward_s == pytest.approx(product_s, rel=0.02)
 

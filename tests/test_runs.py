@@ -126,8 +126,9 @@ def test_what_a_run_frees_and_costs_by_hand() -> None:
     size = 4 * 8 * 4
     times = [1.0, 2.0, 4.0, 8.0, 16.0]
     held = frozenset({product.outputs[0], sine.outputs[0], cosine.outputs[0]})
-    # Sine and cosine checkpointed: the argument of the cosine is dropped and recomputed from that of
-    # the sine, which is held anyway. The result, which the product after the run reads, stays.
+    # Sine and cosine checkpointed: the argument of the cosine is dropped and recomputed from
+    # that of the sine, which is held anyway. The result, which the product after the run reads,
+    # stays.
     run = evaluate_run(graph, sine.id, cosine.id + 1, held, times)
     assert (run.freed_bytes, run.added_s) == (size, times[sine.id])
     # With both products in it everything goes, and all but the last is made again.

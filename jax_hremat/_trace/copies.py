@@ -19,9 +19,9 @@ _COMPARISONS = frozenset("eq ne lt le gt ge eq_to lt_to le_to".split())
 # What returns elements of its inputs, in another place or sign or type.
 _COPIES = frozenset(
     """all_gather all_to_all approx_top_k broadcast_in_dim clamp concatenate convert_element_type
-    copy copy_p cummax cummin dynamic_slice dynamic_update_slice expand_dims gather max min name neg
-    optimization_barrier pad pmax pmin ppermute reduce_max reduce_min reshape rev select_n slice sort
-    split squeeze stop_gradient top_k transpose
+    copy copy_p cummax cummin dynamic_slice dynamic_update_slice expand_dims gather max min name
+    neg optimization_barrier pad pmax pmin ppermute reduce_max reduce_min reshape rev select_n slice
+    sort split squeeze stop_gradient top_k transpose
     """.split()
 ) | {compat.DETACH}
 
