@@ -1,1 +1,1 @@
-"""The ways to run a block, or the body of a loop, that are worth pricing."""
+"""The options of a block, or of the body of a loop or branch, that are worth pricing."""

@@ -119,7 +119,8 @@ class _Prices:
                 futures[mode] = self._pool.submit(price, self._partition.blocks[kind], mode)
 
     def _price_or_none(self, block: Block, mode: Region) -> OptionCost | None:
-        """The cost of a candidate; None if it does not compile, unless it is the plain block."""
+        """The cost of a candidate; None if the compiler fails on a candidate other than the plain
+        block."""
         try:
             return self._price(block, mode)
         except CompilationError as error:

@@ -20,7 +20,8 @@ _WIDE_MISS = 0.1
 _TOLERANCE = 1.25
 # The same factor if no other plan fits.
 _LAST_TOLERANCE = 1.5
-# In both cases only if its predicted time is at most this many times that of the best plan.
+# If a plan already fits, a standard plan is compiled only if its predicted time is below this many
+# times that of the best plan.
 _TIME_TOLERANCE = 1.005
 # Part of the solver's nodes for each search for a lower least peak; there may be many searches.
 _FLOOR_NODES = 0.3

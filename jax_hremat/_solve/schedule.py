@@ -294,8 +294,8 @@ class _Program:
         penalty = 1e3 * self.most_ms / (limit_bytes / MIB)
         most = max(len(self.chain) // 2, 1)
         # A schedule has at most `most` groups, and each lowers the relaxation's value by at most
-        # the most negative reduced cost. Reduced costs above −`fine` change
-        # the bound by at most 0.3 of the gap.
+        # the most negative reduced cost. Reduced costs above −`fine` change the bound by at most
+        # 0.3 of the gap.
         fine = max(0.3 * self.gap_ms / most, _ZERO_MS)
         coarse = self.most_ms
         most_bytes = limit_bytes + self.most_reused_bytes
@@ -311,8 +311,8 @@ class _Program:
                 return None
             value, prices = relaxed
             # Groups that keep something are listed, so all of them are priced at once. Of the other
-            # groups those of the most negative reduced cost are quick to find; the threshold is
-            # lowered once there are no more. The last round considers all groups, for the bound.
+            # groups those of the most negative reduced cost are quick to find; the rest are looked
+            # for once there are no more. The last round considers all groups, for the bound.
             listed = self.groups.keeping_columns(most_bytes, prices, -fine)
             found = unknown(listed, prices) if rounds < _MAX_ROUNDS else []
             while not found:
