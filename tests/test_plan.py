@@ -88,7 +88,7 @@ def plan(**changes: Any) -> RematPlan:
         predicted_peak_bytes=690 * MIB,
         predicted_step_s=0.1 + 0.2,
         cost_source="compiled",
-        solver_status="optimal within the gap asked for",
+        solver_status="optimal within the requested gap",
         solver_gap=1e-4,
         blocks=(block("encoder/layer_0"), block("decoder [x]", start=4, stop=6, saved=())),
         moments=(Moment(0, False, 0, MIB, 2 * MIB), Moment(0, True, 3 * MIB, MIB, 4 * MIB)),

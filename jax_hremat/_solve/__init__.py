@@ -1,1 +1,1 @@
-"""The one place that calls the solver."""
+"""The integer programs, from the values of a block to the whole chain, and the solver."""

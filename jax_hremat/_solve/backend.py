@@ -15,7 +15,7 @@ from jax_hremat._solve.modelling import cp
 class Status(enum.Enum):
     """How a solve ended; any other end raises a `SolverError`."""
 
-    OPTIMAL = "optimal within the gap asked for"
+    OPTIMAL = "optimal within the requested gap"
     NODE_LIMIT = "best found within the limit of nodes"
     INFEASIBLE = "no solution exists"
     UNDECIDED = "neither a solution nor a proof of none within the limit of nodes"

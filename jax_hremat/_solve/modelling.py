@@ -1,6 +1,7 @@
 """cvxpy, imported when the first program is built.
 
-Who only applies a plan builds none, and needs neither cvxpy nor the time that importing it takes.
+A user who only applies a saved plan solves no program, and so needs neither cvxpy nor the time to
+import it.
 """
 
 from __future__ import annotations
