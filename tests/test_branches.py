@@ -175,7 +175,7 @@ def test_a_cond_is_a_block_of_its_own_if_its_branches_keep_something() -> None:
     ],
 )
 def test_branches_are_of_one_bare_cond(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="not one bare scan or cond"):
+    with pytest.raises(ValueError, match="not one plain scan or cond"):
         Region(**{"start": 0, "stop": 1, "branches": (Region(0, 1), Region(0, 1)), **wrong})
 
 

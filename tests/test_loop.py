@@ -239,9 +239,9 @@ def test_names_of_two_scans_are_apart() -> None:
 
 def test_a_loop_is_one_bare_scan_and_its_lengths_decrease() -> None:
     body = Region(0, 4)
-    with pytest.raises(ValueError, match="one bare scan"):
+    with pytest.raises(ValueError, match="one plain scan"):
         Region(0, 2, loop=Loop(body))
-    with pytest.raises(ValueError, match="one bare scan"):
+    with pytest.raises(ValueError, match="one plain scan"):
         Region(0, 1, checkpointed=True, loop=Loop(body))
     for segments in ((2, 4), (3, 3), (0,)):
         with pytest.raises(ValueError, match="decreasing"):

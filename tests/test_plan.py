@@ -110,7 +110,7 @@ def test_json_keeps_everything_but_the_timings() -> None:
         if field.name != "timings_s":
             assert getattr(loaded, field.name) == getattr(made, field.name), field.name
     assert loaded.root.children[0].barrier
-    assert json.loads(made.to_json())["version"] == 6
+    assert json.loads(made.to_json())["version"] == 7
 
 
 def test_equal_plans_have_equal_bytes() -> None:
@@ -216,7 +216,7 @@ def edited(change: Callable[[dict[str, Any]], Any]) -> str:
         ("[1, 2]", "not a plan that `RematPlan.save` wrote"),
         ("{}", "not a plan that `RematPlan.save` wrote"),
         (edited(lambda d: d.update(format="pytorch")), "not a plan that `RematPlan.save` wrote"),
-        (edited(lambda d: d.update(version=99)), "version 99;.*reads version 6. Make the plan"),
+        (edited(lambda d: d.update(version=99)), "version 99;.*reads version 7. Make the plan"),
         (edited(lambda d: d.pop("version")), "version None"),
         (edited(lambda d: d.pop("root")), "damaged plan: KeyError: 'root'. Make it again"),
         (edited(lambda d: d["root"].update(stop=-1)), "damaged plan: ValueError: region"),
@@ -271,7 +271,7 @@ def test_the_text_of_a_plan() -> None:
         "2 × custom-call:sort_of_mine",  # what the times leave out,
         "encoder/layer_0",  # the blocks,
         "decoder [x]",  # brackets and all,
-        "wrapped, keeps 2 values",
+        "checkpointed, keeps 2 values",
         "attention:dot_general bf16[16,8]",
         "500.00 MiB",  # the buffers left.
         "decoder/logits",
@@ -401,7 +401,7 @@ plan = jax_hremat.RematPlan.load(sys.argv[1])
 planned = jax_hremat.apply_plan(loss_fn, plan)
 step = jax.jit(jax.value_and_grad(planned), compiler_options=jax_hremat.compiler_options("cpu"))
 same = jax.tree.map(jnp.allclose, step(*args), jax.value_and_grad(loss_fn)(*args))
-print(plan.root.num_wrapped, jax.tree.all(same))
+print(plan.root.num_checkpointed, jax.tree.all(same))
 """
 
 

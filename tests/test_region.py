@@ -31,7 +31,7 @@ def regions(draw: st.DrawFn, start: int = 0, stop: int = 12, depth: int = 3) -> 
     [
         ({"start": 3, "stop": 2}, r"\[3, 2\) is not a range"),
         ({"start": -1, "stop": 2}, r"\[-1, 2\) is not a range"),
-        ({"start": 0, "stop": 4, "saved": ((1, 0),)}, "bare region .* saves"),
+        ({"start": 0, "stop": 4, "saved": ((1, 0),)}, "plain region .* saves"),
         ({"start": 2, "stop": 4, "checkpointed": True, "saved": ((1, 0),)}, "made outside it"),
         ({"start": 2, "stop": 4, "checkpointed": True, "saved": ((4, 0),)}, "made outside it"),
         ({"start": 0, "stop": 9, "children": (Region(1, 4), Region(3, 5))}, "overlap or leave"),

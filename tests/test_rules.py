@@ -571,8 +571,11 @@ def test_what_is_saved_spares_what_the_leaf_program_says(case: str) -> None:
     for answer, mode in zip(answers, modes, strict=True):
         again = {op for op, runs in enumerate(replay(program, mode).recomputed) if runs}
         assert again == set(answer.recomputed)
-    # With everything kept that helps, nothing runs again.
-    assert answers[0].recomputed == ()
+    # With everything kept that helps, nothing runs again but what compares its results.
+    compared = tuple(op.id for op in graph.operations if op.compares_results)
+    assert answers[0].recomputed == compared
+    # Since JAX 0.12 the derivative of max compares its inputs with each other.
+    assert {"reduce_max"} & {case} <= {case for _ in compared} <= {"max", "reduce_max"}
 
 
 def test_saved_results_of_what_reads_them_have_all_derivatives() -> None:

@@ -119,9 +119,10 @@ def _solve(
     constraints = []
 
     # A value that the backward reads is kept or recomputed:  s_v + r_prod(v) ≥ 1.
-    # An operation that makes residuals without a name for its backward is recomputed:  r_e ≥ 1.
+    # An operation is recomputed if its backward reads residuals that have no name, or compares its
+    # results with its inputs:  r_e ≥ 1.
     read = sorted({v for op in operations for v in op.needs if v in column})
-    opaque = sorted(op.id for op in operations if op.opaque_bytes)
+    opaque = sorted(op.id for op in operations if op.opaque_bytes or op.compares_results)
     if read:
         producers = [row[_producer(graph, v)] for v in read]
         constraints.append(s[[column[v] for v in read]] + r[producers] >= 1)

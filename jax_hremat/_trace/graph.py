@@ -102,6 +102,8 @@ class Operation:
             custom rule that was taken apart, which it takes only to give them cotangents).
         of_rule: Whether it is part of a custom rule's forward: it is not active itself, but the
             rule's backward reads what it computes from a differentiated argument.
+        compares_results: Whether its backward computes its results again, to compare them with its
+            inputs.
     """
 
     id: int
@@ -122,6 +124,7 @@ class Operation:
     source: str
     spared: tuple[int, ...] = ()
     of_rule: bool = False
+    compares_results: bool = False
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -265,6 +268,7 @@ def _graph_of(program: Program) -> Graph:
                 source=compat.source_line(eqn),
                 spared=tuple(v for v in dict.fromkeys(inputs) if v is not None and v in spared),
                 of_rule=of_rule,
+                compares_results=bool(residuals.compared),
             )
         )
     outputs_ids = tuple(None if isinstance(v, compat.Literal) else ids[v] for v in jaxpr.outvars)
