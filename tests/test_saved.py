@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jax_hremat._primitives.work import Work
-from jax_hremat._solve.backend import SolverConfig
+from jax_hremat._solve import saved
+from jax_hremat._solve.backend import Outcome, SolverConfig, Status
 from jax_hremat._solve.saved import materialised_values, saved_value_sets, value_refs
 from jax_hremat._trace.graph import Graph, Operation, Value, build_graph
 from jax_hremat._trace.trace import trace_loss
@@ -42,6 +43,10 @@ def graphs(draw: st.DrawFn) -> Graph:
             draw(st.sampled_from([0, 0, 0, 8])),
             draw(st.sampled_from([(), inputs[:1]])),
         )
+        # A maximum, or an operation that does no such thing.
+        compares = draw(st.sampled_from([False, False, False, True]))
+        rest = tuple(v for v in made.needs if not (compares and v in outputs))
+        made = replace(made, needs=rest, compares_results=compares)
         operations.append(replace(made, opaque_bytes=opaque, spared=spared))
     return graph_of(operations, sizes, producers)
 
@@ -84,6 +89,7 @@ def graph_of(operations: list[Operation], sizes: list[int], producers: list[int 
             active=True,
             users=tuple(op.id for op in operations if v in op.inputs),
             is_output=v == len(sizes) - 1,
+            is_compared_copy=producer is not None and operations[producer].compares_results,
         )
         for v, (size, producer) in enumerate(zip(sizes, producers, strict=True))
     )
@@ -102,8 +108,9 @@ def recomputed(
     inside = graph.operations[start:stop]
     wanted = [v for op in inside for v in op.needs]
     again: set[int] = set()
-    # A rule that keeps something that has no name makes it again.
-    stack = [op.id for op in inside if opaque and op.opaque_bytes]
+    # A rule that keeps something that has no name makes it again, and a maximum is computed again
+    # together with its input.
+    stack = [op.id for op in inside if opaque and (op.opaque_bytes or op.compares_results)]
     stack += [p for v in wanted if v not in kept and (p := made_by(graph, v, start, stop)) >= 0]
     while stack:
         e = stack.pop()
@@ -123,8 +130,15 @@ def made_by(graph: Graph, value: int, start: int, stop: int) -> int:
     return producer if producer is not None and start <= producer < stop else -1
 
 
-def kept_sets(graph: Graph, start: int, stop: int) -> list[tuple[int, ...]]:
-    made = [v for op in graph.operations[start:stop] for v in op.outputs]
+def kept_sets(
+    graph: Graph, start: int, stop: int, *, copies: bool = False
+) -> list[tuple[int, ...]]:
+    made = [
+        v
+        for op in graph.operations[start:stop]
+        for v in op.outputs
+        if copies or not op.compares_results
+    ]
     return [s for n in range(len(made) + 1) for s in itertools.combinations(made, n)]
 
 
@@ -187,7 +201,7 @@ def test_materialised_values_are_the_fewest_bytes_that_fusion_can_start_from(
 
         held = materialised_values(graph, start, stop, EXACT)
         assert enough(held)
-        least = min(size(graph, s) for s in kept_sets(graph, start, stop) if enough(s))
+        least = min(size(graph, s) for s in kept_sets(graph, start, stop, copies=True) if enough(s))
         assert size(graph, held) == least
 
 
@@ -232,3 +246,15 @@ def test_nothing_to_keep() -> None:
     graph = graph_of([operation(0, (0,), (1,), [0], True)], [4, 1], [None, 0])
     (answer,) = saved_value_sets(graph, 0, 1, [1e-3], EXACT, 3)
     assert (answer.values, answer.recomputed, answer.recompute_s) == ((), (), 0)
+
+
+def test_a_limit_without_a_solution_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def undecided(problem: object, *_: object, **options: object) -> Outcome:
+        assert options["may_be_undecided"]
+        return Outcome(Status.UNDECIDED, float("inf"), float("inf"), 0.0)
+
+    monkeypatch.setattr(saved, "solve", undecided)
+    operations = [operation(0, (0,), (1,), [1], True), operation(1, (1,), (2,), [1], False)]
+    graph = graph_of(operations, [4, 4, 4], [None, 0, 1])
+    assert saved_value_sets(graph, 0, 2, times_of(graph), EXACT, 3) == ()
+    assert materialised_values(graph, 0, 2, EXACT) == {1, 2}

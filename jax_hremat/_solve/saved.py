@@ -52,7 +52,8 @@ def materialised_values(
     graph: Graph, start: int, stop: int, config: SolverConfig
 ) -> frozenset[int]:
     """The values XLA would keep if the range were plain: the fewest bytes from which fusible
-    operations recompute everything that the backward reads."""
+    operations recompute everything that the backward reads; every value, if the solver's limit is
+    reached before a solution is found."""
     times = [0.0] * len(graph.operations)
     answer = _solve(
         graph,
@@ -63,7 +64,8 @@ def materialised_values(
         may_recompute=lambda e: graph.operations[e].fusible,
         bytes_bound=None,
     )
-    assert answer is not None, "keeping every value is always feasible"
+    if answer is None:
+        return frozenset(v for op in graph.operations[start:stop] for v in op.outputs)
     return frozenset(answer.values)
 
 
@@ -71,7 +73,8 @@ def saved_value_sets(
     graph: Graph, start: int, stop: int, times_s: Sequence[float], config: SolverConfig, count: int
 ) -> tuple[SavedValues, ...]:
     """Pareto-optimal sets of values to keep, from every useful value downwards; least recompute
-    time first.
+    time first. Bounds for which the solver's limit is reached before a solution is found are left
+    out.
 
     Args:
         graph: The program's graph.
@@ -157,8 +160,9 @@ def _solve(
         objective = milliseconds @ r + 1e-6 * (megabytes @ s)
         if np.isfinite(bytes_bound):
             constraints.append(megabytes @ s <= bytes_bound / 2**20)
-    outcome = solve(cp.Problem(cp.Minimize(objective), constraints), config)
-    if outcome.status is Status.INFEASIBLE:
+    problem = cp.Problem(cp.Minimize(objective), constraints)
+    outcome = solve(problem, config, may_be_undecided=True)
+    if outcome.status in (Status.INFEASIBLE, Status.UNDECIDED):
         return None
     assert s.value is not None and r.value is not None
     kept = tuple(v for v in made if s.value[column[v]] > 0.5)
