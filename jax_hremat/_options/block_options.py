@@ -104,7 +104,20 @@ class BlockOptions:
 
 
 class BlockSearch:
-    """The candidate options of one block; holds no results."""
+    """The candidate options of one block; holds no results.
+
+    Args:
+        graph: The graph that the block is of.
+        block: The block.
+        roles: What each matrix product is for, by operation.
+        times_s: Seconds of each operation.
+        byte_s: Seconds to move a byte.
+        config: How many candidates there may be.
+        solver: Limits of the leaf programs.
+        kept: The same graph, each value with the bytes that are kept of it, where those are not its
+            size (`Body.kept`).
+        prices: What a freed byte is worth when runs are ranked, in multiples of `byte_s`.
+    """
 
     def __init__(
         self,
@@ -115,8 +128,13 @@ class BlockSearch:
         byte_s: float,
         config: SearchConfig,
         solver: SolverConfig,
+        *,
+        kept: Graph | None = None,
+        prices: Sequence[float] = PRICES,
     ) -> None:
         self._graph = graph
+        self._kept = graph if kept is None else kept
+        self._prices = prices
         self._block = block
         self._roles = roles
         self._config = config
@@ -130,14 +148,11 @@ class BlockSearch:
 
     @functools.cached_property
     def _runs(self) -> tuple[Run, ...]:
-        return self._best_runs(self._graph, PRICES)
-
-    def _best_runs(self, graph: Graph, prices: Sequence[float]) -> tuple[Run, ...]:
         if self._trivial:
             return ()
-        block, most = self._block, self._config.max_runs
+        graph, block, most = self._kept, self._block, self._config.max_runs
         held = materialised_values(graph, block.start, block.stop, self._solver)
-        return candidate_runs(graph, block, held, self._times_s, self._byte_s, most, prices)
+        return candidate_runs(graph, block, held, self._times_s, self._byte_s, most, self._prices)
 
     def plain_modes(self) -> list[Region]:
         """The candidates that need no search: the plain block, and the block as a user would write

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ from jax_hremat._cost.analytic import operation_times_s
 from jax_hremat._options.block_options import BlockSearch, SearchConfig
 from jax_hremat._options.checkpoint_all import checkpoint_all
 from jax_hremat._options.roles import product_roles
-from jax_hremat._options.runs import PRICES, Run
+from jax_hremat._options.runs import PRICES
 from jax_hremat._partition.blocks import make_block
 from jax_hremat._plan.region import Loop, Region
 from jax_hremat._solve.backend import SolverConfig
@@ -38,14 +37,12 @@ class BodySearch(BlockSearch):
             1 / rates.bytes_per_s,
             config,
             solver,
+            kept=body.kept,
+            # One more price: a residual of a body is copied into the stack of the scan's steps, or
+            # out of the branch, and back.
+            prices=(*PRICES, 256.0),
         )
         self._body = body
-
-    @functools.cached_property
-    def _runs(self) -> tuple[Run, ...]:
-        # One more price: a residual of a body is copied into the stack of the scan's steps, or out
-        # of the branch, and back.
-        return self._best_runs(self._body.kept, (*PRICES, 256.0))
 
     def nested_modes(self) -> list[Region]:
         """The body, plain and checkpointed, with the scans and conds inside in options that keep

@@ -13,6 +13,7 @@ from jax_hremat._jax import compat
 from jax_hremat._options.block_options import BlockOptions, BlockSearch, SearchConfig
 from jax_hremat._options.branch_options import BranchSearch
 from jax_hremat._options.loop_options import LoopSearch
+from jax_hremat._options.option_search import OptionSearch
 from jax_hremat._options.roles import product_roles
 from jax_hremat._partition.blocks import Block, Partition
 from jax_hremat._plan.region import Region
@@ -64,7 +65,7 @@ def search_options(
     byte_s = 1 / rates.bytes_per_s
     limits = config.for_shares(_residual_shares(graph, partition))
 
-    def search(kind: int) -> BlockSearch | LoopSearch | BranchSearch:
+    def search(kind: int) -> OptionSearch:
         block, scaled = partition.blocks[kind], limits[kind]
         inside = bodies.get(block.start) if len(block) == 1 else None
         if isinstance(inside, Scan):
