@@ -17,7 +17,7 @@ Glossary
     P           peak bytes, arguments and outputs not counted
     u           bytes by which the relaxation exceeds the limit, at a price
   data
-    T_p, K_p    ms that p adds; bytes that p keeps (a group: constants, what a policy keeps)
+    T_p, K_p    ms that p adds; bytes that p keeps (a group: constants, and values of its blocks)
     A_{p,k}     peak of the forward of block k in p, plus what p keeps of the blocks before k
     B_p         peak of the backward of p, including the cotangents pending there
     b_v         bytes of v
