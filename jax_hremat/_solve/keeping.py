@@ -57,23 +57,6 @@ class _Label(NamedTuple):
         )
 
 
-class _Group(NamedTuple):
-    """A group that keeps some of the values made inside, like `jax.checkpoint` with a policy.
-
-    Attributes:
-        first: First block.
-        last: Last block.
-        options: For each block, the position of the option that the recompute runs.
-        keeps: (block, position of an option) pairs: of these blocks the group keeps the values
-            that the option saves.
-    """
-
-    first: int
-    last: int
-    options: tuple[int, ...]
-    keeps: tuple[tuple[int, int], ...]
-
-
 def keeping_columns(chain: Chain) -> tuple[Column, ...]:
     """The Pareto-optimal choices of values to keep of consecutive blocks under one checkpoint.
 
@@ -123,9 +106,9 @@ def keeping_columns(chain: Chain) -> tuple[Column, ...]:
                 break
             if last > first:
                 ends = _few(chain, extended(labels, last, at_end=True))
-                options = tuple(o for o in plain[first : last + 1] if o is not None)
-                groups = [_Group(first, last, options, end.keeps) for end in ends if end.keeps]
-                found += _columns(chain, needs, groups)
+                options = [o for o in plain[first : last + 1] if o is not None]
+                keeping = [end for end in ends if end.keeps]
+                found += _columns(chain, needs, first, options, keeping)
             labels = _few(chain, extended(labels, last, at_end=False))
     return tuple(found)
 
@@ -135,53 +118,52 @@ def _made_in(chain: Chain, block: int, values: Sequence[int]) -> list[int]:
 
 
 def _columns(
-    chain: Chain, needs: Sequence[Sequence[Sequence[int]]], groups: Sequence[_Group]
+    chain: Chain,
+    needs: Sequence[Sequence[Sequence[int]]],
+    first: int,
+    options: Sequence[int],
+    labels: Sequence[_Label],
 ) -> Iterator[Column]:
-    """The columns of groups that have the same blocks and recompute them in the same options."""
-    if not groups:
-        return
-    first, last, options, _ = groups[0]
-    blocks = range(first, last + 1)
+    """The columns of the groups that begin with block `first`, recompute their blocks in these
+    options, and keep what the labels say."""
+    blocks = range(first, first + len(options))
     read = {
         (v, min(k, value.readers[-1]))
         for v, value in enumerate(chain.boundary_values)
         if value.producer < first and any(r in blocks for r in value.readers)
         for k in blocks
     }
-    pending_bytes = [chain.pending_cotangent_bytes(k) for k in blocks]
     costs = [chain.options[k][o].cost for k, o in zip(blocks, options, strict=True)]
-    fastest_s = [min(option.cost.time_s for option in chain.options[k]) for k in blocks]
-    for group in groups:
-        keeps = dict(group.keeps)
-        holds = read | {(v, k) for k, o in group.keeps for v in _made_in(chain, k, needs[k][o])}
+    own_bytes = [
+        cost.backward_peak_bytes + chain.pending_cotangent_bytes(k)
+        for k, cost in zip(blocks, costs, strict=True)
+    ]
+    over_fastest_s = sum(
+        cost.time_s - min(option.cost.time_s for option in chain.options[k])
+        for k, cost in zip(blocks, costs, strict=True)
+    )
+    for label in labels:
         # Between forward and backward the group keeps the chosen values of its blocks; in its own
         # backward, after the recompute, it keeps what the recomputed options keep.
+        holds = read | {(v, chain.boundary_values[v].producer) for v in label.held}
         held = {v for v, _ in holds}
-        kept_bytes = inside_bytes = backward_bytes = 0
-        forward_bytes, added_s = [], 0.0
-        for i, (k, o) in enumerate(zip(blocks, options, strict=True)):
-            cost = costs[i]
-            added_s += cost.time_s - fastest_s[i]
-            added_s += block_recompute_s(chain, (first, last), k, o, keeps.get(k))
-            seen = chain.options[k][keeps[k]].cost if k in keeps else cost
-            forward_bytes.append(kept_bytes + seen.forward_peak_bytes)
-            kept_bytes += seen.kept_bytes if k in keeps else chain.shared_bytes[k]
+        inside_bytes = backward_bytes = 0
+        for k, o, cost, own in zip(blocks, options, costs, own_bytes, strict=True):
             read_here = [v for v in needs[k][o] if v not in held]
             inside_bytes += sum(chain.boundary_values[v].size_bytes for v in read_here)
             held.update(needs[k][o])
-            own_bytes = cost.backward_peak_bytes + pending_bytes[i]
-            backward_bytes = max(backward_bytes, inside_bytes + own_bytes)
+            backward_bytes = max(backward_bytes, inside_bytes + own)
             inside_bytes += cost.kept_bytes
         yield Column(
             first=first,
-            last=last,
-            options=options,
-            added_ms=added_s * 1e3,
-            kept_bytes=kept_bytes,
-            forward_bytes=tuple(forward_bytes),
+            last=blocks[-1],
+            options=tuple(options),
+            added_ms=(over_fastest_s + label.added_s) * 1e3,
+            kept_bytes=label.kept_bytes,
+            forward_bytes=label.forward_bytes,
             backward_bytes=backward_bytes,
             holds=tuple(sorted(holds)),
-            keeps=group.keeps,
+            keeps=label.keeps,
         )
 
 
