@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -103,7 +104,11 @@ class _Emitter:
         self._arguments = frozenset(self._jaxpr.invars[i] for i in program.differentiated)
         self._active = active_variables(self._jaxpr, program.differentiated) - self._arguments
         self._moving = active_variables(self._jaxpr, program.moving)
-        self._compared = compared_copies(self._jaxpr)
+
+    @functools.cached_property
+    def _compared(self) -> frozenset[Any]:
+        # Most of the functions that are priced keep nothing by name, and need not ask.
+        return compared_copies(self._jaxpr)
 
     def function(
         self,

@@ -33,6 +33,7 @@ program.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -222,7 +223,6 @@ class _Program:
         self._reused_backward_mib = np.array(reused.backward or nothing) / MIB
         self.most_reused_bytes = max((0, *reused.forward, *reused.backward))
         self.singles = single_columns(chain)
-        self.groups = Groups(chain)
         self.base_ms = 1e3 * sum(min(o.cost.time_s for o in opts) for opts in chain.options)
         self.gap_ms = config.relative_gap * self.base_ms
         slowest = [max(o.cost.time_s for o in opts) for opts in chain.options]
@@ -237,6 +237,11 @@ class _Program:
         ]
         self._held = {key: column for column, key in enumerate(keys)}
         self._known_mib, self._held_there, self._held_on = self._value_rows()
+
+    @functools.cached_property
+    def groups(self) -> Groups:
+        """The groups of the chain, listed where a program with groups is solved."""
+        return Groups(self.chain)
 
     def peak_bytes(self, columns: Sequence[Column]) -> int:
         """The predicted peak, arguments and outputs not counted."""
