@@ -60,7 +60,7 @@ def stacks(draw: st.DrawFn) -> tuple[Chain, list[int]]:
         ]
         for kind in sorted(set(kinds))
     }
-    block_recompute_s = {kind: draw(st.integers(0, 3)) for kind in layer}
+    recompute_s_of = {kind: draw(st.integers(0, 3)) for kind in layer}
     shared = {kind: draw(st.sampled_from([0, 0, 3])) for kind in layer}
     last = len(kinds) - 1
     ends = [(k, (k + 1,)) for k in range(last)] + [(0, tuple(range(1, last)))]
@@ -78,8 +78,8 @@ def stacks(draw: st.DrawFn) -> tuple[Chain, list[int]]:
     chain = Chain(
         starts=tuple(range(0, 4 * len(kinds), 4)),
         options=tuple(tuple(layer[k]) for k in kinds),
-        recompute_s=tuple(float(block_recompute_s[k]) for k in kinds),
-        last_recompute_s=tuple(tuple(block_recompute_s[k] / 2 for _ in layer[k]) for k in kinds),
+        recompute_s=tuple(float(recompute_s_of[k]) for k in kinds),
+        last_recompute_s=tuple(tuple(recompute_s_of[k] / 2 for _ in layer[k]) for k in kinds),
         shared_bytes=tuple(shared[k] * MIB for k in kinds),
         boundary_values=tuple(boundary_values),
         fixed_bytes=draw(size) * MIB,
@@ -131,7 +131,7 @@ def tree_of(groups: Sequence[Group], first: int, last: int) -> Iterator[int | tu
 
 def replayed(chain: Chain, selection: Selection) -> tuple[int, float]:
     """Peak and time, by walking the tree of groups as the emitted step does."""
-    peak, block_recompute_s = 0, 0.0
+    peak, recomputed_s = 0, 0.0
     value_bytes = [c.size_bytes for c in chain.boundary_values]
 
     def cost(block: int) -> OptionCost:
@@ -161,7 +161,7 @@ def replayed(chain: Chain, selection: Selection) -> tuple[int, float]:
         return 0.0 if is_last else sum(rerun_s(i, False) for i in item[1])
 
     def walk(items: list, kept_bytes: int, held: set[int], *, first_forward: bool) -> None:
-        nonlocal peak, block_recompute_s
+        nonlocal peak, recomputed_s
         stack = []
         for item in items:
             stack.append((item, kept_bytes, held))
@@ -188,11 +188,11 @@ def replayed(chain: Chain, selection: Selection) -> tuple[int, float]:
                 peak = max(peak, kept_before + passed + own)
             else:
                 inner = item[1]
-                block_recompute_s += sum(rerun_s(i, i is inner[-1]) for i in inner)
+                recomputed_s += sum(rerun_s(i, i is inner[-1]) for i in inner)
                 walk(inner, kept_before, held_before | values, first_forward=False)
 
     walk(list(tree_of(selection.groups, 0, len(chain) - 1)), 0, set(), first_forward=True)
-    time_s = sum(cost(b).time_s for b in range(len(chain))) + block_recompute_s
+    time_s = sum(cost(b).time_s for b in range(len(chain))) + recomputed_s
     return chain.fixed_bytes + peak, time_s
 
 

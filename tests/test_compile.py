@@ -2,7 +2,6 @@ import dataclasses
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -220,11 +219,8 @@ def test_one_device_s_program_is_lowered_as_jit_lowers_it() -> None:
 
     args = (jax.random.key(0), jnp.ones((8, 8)))
     compiled = compile_flat(step, args, get_target("cpu"))
-    own = jax.jit(step, compiler_options=dict(get_target("cpu").compiler_options))
-    entries = [parse_hlo(text).entry for text in (compiled.hlo_text, compiled_text(own, args))]
+    options = dict(get_target("cpu").compiler_options)
+    own = jax.jit(step, compiler_options=options).lower(*args).compile().as_text()
+    entries = [parse_hlo(text).entry for text in (compiled.hlo_text, own)]
     names = [[(i.name, i.opcode) for i in entry.instructions] for entry in entries]
     assert names[0] == names[1]
-
-
-def compiled_text(step: Any, args: tuple[Any, ...]) -> str:
-    return step.lower(*args).compile().as_text()

@@ -241,7 +241,7 @@ def _graph_of(program: Program) -> Graph:
         if residuals.differentiable:
             active.update(floating)
         copies.update(o for o, v in zip(outputs, eqn.outvars, strict=True) if v in compared)
-        copies.update(outputs[i] for i in residuals.compared)
+        copies.update(outputs if residuals.compares_results else ())
         needs = [inputs[i] for i in residuals.inputs] + [outputs[i] for i in residuals.outputs]
         spared = {inputs[i] for i in residuals.spared}
         spared.difference_update(v for i, v in enumerate(inputs) if i not in residuals.spared)
@@ -268,7 +268,7 @@ def _graph_of(program: Program) -> Graph:
                 source=compat.source_line(eqn),
                 spared=tuple(v for v in dict.fromkeys(inputs) if v is not None and v in spared),
                 of_rule=of_rule,
-                compares_results=bool(residuals.compared),
+                compares_results=residuals.compares_results,
             )
         )
     outputs_ids = tuple(None if isinstance(v, compat.Literal) else ids[v] for v in jaxpr.outvars)
@@ -343,6 +343,7 @@ class _Residuals:
         spared: Positions of the inputs that its results do not depend on.
         renames: Whether all its results are inputs themselves.
         once: Which of the operations it runs must run exactly once, as `Operation.once`.
+        compares_results: As `Operation.compares_results`.
     """
 
     differentiable: bool
@@ -352,7 +353,7 @@ class _Residuals:
     spared: tuple[int, ...] = ()
     renames: bool = False
     once: str = ""
-    compared: tuple[int, ...] = ()
+    compares_results: bool = False
 
 
 _NO_RESIDUALS = _Residuals(differentiable=False)
@@ -419,7 +420,7 @@ def _residuals_of(eqn: Any, mask: Sequence[bool]) -> _Residuals:
         inputs=tuple(sorted(i for i in reads if i not in literals)),
         outputs=() if compared else tuple(sorted(makes)),
         opaque_bytes=opaque_bytes,
-        compared=tuple(sorted(out_position.values())) if compared else (),
+        compares_results=compared,
         spared=tuple(i for i, is_read in enumerate(read) if not is_read),
         renames=all(not isinstance(v, compat.Literal) and v in in_position for v in results),
         # A custom rule may run other operations than the function it belongs to.
