@@ -151,7 +151,7 @@ def training_step(
             "the step calls the loss function with arguments of different structures or shapes: "
             f"{'; '.join(found)} ({difference}). One plan is for one of them; make the calls alike"
         )
-    context = compat.MeshContext.current()
+    context = first.program.context.here()
 
     def around(body: FlatFunction) -> Callable[..., Any]:
         @functools.wraps(loss_fn)

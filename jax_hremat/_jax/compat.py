@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from threading import RLock
 from types import FunctionType
 from typing import Any
@@ -102,15 +102,10 @@ def context_of(eqn: Any) -> Iterator[None]:
         yield
 
 
-# JAX evaluates the rules in an equation's parameters (of a `custom_vjp` under `vmap`, say) at their
-# first use, and fails if two threads use them at once.
-_RULE_LOCK = RLock()
-
-
 def bind_equation(eqn: Any, inputs: Sequence[Any]) -> list[Any]:
     """Evaluate one equation, keeping its scope name, source line and context."""
     params = eqn.primitive.get_bind_params(eqn.params)
-    with _RULE_LOCK, context_of(eqn):
+    with context_of(eqn):
         outputs = eqn.primitive.bind(*inputs, **params)
     return list(outputs) if eqn.primitive.multiple_results else [outputs]
 
@@ -226,9 +221,8 @@ def forward_rule(eqn: Any, moving: Sequence[bool]) -> ForwardRule | None:
     if not is_custom_vjp(eqn):
         return None
     num_consts = num_closed_over(eqn)
-    with _RULE_LOCK:
-        jaxpr, consts = eqn.params["fwd_jaxpr_thunk"].call_wrapped(*moving[num_consts:])
-        _, _, sources = eqn.params["out_trees"]()
+    jaxpr, consts = eqn.params["fwd_jaxpr_thunk"].call_wrapped(*moving[num_consts:])
+    _, _, sources = eqn.params["out_trees"]()
     return ForwardRule(eqn, tuple(moving), num_consts, jaxpr, consts, tuple(sources))
 
 
@@ -337,25 +331,38 @@ def named_axes(jaxpr: Any) -> frozenset[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class MeshContext:
-    """The mesh in force where a function is traced.
+class TraceContext:
+    """What must hold where the operations of a program are traced, in whichever thread.
 
     Attributes:
-        mesh: The mesh, empty if there is none; manual axes are those of a surrounding `shard_map`.
+        mesh: The mesh in force, empty if there is none; manual axes are those of a surrounding
+            `shard_map`.
         check_vma: Whether types record along which manual axes a value varies.
+        lock: Held by the thread that traces. JAX evaluates the rules in an equation's parameters
+            (of a `custom_vjp`, say) at their first use, and fails if two threads use them at once.
     """
 
     mesh: AbstractMesh
     check_vma: bool
+    lock: RLock = field(default_factory=RLock, compare=False, repr=False)
 
     @staticmethod
-    def current() -> MeshContext:
-        """The context in force at the call."""
-        return MeshContext(jax.sharding.get_abstract_mesh(), config._check_vma.value)
+    def current() -> TraceContext:
+        """The context at the call, of operations that no other context is for."""
+        return TraceContext(jax.sharding.get_abstract_mesh(), config._check_vma.value)
+
+    def here(self) -> TraceContext:
+        """The context at the call, of the same operations."""
+        return replace(TraceContext.current(), lock=self.lock)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Code inside is traced in this context, in whichever thread."""
+        with self.lock, self._mesh_in_force():
+            yield
+
+    @contextmanager
+    def _mesh_in_force(self) -> Iterator[None]:
         if self.mesh.empty:
             yield
             return

@@ -17,27 +17,14 @@ from jax_hremat._jax.compat import DETACH
 from jax_hremat._jax.sizes import size_bytes_of
 from jax_hremat._plan.device_mesh import DeviceMesh, Spec
 from jax_hremat._plan.fingerprint import RULES
+from jax_hremat._primitives.fusible import FUSIBLE
 from jax_hremat._primitives.primitives import equation_work
 from jax_hremat._primitives.work import Work
-from jax_hremat._trace.copies import compared_copies, compares_results
-from jax_hremat._trace.rules import STOPS
-from jax_hremat._trace.trace import Program, abstract, is_inexact
+from jax_hremat._trace.copies import compared_copies
+from jax_hremat._trace.residuals import backward_of, run_once
+from jax_hremat._trace.trace import Program, abstract
 
 ValueKind = Literal["argument", "constant", "computed"]
-
-# Operations that XLA fuses into the kernels that read or write their operands, so that recomputing
-# one needs no separate kernel. `reduce_*` fuse with their producers but end a kernel.
-FUSIBLE = frozenset(
-    """abs add add_any and acos acosh asin asinh atan atan2 atanh bitcast_convert_type
-    broadcast_in_dim cbrt ceil clamp complex concatenate conj convert_element_type copy copy_p cos
-    cosh div eq erf erf_inv erfc exp exp2 expand_dims expm1 floor ge gt imag integer_pow iota
-    is_finite le log log1p logistic lt max min mul name ne neg nextafter not one_minus_square or pad
-    pow real reduce_precision rem reshape rev round rsqrt select_n shift_left shift_right_arithmetic
-    shift_right_logical sign sin sinh slice split sqrt square squeeze stop_gradient sub tan tanh
-    transpose xor custom_jvp_call random_bits random_wrap random_unwrap threefry2x32 random_seed
-    random_fold_in dynamic_slice gather
-    """.split()
-) | {DETACH}
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +176,7 @@ def is_cond(operation: Operation) -> bool:
 def build_graph(program: Program) -> Graph:
     """Read operations, values, activity and needs off the program.
 
-    Needs come from differentiating each operation alone (`jax.vjp`), memoised on primitive,
-    parameters, shapes and which inputs are active.
+    Needs come from differentiating each operation alone (`residuals.py`).
     """
     with program.context.entered():
         return _graph_of(program)
@@ -214,32 +200,18 @@ def _graph_of(program: Program) -> Graph:
         declare(var, "constant", None)
     arguments = tuple(declare(var, "argument", None) for var in jaxpr.invars)
     differentiated = tuple(arguments[i] for i in program.differentiated)
-    active: set[int] = set(differentiated)
     users: dict[int, list[int]] = {}
     detached: set[int] = set()
     compared = compared_copies(jaxpr)
     copies: set[int] = set()
-    residual_cache: dict[Any, _Residuals] = {}
     operations: list[Operation] = []
-    pulled_back = _pulled_back(program)
-    for index, eqn in enumerate(jaxpr.eqns):
+    signatures = [_signature(eqn) for eqn in jaxpr.eqns]
+    backward = backward_of(program, signatures)
+    for index, (eqn, residuals) in enumerate(zip(jaxpr.eqns, backward.residuals, strict=True)):
         inputs = tuple(None if isinstance(v, compat.Literal) else ids[v] for v in eqn.invars)
         outputs = tuple(declare(v, "computed", index) for v in eqn.outvars)
         for value in dict.fromkeys(v for v in inputs if v is not None):
             users.setdefault(value, []).append(index)
-        mask = tuple(v in active for v in inputs)
-        signature = _signature(eqn)
-        floating = [o for o in outputs if is_inexact(avals[o].dtype)]
-        # The signature holds parameters and shapes, so it is the memo's key, together with the
-        # identity of derivative rules, which nothing else tells apart.
-        key = (signature, mask, compat.functions_key(eqn))
-        residuals = _NO_RESIDUALS
-        if any(mask) and floating and index in pulled_back:
-            if key not in residual_cache:
-                residual_cache[key] = _residuals_of(eqn, mask)
-            residuals = residual_cache[key]
-        if residuals.differentiable:
-            active.update(floating)
         copies.update(o for o, v in zip(outputs, eqn.outvars, strict=True) if v in compared)
         copies.update(outputs if residuals.compares_results else ())
         needs = [inputs[i] for i in residuals.inputs] + [outputs[i] for i in residuals.outputs]
@@ -261,8 +233,8 @@ def _graph_of(program: Program) -> Graph:
                 fusible=residuals.renames or eqn.primitive.name in FUSIBLE,
                 has_batch_dims=_has_batch_dims(eqn),
                 trips=eqn.params["length"] if eqn.primitive.name == "scan" else 1,
-                once=_once(eqn) or residuals.once,
-                signature=signature,
+                once=run_once(eqn) or residuals.once,
+                signature=signatures[index],
                 literals=",".join(str(v.val) for v in eqn.invars if isinstance(v, compat.Literal)),
                 scope=compat.scope_name(eqn),
                 source=compat.source_line(eqn),
@@ -273,8 +245,7 @@ def _graph_of(program: Program) -> Graph:
         )
     outputs_ids = tuple(None if isinstance(v, compat.Literal) else ids[v] for v in jaxpr.outvars)
     returned = set(outputs_ids)
-    loss_outputs = outputs_ids[:1] if program.is_loss else outputs_ids
-    operations = _without_dead_ends(operations, active, loss_outputs)
+    active = {ids[v] for v in backward.reached}
     operations = _with_rules(operations, jaxpr.eqns, active)
     values = tuple(
         Value(
@@ -297,183 +268,6 @@ def _graph_of(program: Program) -> Graph:
         outputs=outputs_ids,
         differentiated=differentiated,
     )
-
-
-def _pulled_back(program: Program) -> Set[int]:
-    """The equations that cotangents may reach: on their outputs depends the loss or, where the
-    program is not a loss, any result. The rules of other equations are not run: JAX would not run
-    them either."""
-    jaxpr = compat.open_jaxpr(program.jaxpr)
-    results = jaxpr.outvars[:1] if program.is_loss else jaxpr.outvars
-    reached = {v for v in results if not isinstance(v, compat.Literal)}
-    found = set()
-    for index, eqn in reversed(list(enumerate(jaxpr.eqns))):
-        if eqn.primitive.name not in STOPS and not reached.isdisjoint(eqn.outvars):
-            found.add(index)
-            reached.update(v for v in eqn.invars if not isinstance(v, compat.Literal))
-    return found
-
-
-def _without_dead_ends(
-    operations: Sequence[Operation], active: set[int], outputs: Sequence[int | None]
-) -> list[Operation]:
-    """Mark active operations that no cotangent reaches (only a `stop_gradient` follows) as not
-    active, and their values too: they have no backward."""
-    reached = {v for v in outputs if v is not None and v in active}
-    kept: list[Operation] = []
-    for op in reversed(operations):
-        if op.active and reached.intersection(op.outputs):
-            reached.update(v for v in op.inputs if v is not None and v in active)
-            kept.append(op)
-        else:
-            kept.append(replace(op, active=False, needs=(), opaque_bytes=0))
-    active.intersection_update(reached)
-    return kept[::-1]
-
-
-@dataclass(frozen=True, slots=True)
-class _Residuals:
-    """What one equation's linearization keeps, and more that its differentiation shows.
-
-    Attributes:
-        differentiable: Whether it has a backward.
-        inputs: Positions of the inputs it keeps.
-        outputs: Positions of the outputs it keeps.
-        opaque_bytes: Bytes of all else that it keeps.
-        spared: Positions of the inputs that its results do not depend on.
-        renames: Whether all its results are inputs themselves.
-        once: Which of the operations it runs must run exactly once, as `Operation.once`.
-        compares_results: As `Operation.compares_results`.
-    """
-
-    differentiable: bool
-    inputs: tuple[int, ...] = ()
-    outputs: tuple[int, ...] = ()
-    opaque_bytes: int = 0
-    spared: tuple[int, ...] = ()
-    renames: bool = False
-    once: str = ""
-    compares_results: bool = False
-
-
-_NO_RESIDUALS = _Residuals(differentiable=False)
-
-
-def _residuals_of(eqn: Any, mask: Sequence[bool]) -> _Residuals:
-    """Differentiate the equation alone and see which values its pullback holds."""
-    in_avals = [abstract(v.aval) for v in eqn.invars]
-    moving = [i for i, m in enumerate(mask) if m and is_inexact(eqn.invars[i].aval.dtype)]
-    floating = [i for i, v in enumerate(eqn.outvars) if is_inexact(v.aval.dtype)]
-    if not moving or not floating:
-        return _NO_RESIDUALS
-    literals = {i: v.val for i, v in enumerate(eqn.invars) if isinstance(v, compat.Literal)}
-
-    def forward(*inputs: Any) -> Any:
-        def active_part(*active: Any) -> Any:
-            merged = [literals.get(i, x) for i, x in enumerate(inputs)]
-            for position, value in zip(moving, active, strict=True):
-                merged[position] = value
-            outputs = compat.bind_equation(eqn, merged)
-            others = [x for i, x in enumerate(outputs) if i not in floating]
-            return [outputs[i] for i in floating], others
-
-        outputs, pullback, others = jax.vjp(active_part, *(inputs[i] for i in moving), has_aux=True)
-        pullbacks.append(jax.tree.structure(pullback))
-        return outputs, others, pullback
-
-    pullbacks: list[Any] = []
-    jaxpr = compat.open_jaxpr(jax.make_jaxpr(forward)(*in_avals))
-    results, residuals = jaxpr.outvars[: len(eqn.outvars)], jaxpr.outvars[len(eqn.outvars) :]
-    primal_out = results[: len(floating)]
-    if compat.is_custom_vjp(eqn):
-        residuals = _read_back(pullbacks[0], residuals, primal_out)
-    in_position = {v: i for i, v in enumerate(jaxpr.invars)}
-    order = [*floating, *(i for i in range(len(results)) if i not in floating)]
-    out_position = {
-        v: i
-        for i, v in reversed(list(zip(order, results, strict=True)))
-        if not isinstance(v, compat.Literal) and v not in in_position
-    }
-    producers = {o: e for e in jaxpr.eqns for o in e.outvars}
-    compared = compares_results(jaxpr, set(out_position))
-    reads: set[int] = set()
-    makes: set[int] = set()
-    opaque_bytes = 0
-    for residual in dict.fromkeys(v for v in residuals if not isinstance(v, compat.Literal)):
-        if residual in in_position:
-            reads.add(in_position[residual])
-        elif residual in out_position:
-            makes.add(out_position[residual])
-        else:
-            sources = _sources(residual, producers, in_position, out_position)
-            if sources is None:
-                opaque_bytes += size_bytes_of(residual.aval)
-            else:
-                reads |= sources[0]
-                makes |= sources[1]
-    if compared and makes:
-        # The results are computed from the inputs again, to be compared with them.
-        reads.update(in_position.values())
-    read = compat.inputs_read(jaxpr, len(results))
-    return _Residuals(
-        differentiable=True,
-        inputs=tuple(sorted(i for i in reads if i not in literals)),
-        outputs=() if compared else tuple(sorted(makes)),
-        opaque_bytes=opaque_bytes,
-        compares_results=compared,
-        spared=tuple(i for i, is_read in enumerate(read) if not is_read),
-        renames=all(not isinstance(v, compat.Literal) and v in in_position for v in results),
-        # A custom rule may run other operations than the function it belongs to.
-        once=next(filter(None, map(_once, jaxpr.eqns)), ""),
-    )
-
-
-def _read_back(pullback: Any, residuals: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
-    """The residuals that are read to compute cotangents. A rule keeps the same residuals whichever
-    inputs are differentiated, so some may not be read."""
-
-    def pulled(residuals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
-        return jax.tree.unflatten(pullback, residuals)(cotangents)
-
-    avals = [[abstract(v.aval) for v in atoms] for atoms in (residuals, outputs)]
-    jaxpr = compat.open_jaxpr(jax.make_jaxpr(pulled)(*avals))
-    is_read = compat.inputs_read(jaxpr, len(jaxpr.outvars))
-    return [v for v, read in zip(residuals, is_read, strict=False) if read]
-
-
-def _once(eqn: Any) -> str:
-    found = compat.run_once_equation(eqn)
-    return "" if found is None else f"`{found.primitive.name}` at {compat.source_line(found)}"
-
-
-def _sources(
-    residual: Any,
-    producers: dict[Any, Any],
-    in_position: dict[Any, int],
-    out_position: dict[Any, int],
-) -> tuple[set[int], set[int]] | None:
-    """The inputs and primal outputs a residual is cheaply computed from, or None.
-
-    A mask or a local derivative is one such: XLA recomputes it inside the backward's kernels.
-    """
-    ins: set[int] = set()
-    outs: set[int] = set()
-    stack, seen = [residual], set()
-    while stack:
-        var = stack.pop()
-        if isinstance(var, compat.Literal) or var in seen:
-            continue
-        seen.add(var)
-        if var in in_position:
-            ins.add(in_position[var])
-        elif var in out_position:
-            outs.add(out_position[var])
-        elif var in producers:
-            name = producers[var].primitive.name
-            if name not in FUSIBLE and not name.startswith("reduce_"):
-                return None
-            stack.extend(producers[var].invars)
-    return ins, outs
 
 
 def _signature(eqn: Any) -> str:

@@ -64,7 +64,7 @@ class Program:
     is_loss: bool
     has_aux: bool
     shardings: tuple[NamedSharding | None, ...] = ()
-    context: compat.MeshContext = field(default_factory=compat.MeshContext.current)
+    context: compat.TraceContext = field(default_factory=compat.TraceContext.current)
     mesh: DeviceMesh | None = None
     own_checkpoints: tuple[OwnCheckpoint, ...] = ()
     opened: Openings = NOTHING_OPENED
@@ -336,7 +336,7 @@ def trace_flat(
             f"cannot recompute. Make them unordered (`ordered=False`) or move them out of the "
             f"function that is planned"
         )
-    context = compat.MeshContext.current()
+    context = compat.TraceContext.current()
     axes = compat.named_axes(nested).difference(context.mesh.manual_axes)
     if axes:
         raise UnsupportedProgramError(
@@ -408,7 +408,7 @@ def _outer_ref(what: str) -> UnsupportedProgramError:
 
 
 def devices_of(
-    shardings: Sequence[NamedSharding | None], context: compat.MeshContext, jaxpr: Any
+    shardings: Sequence[NamedSharding | None], context: compat.TraceContext, jaxpr: Any
 ) -> DeviceMesh | None:
     """The mesh of the inputs, if all their shardings are known; else the mesh that is named."""
     placed = [s.mesh for s in shardings if s is not None]
