@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import jax
@@ -279,33 +277,3 @@ def test_branches_of_other_platforms_are_not_lowered() -> None:
         jax.jit(jax.value_and_grad(of_rows))(w, x),
     )
     np.testing.assert_allclose(emit(program, root)(w, x), of_rows(w, x), rtol=1e-6)
-
-
-def test_a_rule_under_a_vmap_is_run_by_several_threads() -> None:
-    """JAX fails if two threads ask for the rule at once; slow, so that they would."""
-    entered = Barrier(2)
-
-    @jax.custom_vjp
-    def act(h: jax.Array) -> jax.Array:
-        return jnp.sin(h)
-
-    def forward(h: jax.Array) -> Any:
-        if not entered.broken:
-            # Alone in the rule, a thread waits for no other for long.
-            try:
-                entered.wait(0.2)
-            except BrokenBarrierError:
-                pass
-        return jnp.sin(h), h
-
-    act.defvjp(forward, lambda h, g: (g * jnp.cos(h),))
-
-    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
-        return jax.vmap(lambda row: act(row @ w).sum())(x).mean()
-
-    w, x = jnp.ones((4, 4)), jnp.ones((3, 4))
-    program = trace_loss(loss, (w, x), {})
-    function = emit(program, Region(0, program.num_operations))
-    with ThreadPoolExecutor(2) as pool:
-        jaxprs = pool.map(lambda _: jax.make_jaxpr(jax.grad(function))(w, x), range(2))
-        assert len(list(jaxprs)) == 2

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -665,3 +667,61 @@ def test_equinox_rules() -> None:
     program = check(lambda x: scaled((jnp.sin(x), x), 3).sum(), X)
     assert kernels(program, whole(program, saved=made_by(program, KERNEL))) == 2
     assert kernels(program, whole(program)) == 3
+
+
+def test_one_thread_at_a_time_evaluates_the_rules_of_a_program() -> None:
+    """JAX evaluates the function of such a rule once, when a checkpoint around it is traced, and
+    fails if two threads do."""
+
+    @jax.custom_vjp
+    def act(h: jax.Array) -> jax.Array:
+        time.sleep(0.1)
+        return jnp.sin(h)
+
+    act.defvjp(lambda h: (jnp.sin(h), h), lambda h, g: (g * jnp.cos(h),), optimize_remat=True)
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return act(x @ w).sum()
+
+    program = trace_loss(loss, (X, Y), {})
+    last = program.num_operations
+    roots = [Region(0, last, children=(Region(0, k, checkpointed=True),)) for k in (last, last - 1)]
+    steps = [program.step(emit_flat(program, root)) for root in roots]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda step: jax.jit(step)(X, Y)[2], steps))
+    same(found, 2 * [[jax.grad(loss)(X, Y)]])
+
+
+def test_what_a_rule_gives_no_cotangent_is_not_differentiated() -> None:
+    """The rule of what comes before is not asked for cotangents that the program never gives."""
+
+    @jax.custom_vjp
+    def two(x: jax.Array) -> Any:
+        return jnp.sin(x), jnp.exp(x)
+
+    def two_backward(x: jax.Array, gs: Any) -> Any:
+        if not isinstance(gs[1], SymbolicZero):
+            raise TypeError("the second result has no derivative")
+        return (gs[0] * jnp.cos(x),)
+
+    two.defvjp(
+        lambda x: ((jnp.sin(x.value), jnp.exp(x.value)), x.value), two_backward, symbolic_zeros=True
+    )
+
+    @jax.custom_vjp
+    def first(x: jax.Array, y: jax.Array) -> jax.Array:
+        return x * y
+
+    first.defvjp(lambda x, y: (x * y, y), lambda y, g: (g * y, None))
+
+    def loss(x: jax.Array) -> jax.Array:
+        return jnp.sum(first(*two(x)))
+
+    program = trace_loss(loss, (X,), {})
+    graph = build_graph(program)
+    (rule,) = [
+        op for op in graph.operations if op.primitive == "custom_vjp_call" and len(op.outputs) == 2
+    ]
+    assert [graph.values[v].active for v in rule.outputs] == [True, False]
+    planned = emit(program, Region(0, program.num_operations, checkpointed=True))
+    np.testing.assert_allclose(jax.grad(planned)(X), jax.grad(loss)(X), rtol=1e-6)
