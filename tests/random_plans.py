@@ -12,7 +12,7 @@ from drawing import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from jax_hremat._jax import compat
+from jax_hremat._jax.jaxprs import open_jaxpr
 from jax_hremat._plan.region import Loop, Region
 from jax_hremat._trace.bodies import branch_bodies, scan_body
 from jax_hremat._trace.rules import active_variables, are_in
@@ -114,7 +114,7 @@ def region_trees(
 ) -> Region:
     """Any nest of plain and checkpointed regions, each of which saves any values made in it; any
     scan or cond with regions of its own, if `in_loops`."""
-    jaxpr = compat.open_jaxpr(program.jaxpr)
+    jaxpr = open_jaxpr(program.jaxpr)
     equations = jaxpr.eqns
     moved = active_variables(jaxpr, program.moving)
 

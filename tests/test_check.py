@@ -9,7 +9,7 @@ from jax import lax
 
 from jax_hremat import PlanFormatError
 from jax_hremat._emit.emit import emit_flat
-from jax_hremat._jax import compat
+from jax_hremat._jax.jaxprs import open_jaxpr
 from jax_hremat._plan.region import Loop, Region
 from jax_hremat._trace.trace import Program, trace_loss
 
@@ -26,7 +26,7 @@ def program() -> Program:
 
 
 def place(program: Program, primitive: str) -> int:
-    names = [eqn.primitive.name for eqn in compat.open_jaxpr(program.jaxpr).eqns]
+    names = [eqn.primitive.name for eqn in open_jaxpr(program.jaxpr).eqns]
     return names.index(primitive)
 
 

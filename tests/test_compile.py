@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from jax_hremat._emit.checkpoint import checkpoint as checkpoint_apart
-from jax_hremat._jax.compat import in_settings_of_this_thread
+from jax_hremat._jax.trace_context import in_settings_of_this_thread
 from jax_hremat._shared.errors import CompilationError, TargetUnavailableError, UnknownTargetError
 from jax_hremat._xla import compile as compiling
 from jax_hremat._xla.compile import (

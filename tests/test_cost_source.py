@@ -111,7 +111,9 @@ def mlp(params: list[jax.Array], x: jax.Array) -> jax.Array:
 ARGS = ([struct(8, 32)] * 3, struct(256, 8))
 
 
-@pytest.mark.parametrize("source", ["analytic", "compiled", "measured"])
+@pytest.mark.parametrize(
+    "source", ["analytic", "compiled", pytest.param("measured", marks=pytest.mark.slow)]
+)
 def test_every_source_makes_a_certified_plan_that_says_which_it_was(source: Any) -> None:
     config = PlannerConfig(search=SEARCH, max_rounds=2, cost=source)
     plan = jax_hremat.plan_remat(mlp, budget=0.7, target="cpu", config=config)(*ARGS)

@@ -18,7 +18,7 @@ from random_plans import WIDTH, losses, region_trees
 
 import jax_hremat
 from jax_hremat._emit.emit import emit, emit_flat
-from jax_hremat._jax import compat
+from jax_hremat._jax.jaxprs import open_jaxpr
 from jax_hremat._plan.region import Region
 from jax_hremat._trace.trace import Program, trace_call, trace_loss
 from jax_hremat._xla.compile import compile_flat
@@ -202,7 +202,7 @@ def every_operation(program: Program) -> Region:
 
 def nested_saving_all(program: Program) -> Region:
     number = program.num_operations
-    equations = compat.open_jaxpr(program.jaxpr).eqns
+    equations = open_jaxpr(program.jaxpr).eqns
     edges = (0, number // 3, 2 * number // 3, number)
     thirds = []
     for start, stop in zip(edges, edges[1:], strict=False):
@@ -403,7 +403,7 @@ def test_a_wrapped_max_pool_keeps_no_zeros_through_the_step(h200: Target) -> Non
         return compile_flat(program.step(flat), program.in_avals, h200).memory.peak_bytes
 
     program = traced(remat=False)
-    names = [eqn.primitive.name for eqn in compat.open_jaxpr(program.jaxpr).eqns]
+    names = [eqn.primitive.name for eqn in open_jaxpr(program.jaxpr).eqns]
     stem = Region(0, names.index("reduce_window_max") + 1, checkpointed=True)
     written_bytes = peak_bytes(traced(remat=True))
     # Two arrays of this size with jax 0.10, one with 0.12.

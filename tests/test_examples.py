@@ -140,6 +140,7 @@ def test_the_notebook_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]
     assert "loss " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_too_small_says_what_would_do(capsys: pytest.CaptureFixture[str]) -> None:
     plan = too_small.main(config=BY_SHAPES)
     printed = capsys.readouterr().out

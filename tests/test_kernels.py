@@ -21,7 +21,7 @@ import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig
 from jax_hremat._cost.kernels import kernel_book
 from jax_hremat._emit.step import own_step
-from jax_hremat._jax import compat
+from jax_hremat._jax.cudnn import cudnn_version
 from jax_hremat._primitives.formulas import num_scores
 from jax_hremat._primitives.kernels import KernelBook
 from jax_hremat._primitives.primitives import equation_work
@@ -36,7 +36,7 @@ from jax_hremat._xla.target import get_target
 
 H200 = rates(get_target("h200"))
 # Before JAX is asked for the version, which it remembers not to have found.
-HAS_CUDNN = jax_hremat.load_cudnn() and compat.cudnn_version() is not None
+HAS_CUDNN = jax_hremat.load_cudnn() and cudnn_version() is not None
 QUICK = PlannerConfig(
     search=SearchConfig(max_runs=1, max_packings=1, max_saved_sets=1),
     cost="analytic",
@@ -444,5 +444,5 @@ def test_other_errors_of_the_function_are_its_own() -> None:
 
 @pytest.mark.skipif(not HAS_CUDNN, reason="cuDNN is not installed")
 def test_cudnn_is_found_in_the_environment() -> None:
-    version = compat.cudnn_version()
+    version = cudnn_version()
     assert version is not None and version >= 90000

@@ -161,6 +161,7 @@ def test_variables_and_checkpoints_are_the_originals():
         assert_same(jax.tree.map(jnp.asarray, loaded), other, tolerance=0)
 
 
+@pytest.mark.slow
 def test_fifty_steps_of_training_are_the_originals():
     x = inputs(64, WIDTH)
     optimizer = optax.adam(1e-2)

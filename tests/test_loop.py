@@ -19,7 +19,7 @@ from random_plans import WIDTH as WIDE
 
 import jax_hremat
 from jax_hremat._emit.emit import emit, emit_flat
-from jax_hremat._jax import compat
+from jax_hremat._jax.jaxprs import inner_jaxprs, open_jaxpr
 from jax_hremat._plan.region import Loop, Region
 from jax_hremat._trace.bodies import scan_body
 from jax_hremat._trace.trace import Program, trace_loss
@@ -278,10 +278,10 @@ def test_the_steps_of_an_unrolled_scan_take_no_more_than_wrapped_by_hand(unroll:
 def barriers(jaxpr: Any) -> list[bool]:
     """Of each recompute at any depth, whether it is kept apart from the first run."""
     found = []
-    for eqn in compat.open_jaxpr(jaxpr).eqns:
+    for eqn in open_jaxpr(jaxpr).eqns:
         if eqn.primitive.name in ("checkpoint", "remat2"):
             found.append(bool(np.all(eqn.params["prevent_cse"])))
-        found += [b for inner in compat.inner_jaxprs(eqn) for b in barriers(inner)]
+        found += [b for inner in inner_jaxprs(eqn) for b in barriers(inner)]
     return found
 
 

@@ -218,6 +218,7 @@ def test_a_long_recurrence_goes_below_one_state_per_step() -> None:
     assert any(loop.segments for loop in loops_of(plan))
 
 
+@pytest.mark.slow
 def test_a_scan_of_scans_is_planned_inside() -> None:
     context = workbench(two_deep, struct(8, 32, 32), struct(64, 32))
     plan = plan_of(context, floor_of(context))

@@ -156,7 +156,7 @@ def mapped(params: Any, x: jax.Array) -> jax.Array:
 @pytest.mark.parametrize(
     ("target", "around"),
     [
-        ("cpu", False),
+        pytest.param("cpu", False, marks=pytest.mark.slow),
         pytest.param("cpu", True, marks=pytest.mark.slow),
         pytest.param("h200", True, marks=pytest.mark.slow),
         pytest.param("h200", False, marks=pytest.mark.slow),
@@ -177,6 +177,7 @@ def test_a_map_over_the_devices_is_planned_for_others(target: str, around: bool)
         assert jit_peak_bytes(planned, *args) == plan.certificate.peak_bytes
 
 
+@pytest.mark.slow
 def test_a_gpu_of_a_mesh_takes_its_share_and_prices_what_it_exchanges() -> None:
     """No such devices are here; the function names those that are."""
     args = arguments(MESH)
@@ -195,6 +196,7 @@ def test_a_gpu_of_a_mesh_takes_its_share_and_prices_what_it_exchanges() -> None:
     assert plan.baseline_peak_bytes < 0.5 * one.baseline_peak_bytes
 
 
+@pytest.mark.slow
 def test_a_whole_training_step_on_a_mesh() -> None:
     optimizer = optax.adamw(1e-2)
 
@@ -390,6 +392,7 @@ def test_sixteen_gpus_are_two_hosts() -> None:
     assert "all-reduce" in step.hlo_text
 
 
+@pytest.mark.slow
 def test_what_is_kept_of_one_device_is_not_offered_to_several(tmp_path: Path) -> None:
     config = PlannerConfig(search=LEAST, max_rounds=0, cache_dir=tmp_path)
     make = jax_hremat.plan_remat(mlp, budget=1.0, target="cpu", config=config)

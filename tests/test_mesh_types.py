@@ -22,7 +22,7 @@ from jax_hremat import PlannerConfig, SearchConfig, UnsupportedProgramError
 from jax_hremat._calls.planned import Loss
 from jax_hremat._emit.emit import emit
 from jax_hremat._emit.step import Step, own_step, training_step
-from jax_hremat._jax import compat
+from jax_hremat._jax.jaxprs import open_jaxpr
 from jax_hremat._plan.device_mesh import DeviceMesh
 from jax_hremat._plan.region import Loop, Region
 from jax_hremat._trace.call import Arguments
@@ -79,13 +79,13 @@ def exchanging(params: Any, x: jax.Array) -> jax.Array:
 
 def regions(program: Program) -> Region:
     """Each step of a scan checkpointed, or, where there is none, two thirds of the operations."""
-    eqns = compat.open_jaxpr(program.jaxpr).eqns
+    eqns = open_jaxpr(program.jaxpr).eqns
     whole = len(eqns)
     scans = [
         Region(at, at + 1, loop=Loop(Region(0, len(body.eqns), checkpointed=True)))
         for at, eqn in enumerate(eqns)
         if eqn.primitive.name == "scan"
-        for body in [compat.open_jaxpr(eqn.params["jaxpr"])]
+        for body in [open_jaxpr(eqn.params["jaxpr"])]
     ]
     thirds = [
         Region(start, start + whole // 3, checkpointed=True, barrier=True)

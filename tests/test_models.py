@@ -38,8 +38,8 @@ COMPILER_OPTIONS = {**jax_hremat.compiler_options("cpu"), "xla_backend_optimizat
 TOLERANCES = {"float32": 2e-5, "bfloat16": 4 * float(jnp.finfo(jnp.bfloat16).eps)}
 # Those that every tree is run on; the others get the one with most in it.
 THOROUGHLY = ("gpt2-small", "encdec", "unet", "resnet50")
-# A transformer, a network with batch statistics, a scan; all else in the slow tests.
-QUICKLY = ("gpt2-small", "resnet50", "llama-scan")
+# All else in the slow tests.
+QUICKLY = ("gpt2-small",)
 # At the zoo's tiny size a 3 x 3 kernel meets an image of 2 x 2, and XLA leaves out the taps that
 # only meet padding.
 CONFIGS = {"resnet50": {"image": 32}}
@@ -151,7 +151,7 @@ TREES = {
 
 def in_tree(name: str, *more: str) -> Any:
     """A model and a tree, slow but for few."""
-    quick = name in QUICKLY and (name == QUICKLY[0] or more[-1] == "pairs_with_runs")
+    quick = name in QUICKLY and more[-1] != "every_block"
     return pytest.param(name, *more, marks=[] if quick else [pytest.mark.slow])
 
 

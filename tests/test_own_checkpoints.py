@@ -14,7 +14,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 import jax_hremat
 from jax_hremat import PlannerConfig, RematPlan, SearchConfig
-from jax_hremat._jax import compat
+from jax_hremat._jax.checkpoints import is_checkpoint, policy_name
+from jax_hremat._jax.equations import evaluate_inlined
+from jax_hremat._jax.jaxprs import all_equations, jaxpr_consts, open_jaxpr
+from jax_hremat._jax.scopes import scope_name, source_line
 from jax_hremat._plan.openings import Openings
 from jax_hremat._trace.own_checkpoints import own_checkpoints
 from jax_hremat._trace.trace import trace_call, trace_loss
@@ -77,7 +80,7 @@ def arguments() -> tuple[jax.Array, jax.Array]:
 
 
 def checkpoints_in(jaxpr: Any) -> int:
-    return sum(map(compat.is_checkpoint, compat.all_equations(jaxpr)))
+    return sum(map(is_checkpoint, all_equations(jaxpr)))
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -91,7 +94,7 @@ def test_opened_the_program_has_none_and_computes_the_same(name: str) -> None:
     assert opened.own_checkpoints == closed.own_checkpoints
     for program in (closed, opened):
         (found,) = jax.core.eval_jaxpr(
-            compat.open_jaxpr(program.jaxpr), compat.jaxpr_consts(program.jaxpr), *args
+            open_jaxpr(program.jaxpr), jaxpr_consts(program.jaxpr), *args
         )
         np.testing.assert_allclose(found, loss(*args), rtol=1e-6)
 
@@ -120,14 +123,12 @@ def test_scopes_and_lines_of_what_is_opened_stay() -> None:
         arguments(),
         {},
     ).with_opened(Openings(checkpoints=True))
-    products = [
-        e for e in compat.open_jaxpr(program.jaxpr).eqns if e.primitive.name == "dot_general"
-    ]
+    products = [e for e in open_jaxpr(program.jaxpr).eqns if e.primitive.name == "dot_general"]
     assert len(products) == 8
     for eqn in products:
-        scopes = compat.scope_name(eqn).split("/")
+        scopes = scope_name(eqn).split("/")
         assert scopes[0] == "outer" and scopes[-1] == "layer"
-        assert "(layer)" in compat.source_line(eqn)
+        assert "(layer)" in source_line(eqn)
 
 
 def test_the_plan_says_which_there_are_and_what_becomes_of_them() -> None:
@@ -138,7 +139,7 @@ def test_the_plan_says_which_there_are_and_what_becomes_of_them() -> None:
     )
     ((one,), (same,)) = closed.own_checkpoints, opened.own_checkpoints
     assert one == same
-    assert one.count == 4 and one.keeps == compat.policy_name(jax.checkpoint_policies.dots_saveable)
+    assert one.count == 4 and one.keeps == policy_name(jax.checkpoint_policies.dots_saveable)
     assert "test_own_checkpoints.py" in one.source
     for plan, said in ((closed, "stay in every plan"), (opened, "opened")):
         text = " ".join(str(plan).split())
@@ -169,7 +170,7 @@ def test_custom_rules_stay_as_they_are() -> None:
     program = program.with_opened(Openings(checkpoints=True))
     # That of the function, and that of the function as its forward rule calls it.
     assert checkpoints_in(program.jaxpr) == 2
-    step = program.step(lambda x: compat.evaluate_inlined(program.jaxpr, (), (x,)))
+    step = program.step(lambda x: evaluate_inlined(program.jaxpr, (), (x,)))
     np.testing.assert_array_equal(step(jnp.ones(3))[2][0], np.full(3, 2.0))
 
 

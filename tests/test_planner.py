@@ -147,6 +147,7 @@ def test_a_plan_that_only_the_search_for_the_floor_finds_is_returned(
     assert plan.estimated_step_s == min(c.step_s for c in found.within(budget_bytes))
 
 
+@pytest.mark.slow
 def test_where_the_solver_finds_nothing_a_plan_by_hand_that_fits_is_returned(
     context: PlanningContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:

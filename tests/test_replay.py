@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from random_plans import losses, region_trees
 
 from jax_hremat._emit.emit import emit_flat
-from jax_hremat._jax import compat
+from jax_hremat._jax.equations import bind_equation
+from jax_hremat._jax.jaxprs import Literal, jaxpr_consts, open_jaxpr, without_dead_code
 from jax_hremat._plan.region import Loop, Region
 from jax_hremat._primitives.primitives import equation_flops
 from jax_hremat._trace.trace import Program, trace_call, trace_loss
@@ -29,7 +30,7 @@ def struct(*shape: int, dtype: Any = F32) -> jax.ShapeDtypeStruct:
 
 
 def primitives(program: Program) -> list[str]:
-    return [eqn.primitive.name for eqn in compat.open_jaxpr(program.jaxpr).eqns]
+    return [eqn.primitive.name for eqn in open_jaxpr(program.jaxpr).eqns]
 
 
 def untouched(program: Program, *children: Region) -> Region:
@@ -122,7 +123,7 @@ def test_a_bare_program_recomputes_nothing(fun):
 
     inputs = list(program.in_avals)
     active = [inputs[i] for i in program.differentiated]
-    plain = compat.without_dead_code(jax.make_jaxpr(jax.value_and_grad(loss))(active, inputs))
+    plain = without_dead_code(jax.make_jaxpr(jax.value_and_grad(loss))(active, inputs))
     assert found.flops == sum(equation_flops(eqn) for eqn in plain.eqns)
     assert found.forward_flops < found.flops
 
@@ -279,7 +280,7 @@ def test_recomputed_operations_account_for_all_added_flops(data):
         program = trace_loss(loss, (struct(4, 4), struct(4, 4)), {})
     found = replay(program, data.draw(region_trees(program, in_loops=False)))
     plain = replay(program, untouched(program))
-    equations = compat.open_jaxpr(program.jaxpr).eqns
+    equations = open_jaxpr(program.jaxpr).eqns
     costs = [equation_flops(eqn) for eqn in equations]
     added = sum(times * cost for times, cost in zip(found.recomputed, costs, strict=True))
     assert found.flops - plain.flops == added
@@ -372,7 +373,7 @@ def test_the_peak_tells_where_it_is():
     program = trace_loss(loss, (struct(64), struct(64)), {})
     found = replay(program, untouched(program))
     assert found.peak_operation is not None
-    shape = compat.open_jaxpr(program.jaxpr).eqns[found.peak_operation].outvars[0].aval.shape
+    shape = open_jaxpr(program.jaxpr).eqns[found.peak_operation].outvars[0].aval.shape
     assert shape == (64, 64)
     assert 0 <= found.peak_equation < found.num_equations
 
@@ -393,22 +394,22 @@ def brute_force_peak(program: Program, root: Region) -> int:
     nested = jax.make_jaxpr(step)(*program.in_avals)
 
     def evaluate(jaxpr, consts, args):
-        jaxpr = compat.open_jaxpr(jaxpr)
+        jaxpr = open_jaxpr(jaxpr)
         env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
         for eqn in jaxpr.eqns:
-            inputs = [v.val if isinstance(v, compat.Literal) else env[v] for v in eqn.invars]
+            inputs = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
             body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
             if body is not None:
-                outputs = evaluate(body, compat.jaxpr_consts(body), inputs)
+                outputs = evaluate(body, jaxpr_consts(body), inputs)
             elif eqn.primitive.name in ("name", "reduce_precision"):
                 outputs = inputs
             else:
-                outputs = compat.bind_equation(eqn, inputs)
+                outputs = bind_equation(eqn, inputs)
             env.update(zip(eqn.outvars, outputs, strict=True))
-        return [v.val if isinstance(v, compat.Literal) else env[v] for v in jaxpr.outvars]
+        return [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
 
-    flat = jax.make_jaxpr(lambda *a: evaluate(nested, compat.jaxpr_consts(nested), a))
-    jaxpr = compat.without_dead_code(flat(*program.in_avals))
+    flat = jax.make_jaxpr(lambda *a: evaluate(nested, jaxpr_consts(nested), a))
+    jaxpr = without_dead_code(flat(*program.in_avals))
 
     def nbytes(var):
         return int(np.prod(var.aval.shape)) * var.aval.dtype.itemsize
@@ -418,9 +419,9 @@ def brute_force_peak(program: Program, root: Region) -> int:
         return made_at == now or (made_at < now and read_later)
 
     def reads(eqn):
-        return {v for v in eqn.invars if not isinstance(v, compat.Literal)}
+        return {v for v in eqn.invars if not isinstance(v, Literal)}
 
-    ends = {v for v in jaxpr.outvars if not isinstance(v, compat.Literal)}
+    ends = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
     always = sum(nbytes(v) for v in (*jaxpr.constvars, *jaxpr.invars, *jaxpr.outvars))
     made = [(v, i) for i, e in enumerate(jaxpr.eqns) for v in e.outvars if v not in ends]
     return always + max(

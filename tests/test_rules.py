@@ -16,7 +16,8 @@ import pytest
 from jax.custom_derivatives import SymbolicZero
 
 from jax_hremat._emit.emit import emit, emit_flat
-from jax_hremat._jax import compat
+from jax_hremat._jax.custom_rules import DETACH
+from jax_hremat._jax.jaxprs import inner_jaxprs, open_jaxpr
 from jax_hremat._plan.region import Loop, Region
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._solve.saved import saved_value_sets, value_refs
@@ -54,7 +55,7 @@ fused.defvjp(_fused_forward, _fused_backward)
 
 
 def primitives(program: Program) -> list[str]:
-    return [eqn.primitive.name for eqn in compat.open_jaxpr(program.jaxpr).eqns]
+    return [eqn.primitive.name for eqn in open_jaxpr(program.jaxpr).eqns]
 
 
 def count(jaxpr: Any, primitive: str) -> int:
@@ -62,9 +63,7 @@ def count(jaxpr: Any, primitive: str) -> int:
     total = 0
     for equation in flatten(jaxpr).equations:
         total += equation.eqn.primitive.name == primitive
-        total += sum(
-            count(compat.open_jaxpr(b), primitive) for b in compat.inner_jaxprs(equation.eqn)
-        )
+        total += sum(count(open_jaxpr(b), primitive) for b in inner_jaxprs(equation.eqn))
     return total
 
 
@@ -80,7 +79,7 @@ def whole(program: Program, *, saved: Any = (), checkpointed: bool = True) -> Re
 
 def made_by(program: Program, primitive: str) -> list[tuple[int, int]]:
     names = primitives(program)
-    eqns = compat.open_jaxpr(program.jaxpr).eqns
+    eqns = open_jaxpr(program.jaxpr).eqns
     return [
         (i, k) for i, n in enumerate(names) if n == primitive for k in range(len(eqns[i].outvars))
     ]
@@ -109,7 +108,7 @@ def check(
     program = trace_loss(loss, args, {}, argnums=argnums)
     everything = [
         (i, k)
-        for i, eqn in enumerate(compat.open_jaxpr(program.jaxpr).eqns)
+        for i, eqn in enumerate(open_jaxpr(program.jaxpr).eqns)
         for k in range(len(eqn.outvars))
     ]
     regions = [whole(program, checkpointed=False), whole(program, saved=everything), whole(program)]
@@ -130,7 +129,7 @@ def check(
 
 def test_a_rule_is_its_forward_and_an_operation_that_only_hands_on() -> None:
     program = check(lambda x: (fused(x * 2, x) * x).sum(), X)
-    assert primitives(program)[1:6] == [compat.DETACH, "sin", "cumsum", "mul", "custom_vjp_call"]
+    assert primitives(program)[1:6] == [DETACH, "sin", "cumsum", "mul", "custom_vjp_call"]
     graph = build_graph(program)
     attached = graph.operations[5]
     assert attached.active
@@ -292,7 +291,7 @@ def test_values_gradients_and_second_derivatives(case: str) -> None:
         return found
 
     program = check(loss, X, more=more)
-    assert compat.DETACH in primitives(program)
+    assert DETACH in primitives(program)
 
 
 def test_other_derivatives() -> None:
@@ -391,7 +390,7 @@ def flash_runs(program: Program, region: Region) -> int:
 
 def residuals_of_flash(program: Program) -> list[tuple[int, int]]:
     """The results of the forward's scan and what it is divided by."""
-    eqns = compat.open_jaxpr(program.jaxpr).eqns
+    eqns = open_jaxpr(program.jaxpr).eqns
     (scan,) = [i for i, e in enumerate(eqns) if e.primitive.name == "scan"]
     return [(scan, k) for k in range(3)]
 
@@ -413,8 +412,8 @@ def test_flash_attention_in_a_scan() -> None:
     stack = jnp.stack([W, W * 0.5, W + 0.1])
     program = trace_loss(loss, (stack, H), {})
     (scan,) = [i for i, n in enumerate(primitives(program)) if n == "scan"]
-    body = scan_body(compat.open_jaxpr(program.jaxpr).eqns[scan], [True, True])
-    assert compat.DETACH in primitives(body)
+    body = scan_body(open_jaxpr(program.jaxpr).eqns[scan], [True, True])
+    assert DETACH in primitives(body)
 
     def keeping(saved: Any) -> Region:
         loop = Region(scan, scan + 1, loop=Loop(whole(body, saved=saved)))
@@ -433,7 +432,7 @@ def test_a_rule_in_a_branch() -> None:
 
     program = trace_loss(loss, (X, jnp.int32(0)), {})
     (cond,) = [i for i, n in enumerate(primitives(program)) if n == "cond"]
-    eqn = compat.open_jaxpr(program.jaxpr).eqns[cond]
+    eqn = open_jaxpr(program.jaxpr).eqns[cond]
     # The index, a constant, what is differentiated.
     bodies = branch_bodies(eqn, [v is eqn.invars[-1] for v in eqn.invars])
 
@@ -458,7 +457,7 @@ def test_nothing_is_taken_apart_that_is_not_differentiated() -> None:
     attached = [op for op in build_graph(program).operations if op.primitive == "custom_vjp_call"]
     # The second is, since JAX runs its forward rule, but has no backward.
     assert [op.active for op in attached] == [False, False]
-    assert primitives(program).count(compat.DETACH) == 1
+    assert primitives(program).count(DETACH) == 1
 
 
 def test_a_rule_with_an_effect_stays_one_operation() -> None:
@@ -474,7 +473,7 @@ def test_a_rule_with_an_effect_stays_one_operation() -> None:
 
     noted.defvjp(forward, lambda _, g: (g * 2,))
     program = trace_loss(lambda x: noted(x).sum(), (X,), {})
-    assert compat.DETACH not in primitives(program)
+    assert DETACH not in primitives(program)
     emitted = emit(program, whole(program, checkpointed=False))
     jax.jit(emitted)(X)
     jax.effects_barrier()
@@ -496,7 +495,7 @@ def test_a_rule_that_closes_over_what_is_differentiated_stays_one_operation() ->
         scaled.defvjp(lambda x: (x * 2.0, None), lambda _, g: (g * 2.0,))
         return scaled(x).sum()
 
-    assert compat.DETACH not in primitives(check(loss, X))
+    assert DETACH not in primitives(check(loss, X))
 
 
 def test_what_a_function_closes_over_may_not_be_differentiated_later() -> None:
@@ -509,7 +508,7 @@ def test_what_a_function_closes_over_may_not_be_differentiated_later() -> None:
         return scaled(x).sum()
 
     program = trace_loss(loss, (X, Y), {})
-    assert compat.DETACH in primitives(program)
+    assert DETACH in primitives(program)
     emitted = emit(program, whole(program))
     same(jax.grad(emitted)(X, Y), jax.grad(loss)(X, Y))
     for fun in (loss, emitted):
@@ -595,7 +594,7 @@ def test_saved_results_of_what_reads_them_have_all_derivatives() -> None:
     program = trace_loss(loss, (X,), {})
     everything = [
         (i, k)
-        for i, eqn in enumerate(compat.open_jaxpr(program.jaxpr).eqns)
+        for i, eqn in enumerate(open_jaxpr(program.jaxpr).eqns)
         for k in range(len(eqn.outvars))
     ]
     emitted = emit(program, whole(program, saved=everything))
@@ -629,7 +628,7 @@ def test_a_rule_inside_a_shard_map_stays_inside_it() -> None:
 
     with jax.set_mesh(mesh):
         program = check(loss, X)
-    assert compat.DETACH not in primitives(program)
+    assert DETACH not in primitives(program)
 
 
 def test_a_program_called_inside_a_shard_map() -> None:

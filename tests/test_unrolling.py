@@ -16,7 +16,9 @@ import pytest
 
 import jax_hremat
 from jax_hremat import PlannerConfig, RematPlan, SearchConfig
-from jax_hremat._jax import compat
+from jax_hremat._jax.checkpoints import is_checkpoint
+from jax_hremat._jax.equations import evaluate_inlined
+from jax_hremat._jax.jaxprs import inner_jaxprs, jaxpr_consts, open_jaxpr
 from jax_hremat._plan.openings import Openings
 from jax_hremat._report.page import page
 from jax_hremat._trace.trace import Program, trace_loss
@@ -95,8 +97,8 @@ TRANSFORMS = {"results": (jax.jacfwd, of_two)}
 
 
 def num_scans(jaxpr: Any) -> int:
-    eqns = compat.open_jaxpr(jaxpr).eqns
-    inside = (num_scans(body) for eqn in eqns for body in compat.inner_jaxprs(eqn))
+    eqns = open_jaxpr(jaxpr).eqns
+    inside = (num_scans(body) for eqn in eqns for body in inner_jaxprs(eqn))
     return sum(eqn.primitive.name == "scan" for eqn in eqns) + sum(inside)
 
 
@@ -112,7 +114,7 @@ def test_it_computes_the_same(name: str) -> None:
     assert program.moving == (0,)
 
     def written_out(w: jax.Array, x: jax.Array) -> jax.Array:
-        return compat.evaluate_inlined(program.jaxpr, compat.jaxpr_consts(program.jaxpr), (w, x))[0]
+        return evaluate_inlined(program.jaxpr, jaxpr_consts(program.jaxpr), (w, x))[0]
 
     for transform in (jax.value_and_grad, *TRANSFORMS.get(name, ())):
         expected, actual = (jax.jit(transform(f))(W, X) for f in (loss, written_out))
@@ -154,7 +156,7 @@ def test_checkpoints_written_in_a_scan_hold_outside_of_it() -> None:
     """Without barriers the compiler merges their recompute with their first run."""
     step = jax.checkpoint(lambda x, w: layer(x, w), prevent_cse=False)
     program = unrolled(scanned(step))
-    checkpoints = [e for e in compat.open_jaxpr(program.jaxpr).eqns if compat.is_checkpoint(e)]
+    checkpoints = [e for e in open_jaxpr(program.jaxpr).eqns if is_checkpoint(e)]
     assert len(checkpoints) == STEPS
     assert all(eqn.params["prevent_cse"] is True for eqn in checkpoints)
 

@@ -11,9 +11,9 @@ from importlib.metadata import version
 import jax
 import jax.numpy as jnp
 
-from jax_hremat._jax.compat import cudnn_version, remat3_enabled
+from jax_hremat._jax.checkpoints import remat3_enabled
 from jax_hremat._jax.cudnn import INSTALL as INSTALL_CUDNN
-from jax_hremat._jax.cudnn import load_cudnn
+from jax_hremat._jax.cudnn import cudnn_version, load_cudnn
 from jax_hremat._shared.errors import HRematError
 from jax_hremat._solve.backend import SolverConfig, solve
 from jax_hremat._solve.modelling import cp

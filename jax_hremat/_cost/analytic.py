@@ -15,7 +15,7 @@ import jax
 
 from jax_hremat._cost.block_step import MARK, BlockStep
 from jax_hremat._cost.option_cost import OptionCost
-from jax_hremat._jax import compat
+from jax_hremat._jax.jaxprs import inner_jaxprs, open_jaxpr
 from jax_hremat._jax.sizes import size_bytes_of
 from jax_hremat._primitives.fusible import FUSIBLE
 from jax_hremat._primitives.primitives import equation_work, runs_bodies
@@ -97,7 +97,7 @@ def _equation_s(eqn: Any, rates: Rates) -> float:
     work = equation_work(eqn)
     if not runs_bodies(eqn):
         return rates.busy_s(work) + rates.launch_s
-    bodies = [flatten(compat.open_jaxpr(body)) for body in compat.inner_jaxprs(eqn)]
+    bodies = [flatten(open_jaxpr(body)) for body in inner_jaxprs(eqn)]
     times_s = [sum(_equation_s(e.eqn, rates) for e in body.equations) for body in bodies]
     if name == "scan":
         return eqn.params["length"] * sum(times_s) + work.bytes / rates.bytes_per_s

@@ -16,7 +16,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jax_hremat._jax import compat
+from jax_hremat._jax.lowering import drops_barriers, lower_checkpoints_apart, lower_to_kept_call
 
 
 def barrier(values: Sequence[jax.Array]) -> list[jax.Array]:
@@ -60,8 +60,8 @@ def _batch(values: Sequence[Any], axes: Sequence[Any]) -> tuple[Any, Any]:
 
 
 def _lower(ctx: Any, *values: Any) -> Any:
-    if compat.drops_barriers(ctx):
-        return compat.lower_to_kept_call(ctx, values)
+    if drops_barriers(ctx):
+        return lower_to_kept_call(ctx, values)
     return mlir.lower_fun(_xlas_own, multiple_results=True)(ctx, *values)
 
 
@@ -73,4 +73,4 @@ ad.primitive_jvps[barrier_p] = _jvp
 ad.primitive_transposes[barrier_p] = _transpose
 batching.primitive_batchers[barrier_p] = _batch
 mlir.register_lowering(barrier_p, _lower)
-compat.lower_checkpoints_apart(KeptApart)
+lower_checkpoints_apart(KeptApart)

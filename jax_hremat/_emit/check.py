@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jax_hremat._jax import compat
+from jax_hremat._jax.effects import run_once_equation
+from jax_hremat._jax.scopes import source_line
 from jax_hremat._plan.region import Region
 from jax_hremat._shared.errors import PlanFormatError
 
@@ -40,7 +41,7 @@ def check_region(jaxpr: Any, root: Region) -> None:
             f"the regions of the plan are of operations {root.start} to {root.stop}, and the "
             f"program has {len(eqns)}. Make the plan again"
         )
-    once = [compat.run_once_equation(eqn) is not None for eqn in eqns]
+    once = [run_once_equation(eqn) is not None for eqn in eqns]
     for _, region in root.walk():
         for index, position in region.saved:
             if not 0 <= position < len(eqns[index].outvars):
@@ -68,8 +69,7 @@ def _check_cond(eqns: Sequence[Any], index: int, count: int) -> None:
 def _wrong(eqns: Sequence[Any], index: int, what: str) -> PlanFormatError:
     nearby = range(max(0, index - _AROUND), min(len(eqns), index + _AROUND + 1))
     lines = "".join(
-        f"\n{'→' if i == index else ' '} {i} {eqns[i].primitive.name}  "
-        f"{compat.source_line(eqns[i])}"
+        f"\n{'→' if i == index else ' '} {i} {eqns[i].primitive.name}  {source_line(eqns[i])}"
         for i in nearby
     )
     return PlanFormatError(

@@ -15,7 +15,9 @@ from jax_hremat._emit.checkpoint import checkpoint, checkpoint_name
 from jax_hremat._emit.loop import run_scan
 from jax_hremat._emit.naming import Reading, reading_of_results, run_named
 from jax_hremat._emit.pooling import bind_apart
-from jax_hremat._jax import compat
+from jax_hremat._jax.equations import bind_equation, context_of, switch
+from jax_hremat._jax.jaxprs import Literal, jaxpr_consts, open_jaxpr
+from jax_hremat._jax.meshes import varying_axes
 from jax_hremat._plan.region import Loop, Region
 from jax_hremat._trace.bodies import branch_bodies, scan_body
 from jax_hremat._trace.copies import compared_copies
@@ -40,9 +42,9 @@ def emit_flat(
     Raises:
         PlanFormatError: The regions do not fit this program (`check_region`).
     """
-    jaxpr = compat.open_jaxpr(program.jaxpr)
+    jaxpr = open_jaxpr(program.jaxpr)
     check_region(jaxpr, root)
-    consts = compat.jaxpr_consts(program.jaxpr)
+    consts = jaxpr_consts(program.jaxpr)
     if root.checkpointed:
         # A region is checkpointed by its parent.
         root = Region(root.start, root.stop, children=(root,))
@@ -91,14 +93,14 @@ class _Emitter:
     def __init__(self, program: Program, name: str = "", in_loop: bool = False) -> None:
         self._program_name = name
         self._in_loop = in_loop
-        self._jaxpr = compat.open_jaxpr(program.jaxpr)
+        self._jaxpr = open_jaxpr(program.jaxpr)
         last_use: dict[Any, int] = {}
         for index, eqn in enumerate(self._jaxpr.eqns):
             for var in eqn.invars:
-                if not isinstance(var, compat.Literal):
+                if not isinstance(var, Literal):
                     last_use[var] = index
         for var in self._jaxpr.outvars:
-            if not isinstance(var, compat.Literal):
+            if not isinstance(var, Literal):
                 last_use[var] = len(self._jaxpr.eqns)
         self._last_use = last_use
         self._arguments = frozenset(self._jaxpr.invars[i] for i in program.differentiated)
@@ -126,7 +128,7 @@ class _Emitter:
             env = dict(zip(inputs, values, strict=True))
             for step in steps:
                 step(env)
-            return [v.val if isinstance(v, compat.Literal) else env[v] for v in outputs]
+            return [v.val if isinstance(v, Literal) else env[v] for v in outputs]
 
         return run
 
@@ -155,7 +157,7 @@ class _Emitter:
         self, index: int, saved: frozenset[tuple[int, int]], inside: _Inside
     ) -> Callable[[dict[Any, Any]], None]:
         eqn = self._jaxpr.eqns[index]
-        bind = bind_apart if inside.checkpointed else compat.bind_equation
+        bind = bind_apart if inside.checkpointed else bind_equation
         names = self._names(index, saved)
         moving = are_in(self._moving, eqn.invars)
         reading = reading_of_results(eqn, bind, moving, names) if names else Reading.NONE
@@ -165,7 +167,7 @@ class _Emitter:
             return self._assign(index, saved, lambda inputs: bind(eqn, inputs))
 
         def step(env: dict[Any, Any]) -> None:
-            given = [v.val if isinstance(v, compat.Literal) else env[v] for v in eqn.invars]
+            given = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
             env.update(zip(eqn.outvars, run_named(eqn, bind, given, names), strict=True))
 
         return step
@@ -198,8 +200,8 @@ class _Emitter:
         ]
 
         def run(inputs: list[Any]) -> list[Any]:
-            with compat.context_of(eqn):
-                return compat.switch(eqn, inputs[0], functions, inputs[1:])
+            with context_of(eqn):
+                return switch(eqn, inputs[0], functions, inputs[1:])
 
         return self._assign(index, saved, run)
 
@@ -213,7 +215,7 @@ class _Emitter:
         names = self._names(index, saved)
 
         def step(env: dict[Any, Any]) -> None:
-            inputs = [v.val if isinstance(v, compat.Literal) else env[v] for v in eqn.invars]
+            inputs = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
             for k, (var, value) in enumerate(zip(eqn.outvars, evaluate(inputs), strict=True)):
                 env[var] = checkpoint_name(value, names[k]) if k in names else value
 
@@ -258,7 +260,7 @@ class _Emitter:
         made: dict[Any, None] = {}
         for eqn in self._jaxpr.eqns[region.start : region.stop]:
             for var in eqn.invars:
-                if not isinstance(var, compat.Literal) and var not in made:
+                if not isinstance(var, Literal) and var not in made:
                     inputs[var] = None
             made.update(dict.fromkeys(eqn.outvars))
         outputs = tuple(v for v in made if self._last_use.get(v, -1) >= region.stop)
@@ -313,7 +315,7 @@ def _of_one_type(joined: Sequence[Any], env: dict[Any, Any]) -> list[list[Any]]:
     barrier makes all values that go through it vary along the same axes."""
     groups: dict[Any, list[Any]] = {}
     for var in joined:
-        groups.setdefault(compat.varying_axes(jax.typeof(env[var])), []).append(var)
+        groups.setdefault(varying_axes(jax.typeof(env[var])), []).append(var)
     return [group for group in groups.values() if len(group) > 1]
 
 

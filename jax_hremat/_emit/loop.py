@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jax_hremat._emit.checkpoint import checkpoint
-from jax_hremat._jax import compat
+from jax_hremat._jax.equations import context_of
+from jax_hremat._jax.jaxprs import scan_counts
 
 
 def run_scan(
@@ -31,7 +32,7 @@ def run_scan(
         prevent_cse: Whether XLA could merge the recompute of the leftover steps, which are in no
             loop of their own, with their first run. It never merges across the edge of a loop.
     """
-    num_consts, num_carry = compat.scan_counts(eqn)
+    num_consts, num_carry = scan_counts(eqn)
     consts, carry = list(inputs[:num_consts]), list(inputs[num_consts : num_consts + num_carry])
     xs = list(inputs[num_consts + num_carry :])
     reverse, unroll = eqn.params["reverse"], eqn.params["unroll"]
@@ -89,7 +90,7 @@ def run_scan(
             ys = [jnp.concatenate(pair) for pair in zip(ys, late, strict=True)]
         return carry, ys
 
-    with compat.context_of(eqn):
+    with context_of(eqn):
         carry, ys = in_segments(
             consts, carry, xs, eqn.params["length"], tuple(segments), prevent_cse
         )

@@ -17,7 +17,9 @@ import jax
 from jax.custom_derivatives import SymbolicZero
 
 from jax_hremat._emit.checkpoint import checkpoint_name
-from jax_hremat._jax import compat
+from jax_hremat._jax.custom_rules import is_custom_vjp
+from jax_hremat._jax.equations import bind_equation, context_of, evaluate_inlined
+from jax_hremat._jax.jaxprs import Literal, jaxpr_consts, open_jaxpr
 from jax_hremat._trace.copies import compares_results
 from jax_hremat._trace.rules import STOPS
 from jax_hremat._trace.trace import abstract, is_inexact
@@ -54,13 +56,13 @@ def reading_of_results(
         moving: For each input, whether it is differentiated.
         positions: Positions of the results in question.
     """
-    if not any(moving) or eqn.primitive.name in STOPS or compat.is_custom_vjp(eqn):
+    if not any(moving) or eqn.primitive.name in STOPS or is_custom_vjp(eqn):
         return Reading.NONE
     evaluate, variables = _operation(eqn, bind)
     shapes = [abstract(eqn.invars[i].aval) for i in variables]
     chosen = [k for k, i in enumerate(variables) if moving[i]]
     closed = _derivative(evaluate, chosen, shapes, [shapes[k] for k in chosen])
-    jaxpr = compat.open_jaxpr(closed)
+    jaxpr = open_jaxpr(closed)
     results = {v for i, v in _variables(jaxpr.outvars) if i in positions}
     if compares_results(jaxpr, results):
         return Reading.COMPARED
@@ -89,16 +91,16 @@ def run_named(eqn: Any, bind: Bind, inputs: Sequence[Any], names: Mapping[int, s
         moving = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero)]
         moved = [tangents[i] for i in moving]
         closed = _derivative(evaluate, moving, primals, moved)
-        jaxpr = compat.open_jaxpr(closed)
+        jaxpr = open_jaxpr(closed)
         named = {v: names[i] for i, v in _variables(jaxpr.outvars) if i in names}
-        known = (*compat.jaxpr_consts(closed), *primals, *moved)
+        known = (*jaxpr_consts(closed), *primals, *moved)
         env = dict(zip((*jaxpr.constvars, *jaxpr.invars), known, strict=True))
 
         def read(atoms: Sequence[Any]) -> list[Any]:
-            return [v.val if isinstance(v, compat.Literal) else env[v] for v in atoms]
+            return [v.val if isinstance(v, Literal) else env[v] for v in atoms]
 
         for inner in jaxpr.eqns:
-            made = compat.bind_equation(inner, read(inner.invars))
+            made = bind_equation(inner, read(inner.invars))
             for v, value in zip(inner.outvars, made, strict=True):
                 env[v] = checkpoint_name(value, named[v]) if v in named else value
         results = read(jaxpr.outvars)
@@ -109,7 +111,7 @@ def run_named(eqn: Any, bind: Bind, inputs: Sequence[Any], names: Mapping[int, s
         ]
 
     operation.defjvp(rule, symbolic_zeros=True)
-    with compat.context_of(eqn):
+    with context_of(eqn):
         return operation(*(inputs[i] for i in variables))
 
 
@@ -146,9 +148,9 @@ def _derivative(
 
     arrays = (*inputs, *tangents)
     closed = jax.make_jaxpr(pushed)(*arrays)
-    consts = compat.jaxpr_consts(closed)
-    return jax.make_jaxpr(lambda *a: compat.evaluate_inlined(closed, consts, a))(*arrays)
+    consts = jaxpr_consts(closed)
+    return jax.make_jaxpr(lambda *a: evaluate_inlined(closed, consts, a))(*arrays)
 
 
 def _variables(atoms: Sequence[Any]) -> list[tuple[int, Any]]:
-    return [(i, v) for i, v in enumerate(atoms) if not isinstance(v, compat.Literal)]
+    return [(i, v) for i, v in enumerate(atoms) if not isinstance(v, Literal)]

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from jax_hremat._jax import compat
+from jax_hremat._jax.equations import bind_equation, context_of
 
 _SCATTERED = frozenset({"reduce_window_max", "reduce_window_min"})
 # What one extra axis adds to each parameter of the operation.
@@ -30,9 +30,9 @@ _NO_WINDOW = {
 def bind_apart(eqn: Any, inputs: Sequence[Any]) -> list[Any]:
     """Evaluate one equation; a max-pool is given one extra axis."""
     if eqn.primitive.name not in _SCATTERED:
-        return compat.bind_equation(eqn, inputs)
+        return bind_equation(eqn, inputs)
     (operand,) = inputs
-    with compat.context_of(eqn):
+    with context_of(eqn):
         operand = jax.lax.expand_dims(operand, (operand.ndim,))
         pooled = eqn.primitive.bind(operand, **_with_one_axis_more(eqn.params))
         return [jax.lax.squeeze(pooled, (pooled.ndim - 1,))]

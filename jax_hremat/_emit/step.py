@@ -15,8 +15,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax_hremat._emit.emit import FlatFunction
 from jax_hremat._emit.run import run_call
 from jax_hremat._flax.objects import Structure
-from jax_hremat._jax import compat
 from jax_hremat._jax.cudnn import with_cudnn
+from jax_hremat._jax.jaxprs import inner_jaxprs, open_jaxpr
 from jax_hremat._plan.device_mesh import DeviceMesh
 from jax_hremat._plan.region import Region
 from jax_hremat._shared.errors import UnsupportedProgramError
@@ -283,9 +283,9 @@ def _marked(out: Any, has_aux: bool) -> Any:
 def _count_marks(jaxpr: Any) -> int:
     """How often the marked equation runs; a run inside a `while` counts once."""
     total = 0
-    for eqn in compat.open_jaxpr(jaxpr).eqns:
+    for eqn in open_jaxpr(jaxpr).eqns:
         if eqn.primitive.name == "name" and eqn.params["name"] == _MARK:
             total += 1
         times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        total += times * sum(map(_count_marks, compat.inner_jaxprs(eqn)))
+        total += times * sum(map(_count_marks, inner_jaxprs(eqn)))
     return total

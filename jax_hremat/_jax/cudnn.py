@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from jax_hremat._jax import compat
+from jax._src.lib import cuda_versions
+
 from jax_hremat._shared.errors import TargetUnavailableError
 
 _LIBRARY = "libcudnn.so.9"
@@ -56,9 +57,26 @@ def with_cudnn() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not compat.says_that_cudnn_is_missing(error):
+        if not _says_that_it_is_missing(error):
             raise
         raise TargetUnavailableError(
             f"the function calls kernels of cuDNN, such as its fused attention, and cuDNN's "
             f"library is not installed here, so it cannot be traced. {INSTALL}"
         ) from error
+
+
+def cudnn_version() -> int | None:
+    """The version of the cuDNN library that JAX finds, such as 92800; None if it finds none."""
+    if cuda_versions is None:
+        return None
+    try:
+        return cuda_versions.cudnn_get_version()
+    except RuntimeError as error:
+        if _says_that_it_is_missing(error):
+            return None
+        raise
+
+
+def _says_that_it_is_missing(error: RuntimeError) -> bool:
+    """Whether JAX's error is that cuDNN is missing; the error has no class of its own."""
+    return str(error).startswith(("cuDNN not found", "cuDNN is not detected"))

@@ -12,7 +12,7 @@ from typing import Any
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jax_hremat._jax import compat
+from jax_hremat._jax.lowering import platforms_of
 from jax_hremat._shared.errors import HRematWarning
 
 
@@ -41,7 +41,7 @@ def _batch(values: Any, axes: Any, **params: Any) -> Any:
 
 
 def _lower(ctx: Any, value: Any, *, platform: str, target: str) -> Any:
-    platforms = compat.platforms_of(ctx)
+    platforms = platforms_of(ctx)
     if platform not in platforms:
         warnings.warn(
             f"a plan certified for {target!r}, of the platform {platform!r}, is lowered for "

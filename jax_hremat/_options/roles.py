@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from jax_hremat._jax.compat import DETACH
+from jax_hremat._jax.custom_rules import DETACH
 from jax_hremat._trace.graph import Graph, Operation
 
 # Queries, keys and values.

@@ -9,7 +9,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from jax_hremat._cost.analytic import operation_times_s
 from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._cost.source import Price
-from jax_hremat._jax import compat
+from jax_hremat._jax.trace_context import in_settings_of_this_thread
 from jax_hremat._options.block_options import BlockOptions, BlockSearch, SearchConfig
 from jax_hremat._options.branch_options import BranchSearch
 from jax_hremat._options.loop_options import LoopSearch
@@ -113,7 +113,7 @@ class _Prices:
 
     def start(self, kind: int, modes: Iterable[Region]) -> None:
         """Begin to find the costs of candidates of a kind, in the background."""
-        price = compat.in_settings_of_this_thread(self._price_or_none)
+        price = in_settings_of_this_thread(self._price_or_none)
         futures = self._futures.setdefault(kind, {})
         for mode in modes:
             if mode not in futures:

@@ -15,7 +15,7 @@ from jax_hremat._cost.kernels import kernel_book
 from jax_hremat._cost.option import Option
 from jax_hremat._cost.source import CostSource, block_prices
 from jax_hremat._emit.step import Step
-from jax_hremat._jax import compat
+from jax_hremat._jax.trace_context import in_settings_of_this_thread
 from jax_hremat._options.block_options import BlockOptions, SearchConfig
 from jax_hremat._options.chain import make_chain
 from jax_hremat._options.search import search_options
@@ -359,7 +359,7 @@ def prepare(
     compile_whole = StepCompiler(step, target, cache, kernels)
     everything = Region(0, step.program.num_operations)
     with ThreadPoolExecutor(1) as pool:
-        baseline = pool.submit(compat.in_settings_of_this_thread(compile_whole), everything)
+        baseline = pool.submit(in_settings_of_this_thread(compile_whole), everything)
         if config.cost == "measured":
             config = replace(config, search=replace(config.search, max_workers=1))
             with timed(timings, "baseline"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jax_hremat._jax.compat import DETACH
+from jax_hremat._jax.custom_rules import DETACH
 
 # Operations that XLA fuses into the kernels that read or write their operands, so that recomputing
 # one needs no separate kernel. `reduce_*` fuse with their producers but end a kernel.

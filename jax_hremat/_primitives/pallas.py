@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_hremat._jax import compat
+from jax_hremat._jax.jaxprs import Literal, inner_jaxprs, open_jaxpr
 from jax_hremat._primitives import products
 from jax_hremat._primitives.formulas import ELEMENT_FLOPS
 from jax_hremat._primitives.trips import Known, scalar_result, while_trips
@@ -59,7 +59,7 @@ def kernel_work(eqn: Any, moved_bytes: float) -> Work | None:
     chosen = (np.arange(count) * num_points) // max(count, 1)
     point = np.unravel_index(chosen, grid) if grid else ()
     counter = _Counter(point, grid)
-    jaxpr = compat.open_jaxpr(eqn.params["jaxpr"])
+    jaxpr = open_jaxpr(eqn.params["jaxpr"])
     try:
         counter.walk(jaxpr, [None] * len(jaxpr.invars), np.full(count, num_points / max(count, 1)))
     except _NotKnown:
@@ -87,7 +87,7 @@ class _Counter:
         known: dict[Any, Known] = dict(zip(jaxpr.invars, inputs, strict=True))
 
         def read(atoms: Iterable[Any]) -> list[Known]:
-            return [v.val if isinstance(v, compat.Literal) else known.get(v) for v in atoms]
+            return [v.val if isinstance(v, Literal) else known.get(v) for v in atoms]
 
         for eqn in jaxpr.eqns:
             made = self._equation(eqn, read(eqn.invars), times)
@@ -109,8 +109,8 @@ class _Counter:
             self._inside(eqn.params["body_jaxpr"], times * trips)
         elif name == "cond":
             return self._branches(eqn, inputs, times)
-        elif bodies := list(compat.inner_jaxprs(eqn)):
-            for body in map(compat.open_jaxpr, bodies):
+        elif bodies := list(inner_jaxprs(eqn)):
+            for body in map(open_jaxpr, bodies):
                 fits = len(bodies) == 1 and len(body.invars) == len(inputs)
                 made = self.walk(body, inputs if fits else [None] * len(body.invars), times)
                 if fits and len(made) == len(nothing):
@@ -123,7 +123,7 @@ class _Counter:
 
     def _inside(self, body: Any, times: np.ndarray) -> None:
         """Count a loop's body; nothing is known about its inputs."""
-        body = compat.open_jaxpr(body)
+        body = open_jaxpr(body)
         self.walk(body, [None] * len(body.invars), times)
 
     def _branches(self, eqn: Any, inputs: list[Known], times: np.ndarray) -> list[Known]:
@@ -131,7 +131,7 @@ class _Counter:
         which, *operands = inputs
         for number, branch in enumerate(eqn.params["branches"]):
             chosen = 1.0 if which is None else np.asarray(which, np.int64) == number
-            self.walk(compat.open_jaxpr(branch), operands, times * chosen)
+            self.walk(open_jaxpr(branch), operands, times * chosen)
         return [None] * len(eqn.outvars)
 
     def _count(self, eqn: Any, times: float) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from jax_hremat._jax import compat
+from jax_hremat._jax.jaxprs import Literal, inner_jaxprs, open_jaxpr
 from jax_hremat._jax.sizes import size_bytes_of
 from jax_hremat._primitives import formulas, products
 from jax_hremat._primitives.kernels import array_of
@@ -41,7 +41,7 @@ def runs_bodies(eqn: Any) -> bool:
     """Whether an equation runs only the equations of its bodies."""
     rule = _RULES.get(eqn.primitive.name, _default)
     own = rule not in (_default, _scan, _cond, _while, _shard_map)
-    return not own and any(True for _ in compat.inner_jaxprs(eqn))
+    return not own and any(True for _ in inner_jaxprs(eqn))
 
 
 def is_called_kernel(eqn: Any) -> bool:
@@ -56,14 +56,14 @@ def equation_flops(eqn: Any) -> int:
 
 def _default(eqn: Any) -> Work:
     """The bodies, one after another; without bodies, one flop for each element of the results."""
-    bodies = [_body_work(body) for body in compat.inner_jaxprs(eqn)]
+    bodies = [_body_work(body) for body in inner_jaxprs(eqn)]
     if bodies:
         return total(bodies)
     return Work(vector_flops=float(sum(math.prod(v.aval.shape) for v in eqn.outvars)))
 
 
 def _body_work(body: Any) -> Work:
-    return total(equation_work(eqn) for eqn in compat.open_jaxpr(body).eqns)
+    return total(equation_work(eqn) for eqn in open_jaxpr(body).eqns)
 
 
 def _moved_bytes(eqn: Any) -> float:
@@ -89,7 +89,7 @@ def _cond(eqn: Any) -> Work:
 
 def _while(eqn: Any) -> Work:
     """A loop counts once where its number of steps is not known."""
-    scalars = [v.val if isinstance(v, compat.Literal) else None for v in eqn.invars]
+    scalars = [v.val if isinstance(v, Literal) else None for v in eqn.invars]
     return total(_loop_bodies(eqn)).repeated(while_trips(eqn, scalars) or 1)
 
 

@@ -10,7 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_hremat._jax import compat
+from jax_hremat._jax.custom_rules import asks_what_moves
+from jax_hremat._jax.effects import named_axes
+from jax_hremat._jax.equations import bind_equation
+from jax_hremat._jax.jaxprs import all_equations, open_jaxpr
 from jax_hremat._primitives.primitives import equation_work, is_called_kernel
 from jax_hremat._primitives.work import Call, Work, total
 
@@ -22,7 +25,7 @@ _BACKWARD = 2.0
 def may_call_kernels(jaxpr: Any) -> bool:
     """Whether a program runs kernels that are only called, or custom rules, which may run some."""
     return any(
-        eqn.primitive.name in _RULES or is_called_kernel(eqn) for eqn in compat.all_equations(jaxpr)
+        eqn.primitive.name in _RULES or is_called_kernel(eqn) for eqn in all_equations(jaxpr)
     )
 
 
@@ -39,7 +42,7 @@ def traced_calls(program: Any, step: Any) -> tuple[Call, ...]:
     """
     calls = {_once(call): call.work for call in _calls(step)}
     if any(work is None for work in calls.values()):
-        for eqn in compat.all_equations(program):
+        for eqn in all_equations(program):
             if eqn.primitive.name in _RULES:
                 for call in _priced_by_primal(eqn):
                     calls[_once(call)] = calls.get(_once(call)) or call.work
@@ -47,7 +50,7 @@ def traced_calls(program: Any, step: Any) -> tuple[Call, ...]:
 
 
 def _calls(jaxpr: Any) -> Iterator[Call]:
-    for eqn in compat.open_jaxpr(jaxpr).eqns:
+    for eqn in open_jaxpr(jaxpr).eqns:
         yield from equation_work(eqn).calls
 
 
@@ -80,7 +83,7 @@ def _rule_calls(eqn: Any) -> tuple[list[Call], list[Call]]:
     Empty for a rule that communicates with other devices, which cannot be traced alone, and for a
     rule that is told which of its inputs are differentiated, which may fail if all are.
     """
-    if compat.named_axes(eqn) or compat.asks_what_moves(eqn):
+    if named_axes(eqn) or asks_what_moves(eqn):
         return [], []
     moving = [i for i, v in enumerate(eqn.invars) if jnp.issubdtype(v.aval.dtype, np.inexact)]
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
@@ -90,7 +93,7 @@ def _rule_calls(eqn: Any) -> tuple[list[Call], list[Call]]:
             merged = list(inputs)
             for i, value in zip(moving, active, strict=True):
                 merged[i] = value
-            results = compat.bind_equation(eqn, merged)
+            results = bind_equation(eqn, merged)
             return [r for r in results if jnp.issubdtype(r.dtype, np.inexact)]
 
         return jax.vjp(of_moving, *(inputs[i] for i in moving))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_hremat._jax import compat
+from jax_hremat._jax.jaxprs import Literal, open_jaxpr
 
 # A scalar of a jaxpr: one number, an array with one for each grid point, or None if unknown.
 Known = Any
@@ -65,7 +65,7 @@ def while_trips(eqn: Any, scalars: Sequence[Known]) -> Known:
     """
     num_cond, num_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     carried = list(scalars[num_cond + num_body :])
-    test = compat.open_jaxpr(eqn.params["cond_jaxpr"])
+    test = open_jaxpr(eqn.params["cond_jaxpr"])
     if len(test.eqns) != 1 or test.eqns[0].primitive.name != "lt":
         return None
     known = dict(zip(test.invars, [*scalars[:num_cond], *carried], strict=True))
@@ -73,13 +73,13 @@ def while_trips(eqn: Any, scalars: Sequence[Known]) -> Known:
     if index not in test.invars[num_cond:]:
         return None
     number = test.invars[num_cond:].index(index)
-    last = bound.val if isinstance(bound, compat.Literal) else known[bound]
-    step = _step(compat.open_jaxpr(eqn.params["body_jaxpr"]), num_body, number)
+    last = bound.val if isinstance(bound, Literal) else known[bound]
+    step = _step(open_jaxpr(eqn.params["body_jaxpr"]), num_body, number)
     first = carried[number]
     if first is None or last is None or step is None or step <= 0:
         return None
     # A carried bound must not change.
-    if not isinstance(bound, compat.Literal) and bound in test.invars[num_cond:]:
+    if not isinstance(bound, Literal) and bound in test.invars[num_cond:]:
         if not _stays(eqn, num_body, test.invars[num_cond:].index(bound)):
             return None
     return np.maximum(0, np.ceil((np.asarray(last) - first) / step))
@@ -91,12 +91,12 @@ def _step(body: Any, num_consts: int, number: int) -> Known:
     carried = body.invars[num_consts + number]
     for eqn in body.eqns:
         if made in eqn.outvars and eqn.primitive.name == "add":
-            literals = [v.val for v in eqn.invars if isinstance(v, compat.Literal)]
+            literals = [v.val for v in eqn.invars if isinstance(v, Literal)]
             if len(literals) == 1 and any(v is carried for v in eqn.invars):
                 return int(literals[0])
     return None
 
 
 def _stays(eqn: Any, num_consts: int, number: int) -> bool:
-    body = compat.open_jaxpr(eqn.params["body_jaxpr"])
+    body = open_jaxpr(eqn.params["body_jaxpr"])
     return body.outvars[number] is body.invars[num_consts + number]

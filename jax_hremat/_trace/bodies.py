@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jax_hremat._jax import compat
+from jax_hremat._jax.jaxprs import open_jaxpr, scan_counts
 from jax_hremat._trace.graph import Graph, build_graph, is_cond, is_loop
 from jax_hremat._trace.rules import active_variables, are_in, open_program
 from jax_hremat._trace.trace import Program, is_inexact
@@ -43,8 +43,8 @@ def branch_bodies(
 
 def _moving_in_body(eqn: Any, moving: Sequence[bool]) -> list[bool]:
     """`moving` for the body's inputs: a carried value is moving if it is so after any step."""
-    num_consts, num_carry = compat.scan_counts(eqn)
-    body = compat.open_jaxpr(eqn.params["jaxpr"])
+    num_consts, num_carry = scan_counts(eqn)
+    body = open_jaxpr(eqn.params["jaxpr"])
     flags = [*moving, *[False] * (len(body.invars) - len(moving))]
     carried = slice(num_consts, num_consts + num_carry)
     while True:
@@ -60,7 +60,7 @@ def _body_program(closed: Any, moving: Sequence[bool], active: Sequence[bool]) -
     avals = closed.in_avals
     moves = tuple(i for i, on in enumerate(moving) if on)
     jaxpr = open_program(closed, moves)
-    num_outputs = len(compat.open_jaxpr(jaxpr).outvars)
+    num_outputs = len(open_jaxpr(jaxpr).outvars)
     flags = [*active, *[False] * (len(avals) - len(active))]
     return Program(
         jaxpr=jaxpr,
@@ -131,8 +131,8 @@ def bodies_of(program: Program, graph: Graph) -> dict[int, Scan | Cond]:
 
 
 def _bodies_of(program: Program, graph: Graph) -> dict[int, Scan | Cond]:
-    eqns = compat.open_jaxpr(program.jaxpr).eqns
-    variables = active_variables(compat.open_jaxpr(program.jaxpr), program.moving)
+    eqns = open_jaxpr(program.jaxpr).eqns
+    variables = active_variables(open_jaxpr(program.jaxpr), program.moving)
     found: dict[int, Scan | Cond] = {}
     for op in graph.operations:
         eqn = eqns[op.id]
@@ -155,7 +155,7 @@ def _body(program: Program) -> Body:
 def _scan_body(eqn: Any, moving: Sequence[bool], active: Sequence[bool]) -> Body:
     """The body of a scan. A carried value is active if it is active at the start or after any
     step."""
-    num_consts, num_carry = compat.scan_counts(eqn)
+    num_consts, num_carry = scan_counts(eqn)
     flags = list(active)
     while True:
         program = scan_body(eqn, moving, flags)

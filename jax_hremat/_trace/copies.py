@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
-from jax_hremat._jax import compat
+from jax_hremat._jax.custom_rules import DETACH
+from jax_hremat._jax.jaxprs import Literal, inner_jaxprs, open_jaxpr
 from jax_hremat._trace.trace import is_inexact
 
 _COMPARISONS = frozenset("eq ne lt le gt ge eq_to lt_to le_to".split())
@@ -23,7 +24,7 @@ _COPIES = frozenset(
     neg optimization_barrier pad pmax pmin ppermute reduce_max reduce_min reshape rev select_n slice
     sort split squeeze stop_gradient top_k transpose
     """.split()
-) | {compat.DETACH}
+) | {DETACH}
 
 
 def compared_copies(jaxpr: Any) -> frozenset[Any]:
@@ -36,7 +37,7 @@ def _found(jaxpr: Any, sources: dict[Any, frozenset[Any]]) -> frozenset[Any]:
     """Likewise, where it is known what some of the variables are copies of."""
 
     def sources_of(atom: Any) -> frozenset[Any]:
-        if isinstance(atom, compat.Literal) or not is_inexact(atom.aval.dtype):
+        if isinstance(atom, Literal) or not is_inexact(atom.aval.dtype):
             return frozenset()
         return sources.get(atom, frozenset((atom,)))
 
@@ -50,7 +51,7 @@ def _found(jaxpr: Any, sources: dict[Any, frozenset[Any]]) -> frozenset[Any]:
             one, other = map(sources_of, eqn.invars)
             if one & other:
                 found |= one ^ other
-        for body in map(compat.open_jaxpr, compat.inner_jaxprs(eqn)):
+        for body in map(open_jaxpr, inner_jaxprs(eqn)):
             # A body's inputs are the last of its equation's; the index of a branch comes first.
             pairs = zip(reversed(body.invars), reversed(eqn.invars), strict=False)
             found |= _found(body, {v: sources_of(outer) | {v} for v, outer in pairs})
@@ -62,7 +63,7 @@ def compares_results(jaxpr: Any, results: Set[Any]) -> bool:
     values that depend on its inputs in another way."""
     of_result, of_input = set(results), set(jaxpr.invars) - set(results)
     for eqn in jaxpr.eqns:
-        operands = {v for v in eqn.invars if not isinstance(v, compat.Literal)}
+        operands = {v for v in eqn.invars if not isinstance(v, Literal)}
         reads_result, reads_input = operands & of_result, operands & of_input
         if reads_result and reads_input and eqn.primitive.name in _COMPARISONS:
             return True

@@ -8,7 +8,16 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jax_hremat._jax import compat
+from jax_hremat._jax.checkpoints import lowers_to_barrier
+from jax_hremat._jax.custom_rules import DETACH
+from jax_hremat._jax.jaxprs import (
+    Literal,
+    inner_jaxprs,
+    open_jaxpr,
+    without_dead_code,
+    wrapped_body,
+)
+from jax_hremat._jax.scopes import scope_name
 from jax_hremat._jax.sizes import size_bytes_of
 
 
@@ -36,7 +45,7 @@ class Flat:
 
 def flatten(jaxpr: Any) -> Flat:
     """Inline every wrapper; equations that only rename a value (a barrier, a name) are dropped."""
-    jaxpr = compat.without_dead_code(jaxpr)
+    jaxpr = without_dead_code(jaxpr)
     sizes_bytes: dict[int, int] = {}
     found: list[Equation] = []
     num_barriers = 0
@@ -52,16 +61,16 @@ def flatten(jaxpr: Any) -> Flat:
         env = dict(zip((*jaxpr.constvars, *jaxpr.invars), inputs, strict=True))
 
         def read(atoms: Sequence[Any]) -> list[int | None]:
-            return [None if isinstance(v, compat.Literal) else env[v] for v in atoms]
+            return [None if isinstance(v, Literal) else env[v] for v in atoms]
 
         for eqn in jaxpr.eqns:
             read_here = read(eqn.invars)
-            path = f"{prefix}{compat.scope_name(eqn)}/"
-            num_barriers += compat.lowers_to_barrier(eqn)
-            body = compat.wrapped_body(eqn)
+            path = f"{prefix}{scope_name(eqn)}/"
+            num_barriers += lowers_to_barrier(eqn)
+            body = wrapped_body(eqn)
             if body is not None:
-                consts = [new(v) for v in compat.open_jaxpr(body).constvars]
-                made = walk(compat.open_jaxpr(body), [*consts, *read_here], path)
+                consts = [new(v) for v in open_jaxpr(body).constvars]
+                made = walk(open_jaxpr(body), [*consts, *read_here], path)
             elif _renames(eqn):
                 made = read_here
             else:
@@ -87,7 +96,7 @@ def _renames(eqn: Any) -> bool:
     if eqn.primitive.name == "reduce_precision":
         info = jnp.finfo(eqn.invars[0].aval.dtype)
         return (eqn.params["exponent_bits"], eqn.params["mantissa_bits"]) == (info.nexp, info.nmant)
-    return eqn.primitive.name in ("optimization_barrier", "hremat_barrier", "name", compat.DETACH)
+    return eqn.primitive.name in ("optimization_barrier", "hremat_barrier", "name", DETACH)
 
 
 def _live(equations: Sequence[Equation], outputs: Iterable[int | None]) -> list[Equation]:
@@ -133,8 +142,8 @@ def _body_bytes(eqn: Any) -> int:
     if eqn.primitive.name not in ("scan", "while", "cond"):
         return 0
     peaks = []
-    for body in compat.inner_jaxprs(eqn):
-        flat = flatten(compat.open_jaxpr(body))
+    for body in inner_jaxprs(eqn):
+        flat = flatten(open_jaxpr(body))
         kept = set(flat.outputs).difference(flat.inputs)
         peaks += live_bytes(flat.equations, flat.sizes_bytes, set(flat.inputs), kept)
     return max(peaks, default=0)

@@ -6,14 +6,18 @@ Nothing here or downstream holds a JAX object: operation `i` stands for equation
 from __future__ import annotations
 
 import hashlib
+import typing
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
-from jax_hremat._jax import compat
-from jax_hremat._jax.compat import DETACH
+from jax_hremat._jax.custom_rules import DETACH
+from jax_hremat._jax.describe import describe_jaxpr, describe_params, functions_key
+from jax_hremat._jax.equations import bind_equation
+from jax_hremat._jax.jaxprs import Literal, open_jaxpr
+from jax_hremat._jax.scopes import scope_name, source_line
 from jax_hremat._jax.sizes import size_bytes_of
 from jax_hremat._plan.device_mesh import DeviceMesh, Spec
 from jax_hremat._plan.fingerprint import RULES
@@ -24,7 +28,7 @@ from jax_hremat._trace.copies import compared_copies
 from jax_hremat._trace.residuals import backward_of, run_once
 from jax_hremat._trace.trace import Program, abstract
 
-ValueKind = Literal["argument", "constant", "computed"]
+ValueKind = typing.Literal["argument", "constant", "computed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +187,7 @@ def build_graph(program: Program) -> Graph:
 
 
 def _graph_of(program: Program) -> Graph:
-    jaxpr = compat.open_jaxpr(program.jaxpr)
+    jaxpr = open_jaxpr(program.jaxpr)
     ids: dict[Any, int] = {}
     avals: list[Any] = []
     kinds: list[ValueKind] = []
@@ -208,7 +212,7 @@ def _graph_of(program: Program) -> Graph:
     signatures = [_signature(eqn) for eqn in jaxpr.eqns]
     backward = backward_of(program, signatures)
     for index, (eqn, residuals) in enumerate(zip(jaxpr.eqns, backward.residuals, strict=True)):
-        inputs = tuple(None if isinstance(v, compat.Literal) else ids[v] for v in eqn.invars)
+        inputs = tuple(None if isinstance(v, Literal) else ids[v] for v in eqn.invars)
         outputs = tuple(declare(v, "computed", index) for v in eqn.outvars)
         for value in dict.fromkeys(v for v in inputs if v is not None):
             users.setdefault(value, []).append(index)
@@ -235,15 +239,15 @@ def _graph_of(program: Program) -> Graph:
                 trips=eqn.params["length"] if eqn.primitive.name == "scan" else 1,
                 once=run_once(eqn) or residuals.once,
                 signature=signatures[index],
-                literals=",".join(str(v.val) for v in eqn.invars if isinstance(v, compat.Literal)),
-                scope=compat.scope_name(eqn),
-                source=compat.source_line(eqn),
+                literals=",".join(str(v.val) for v in eqn.invars if isinstance(v, Literal)),
+                scope=scope_name(eqn),
+                source=source_line(eqn),
                 spared=tuple(v for v in dict.fromkeys(inputs) if v is not None and v in spared),
                 of_rule=of_rule,
                 compares_results=residuals.compares_results,
             )
         )
-    outputs_ids = tuple(None if isinstance(v, compat.Literal) else ids[v] for v in jaxpr.outvars)
+    outputs_ids = tuple(None if isinstance(v, Literal) else ids[v] for v in jaxpr.outvars)
     returned = set(outputs_ids)
     active = {ids[v] for v in backward.reached}
     operations = _with_rules(operations, jaxpr.eqns, active)
@@ -273,11 +277,11 @@ def _graph_of(program: Program) -> Graph:
 def _signature(eqn: Any) -> str:
     """Primitive, parameters, shapes and which inputs are literals (not their values)."""
     shapes_in = ",".join(
-        ("lit:" if isinstance(v, compat.Literal) else "") + v.aval.str_short(short_dtypes=True)
+        ("lit:" if isinstance(v, Literal) else "") + v.aval.str_short(short_dtypes=True)
         for v in eqn.invars
     )
     shapes_out = ",".join(v.aval.str_short(short_dtypes=True) for v in eqn.outvars)
-    params = compat.describe_params(eqn.params)
+    params = describe_params(eqn.params)
     if len(params) > 200:
         params = hashlib.sha256(params.encode()).hexdigest()[:16]
     return f"{eqn.primitive.name}[{params}]({shapes_in})->{shapes_out}"
@@ -290,13 +294,13 @@ def _with_rules(
     known: dict[Any, str] = {}
     found = []
     for op, eqn in zip(operations, eqns, strict=True):
-        functions = compat.functions_key(eqn) if op.active else ()
+        functions = functions_key(eqn) if op.active else ()
         if functions:
             moving = tuple(i for i, v in enumerate(op.inputs) if v in active)
             moved = tuple(i for i, v in enumerate(op.outputs) if v in active)
             key = (op.signature, functions, moving, moved)
             if key not in known:
-                done = compat.describe_jaxpr(_differentiated(eqn, moving, moved))
+                done = describe_jaxpr(_differentiated(eqn, moving, moved))
                 known[key] = hashlib.sha256(done.encode()).hexdigest()[:16]
             op = replace(op, signature=f"{op.signature}{RULES}{known[key]}")
         found.append(op)
@@ -306,7 +310,7 @@ def _with_rules(
 def _differentiated(eqn: Any, moving: Sequence[int], moved: Sequence[int]) -> Any:
     """A jaxpr of the equation and its pullback, from its inputs and the cotangents of `moved`."""
     num_inputs = len(eqn.invars)
-    literals = {i: v.val for i, v in enumerate(eqn.invars) if isinstance(v, compat.Literal)}
+    literals = {i: v.val for i, v in enumerate(eqn.invars) if isinstance(v, Literal)}
 
     def both(*flat: Any) -> Any:
         inputs = [literals.get(i, x) for i, x in enumerate(flat[:num_inputs])]
@@ -315,7 +319,7 @@ def _differentiated(eqn: Any, moving: Sequence[int], moved: Sequence[int]) -> An
             merged = list(inputs)
             for position, value in zip(moving, values, strict=True):
                 merged[position] = value
-            outputs = compat.bind_equation(eqn, merged)
+            outputs = bind_equation(eqn, merged)
             return [outputs[i] for i in moved]
 
         outputs, pullback = jax.vjp(active_part, *(inputs[i] for i in moving))

@@ -9,7 +9,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jax_hremat._jax import compat
+from jax_hremat._jax.meshes import is_typed
 from jax_hremat._plan.device_mesh import DeviceMesh, Spec
 from jax_hremat._shared.errors import UnsupportedProgramError
 
@@ -67,7 +67,7 @@ def sharding_on_mesh(leaf: Any) -> NamedSharding | None:
     if traced and AxisType.Auto in kinds:
         spec = PartitionSpec(*(axes or PartitionSpec.UNCONSTRAINED for axes in spec))
     # A mesh that is part of the types of arrays must be the same in the function.
-    typed = compat.is_typed(mesh)
+    typed = is_typed(mesh)
     return NamedSharding(mesh.abstract_mesh if typed else abstract_mesh(device_mesh(mesh)), spec)
 
 
@@ -113,6 +113,6 @@ def laid(struct: jax.ShapeDtypeStruct, sharding: NamedSharding | None) -> jax.Sh
 def put(x: Any, sharding: NamedSharding | None) -> Any:
     """The array, constrained to this sharding; unchanged if no sharding is specified, or if the
     sharding is part of its type."""
-    if sharding is None or not is_known(sharding) or compat.is_typed(sharding.mesh):
+    if sharding is None or not is_known(sharding) or is_typed(sharding.mesh):
         return x
     return jax.lax.with_sharding_constraint(x, sharding)

@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from jax_hremat._jax import compat
+from jax_hremat._jax.checkpoints import is_checkpoint, policy_name
+from jax_hremat._jax.jaxprs import inner_jaxprs, open_jaxpr
+from jax_hremat._jax.scopes import source_line
 from jax_hremat._plan.own_checkpoint import OwnCheckpoint
 
 
@@ -19,11 +21,11 @@ def own_checkpoints(jaxpr: Any) -> tuple[OwnCheckpoint, ...]:
 
 
 def _places(jaxpr: Any, times: int) -> Iterator[tuple[tuple[str, str], int]]:
-    for eqn in compat.open_jaxpr(jaxpr).eqns:
-        if compat.is_checkpoint(eqn):
+    for eqn in open_jaxpr(jaxpr).eqns:
+        if is_checkpoint(eqn):
             policy = eqn.params["policy"]
-            keeps = "" if policy is None else compat.policy_name(policy)
-            yield (compat.source_line(eqn), keeps), times
+            keeps = "" if policy is None else policy_name(policy)
+            yield (source_line(eqn), keeps), times
         trips = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        for body in compat.inner_jaxprs(eqn):
+        for body in inner_jaxprs(eqn):
             yield from _places(body, times * trips)

@@ -13,7 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_hremat._jax import compat
+from jax_hremat._jax.describe import functions_key
+from jax_hremat._jax.effects import run_once_equation
+from jax_hremat._jax.equations import bind_equation
+from jax_hremat._jax.jaxprs import Literal, inputs_read, open_jaxpr
+from jax_hremat._jax.scopes import source_line
 from jax_hremat._jax.sizes import size_bytes_of
 from jax_hremat._primitives.fusible import FUSIBLE
 from jax_hremat._trace.copies import compares_results
@@ -73,10 +77,10 @@ def backward_of(program: Program, signatures: Sequence[str]) -> Backward:
         signatures: By equation, its primitive, parameters and shapes; with the identity of its
             derivative rules, which nothing else tells apart, the key of what is done once.
     """
-    jaxpr = compat.open_jaxpr(program.jaxpr)
+    jaxpr = open_jaxpr(program.jaxpr)
     moving = active_variables(jaxpr, program.differentiated)
     results = jaxpr.outvars[:1] if program.is_loss else jaxpr.outvars
-    reached = {v for v in results if not isinstance(v, compat.Literal) and v in moving}
+    reached = {v for v in results if not isinstance(v, Literal) and v in moving}
     known: dict[Any, Residuals] = {}
     found: list[Residuals] = []
     for eqn, signature in reversed(list(zip(jaxpr.eqns, signatures, strict=True))):
@@ -85,7 +89,7 @@ def backward_of(program: Program, signatures: Sequence[str]) -> Backward:
         residuals = _NO_BACKWARD
         # Where no cotangent comes, rules are not run: JAX would not run them either.
         if any(mask) and pulled and eqn.primitive.name not in STOPS:
-            key = (signature, mask, pulled, compat.functions_key(eqn))
+            key = (signature, mask, pulled, functions_key(eqn))
             if key not in known:
                 known[key] = _residuals_of(eqn, mask, pulled)
             residuals = known[key]
@@ -97,8 +101,8 @@ def backward_of(program: Program, signatures: Sequence[str]) -> Backward:
 def run_once(eqn: Any) -> str:
     """The operation, of those the equation runs, that must run exactly once, and its source line;
     empty if there is none."""
-    found = compat.run_once_equation(eqn)
-    return "" if found is None else f"`{found.primitive.name}` at {compat.source_line(found)}"
+    found = run_once_equation(eqn)
+    return "" if found is None else f"`{found.primitive.name}` at {source_line(found)}"
 
 
 def _residuals_of(eqn: Any, mask: Sequence[bool], pulled: Sequence[int]) -> Residuals:
@@ -113,14 +117,14 @@ def _residuals_of(eqn: Any, mask: Sequence[bool], pulled: Sequence[int]) -> Resi
     in_avals = [abstract(v.aval) for v in eqn.invars]
     moving = [i for i, m in enumerate(mask) if m]
     order = [*pulled, *(i for i in range(len(eqn.outvars)) if i not in pulled)]
-    literals = {i: v.val for i, v in enumerate(eqn.invars) if isinstance(v, compat.Literal)}
+    literals = {i: v.val for i, v in enumerate(eqn.invars) if isinstance(v, Literal)}
 
     def forward(*inputs: Any) -> Any:
         def active_part(*active: Any) -> Any:
             merged = [literals.get(i, x) for i, x in enumerate(inputs)]
             for position, value in zip(moving, active, strict=True):
                 merged[position] = value
-            outputs = compat.bind_equation(eqn, merged)
+            outputs = bind_equation(eqn, merged)
             outputs = [outputs[i] for i in order]
             return outputs[: len(pulled)], outputs[len(pulled) :]
 
@@ -129,24 +133,24 @@ def _residuals_of(eqn: Any, mask: Sequence[bool], pulled: Sequence[int]) -> Resi
         return outputs, others, pullback
 
     pullbacks: list[Any] = []
-    jaxpr = compat.open_jaxpr(jax.make_jaxpr(forward)(*in_avals))
+    jaxpr = open_jaxpr(jax.make_jaxpr(forward)(*in_avals))
     results, residuals = jaxpr.outvars[: len(order)], jaxpr.outvars[len(order) :]
     reached = moving
-    if compat.functions_key(eqn):
+    if functions_key(eqn):
         zero, residuals = _read_back(pullbacks[0], residuals, results[: len(pulled)])
         reached = [i for i, is_zero in zip(moving, zero, strict=True) if not is_zero]
     in_position = {v: i for i, v in enumerate(jaxpr.invars)}
     out_position = {
         v: i
         for i, v in reversed(list(zip(order, results, strict=True)))
-        if not isinstance(v, compat.Literal) and v not in in_position
+        if not isinstance(v, Literal) and v not in in_position
     }
     producers = {o: e for e in jaxpr.eqns for o in e.outvars}
     compared = compares_results(jaxpr, set(out_position))
     reads: set[int] = set()
     makes: set[int] = set()
     opaque_bytes = 0
-    for residual in dict.fromkeys(v for v in residuals if not isinstance(v, compat.Literal)):
+    for residual in dict.fromkeys(v for v in residuals if not isinstance(v, Literal)):
         if residual in in_position:
             reads.add(in_position[residual])
         elif residual in out_position:
@@ -161,7 +165,7 @@ def _residuals_of(eqn: Any, mask: Sequence[bool], pulled: Sequence[int]) -> Resi
     if compared and makes:
         # The results are computed from the inputs again, to be compared with them.
         reads.update(in_position.values())
-    read = compat.inputs_read(jaxpr, len(results))
+    read = inputs_read(jaxpr, len(results))
     return Residuals(
         differentiable=True,
         reached=tuple(reached),
@@ -170,7 +174,7 @@ def _residuals_of(eqn: Any, mask: Sequence[bool], pulled: Sequence[int]) -> Resi
         opaque_bytes=opaque_bytes,
         compares_results=compared,
         spared=tuple(i for i, is_read in enumerate(read) if not is_read),
-        renames=all(not isinstance(v, compat.Literal) and v in in_position for v in results),
+        renames=all(not isinstance(v, Literal) and v in in_position for v in results),
         # A custom rule may run other operations than the function it belongs to.
         once=next(filter(None, map(run_once, jaxpr.eqns)), ""),
     )
@@ -189,13 +193,13 @@ def _read_back(
         return jax.tree.unflatten(pullback, residuals)(cotangents)
 
     avals = [[abstract(v.aval) for v in atoms] for atoms in (residuals, outputs)]
-    jaxpr = compat.open_jaxpr(jax.make_jaxpr(pulled)(*avals))
+    jaxpr = open_jaxpr(jax.make_jaxpr(pulled)(*avals))
     zeros = {
         e.outvars[0]
         for e in jaxpr.eqns
         if e.primitive.name == "broadcast_in_dim" and _is_zero(e.invars[0])
     }
-    is_read = compat.inputs_read(jaxpr, len(jaxpr.outvars))
+    is_read = inputs_read(jaxpr, len(jaxpr.outvars))
     return (
         [v in zeros or _is_zero(v) for v in jaxpr.outvars],
         [v for v, read in zip(residuals, is_read, strict=False) if read],
@@ -203,7 +207,7 @@ def _read_back(
 
 
 def _is_zero(atom: Any) -> bool:
-    return isinstance(atom, compat.Literal) and not np.any(atom.val)
+    return isinstance(atom, Literal) and not np.any(atom.val)
 
 
 def _sources(
@@ -221,7 +225,7 @@ def _sources(
     stack, seen = [residual], set()
     while stack:
         var = stack.pop()
-        if isinstance(var, compat.Literal) or var in seen:
+        if isinstance(var, Literal) or var in seen:
             continue
         seen.add(var)
         if var in in_position:

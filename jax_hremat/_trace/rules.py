@@ -25,11 +25,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jax_hremat._jax import compat
+from jax_hremat._jax.checkpoints import is_checkpoint, with_barriers
+from jax_hremat._jax.custom_rules import (
+    DETACH,
+    ForwardRule,
+    bind_attached,
+    detach,
+    forward_rule,
+    num_closed_over,
+)
+from jax_hremat._jax.equations import bind_equation, context_of, evaluate_inlined, inlinable_jaxpr
+from jax_hremat._jax.jaxprs import Literal, jaxpr_consts, open_jaxpr
+from jax_hremat._jax.refs import without_refs
 from jax_hremat._trace.unrolling import unrolled
 
 # Primitives that cotangents do not pass.
-STOPS = frozenset({"stop_gradient", compat.DETACH})
+STOPS = frozenset({"stop_gradient", DETACH})
 
 
 def open_program(closed: Any, moving: Iterable[int], scan_steps: int = 0) -> Any:
@@ -49,14 +60,14 @@ def open_program(closed: Any, moving: Iterable[int], scan_steps: int = 0) -> Any
         moving: Positions of the inputs that may be differentiated.
         scan_steps: Scans of at most this many steps are unrolled.
     """
-    consts, avals = compat.jaxpr_consts(closed), closed.in_avals
+    consts, avals = jaxpr_consts(closed), closed.in_avals
     positions = set(moving)
 
     def flat(*inputs: Any) -> list[Any]:
         flags = [i in positions for i in range(len(inputs))]
         return _Evaluation(scan_steps).outputs(closed, consts, inputs, flags)[0]
 
-    return compat.without_refs(jax.make_jaxpr(flat)(*avals))
+    return without_refs(jax.make_jaxpr(flat)(*avals))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +87,12 @@ class _Evaluation:
         self, closed: Any, consts: Sequence[Any], inputs: Sequence[Any], moving: Sequence[bool]
     ) -> tuple[list[Any], list[bool]]:
         """The outputs, and which of them depend on the moving inputs."""
-        jaxpr = compat.open_jaxpr(closed)
+        jaxpr = open_jaxpr(closed)
         env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *inputs), strict=True))
         active = {v for v, on in zip(jaxpr.invars, moving, strict=True) if on}
 
         def read(atoms: Sequence[Any]) -> list[Any]:
-            return [v.val if isinstance(v, compat.Literal) else env[v] for v in atoms]
+            return [v.val if isinstance(v, Literal) else env[v] for v in atoms]
 
         for eqn in jaxpr.eqns:
             given, flags = read(eqn.invars), are_in(active, eqn.invars)
@@ -94,19 +105,19 @@ class _Evaluation:
     def _of_equation(
         self, eqn: Any, inputs: Sequence[Any], moving: Sequence[bool]
     ) -> tuple[list[Any], list[bool]]:
-        inner = compat.inlinable_jaxpr(eqn)
+        inner = inlinable_jaxpr(eqn)
         if inner is not None:
-            with compat.context_of(eqn):
-                return self.outputs(inner, compat.jaxpr_consts(inner), inputs, moving)
+            with context_of(eqn):
+                return self.outputs(inner, jaxpr_consts(inner), inputs, moving)
         if eqn.primitive.name == "scan" and 0 < eqn.params["length"] <= self.scan_steps:
             body = eqn.params["jaxpr"]
             inside = replace(self, in_steps=True)
-            step = functools.partial(inside.outputs, body, compat.jaxpr_consts(body))
+            step = functools.partial(inside.outputs, body, jaxpr_consts(body))
             return unrolled(eqn, step, inputs, moving)
-        if self.in_steps and compat.is_checkpoint(eqn):
-            eqn = compat.with_barriers(eqn)
+        if self.in_steps and is_checkpoint(eqn):
+            eqn = with_barriers(eqn)
         rule = _rule(eqn, moving)
-        outputs = compat.bind_equation(eqn, inputs) if rule is None else _apart(rule, inputs)
+        outputs = bind_equation(eqn, inputs) if rule is None else _apart(rule, inputs)
         return outputs, [_goes_on(eqn, moving)] * len(outputs)
 
 
@@ -121,7 +132,7 @@ def active_variables(jaxpr: Any, moving: Iterable[int]) -> frozenset[Any]:
 
 def are_in(variables: Collection[Any], atoms: Iterable[Any]) -> list[bool]:
     """Which atoms are among the variables."""
-    return [not isinstance(v, compat.Literal) and v in variables for v in atoms]
+    return [not isinstance(v, Literal) and v in variables for v in atoms]
 
 
 def _is_inexact(variable: Any) -> bool:
@@ -132,23 +143,23 @@ def _goes_on(eqn: Any, moving: Sequence[bool]) -> bool:
     return any(moving) and eqn.primitive.name not in STOPS
 
 
-def _rule(eqn: Any, moving: Sequence[bool]) -> compat.ForwardRule | None:
-    if not any(moving) or any(moving[: compat.num_closed_over(eqn)]):
+def _rule(eqn: Any, moving: Sequence[bool]) -> ForwardRule | None:
+    if not any(moving) or any(moving[: num_closed_over(eqn)]):
         return None
-    rule = compat.forward_rule(eqn, moving)
-    if rule is None or rule.jaxpr.effects or not compat.open_jaxpr(rule.jaxpr).eqns:
+    rule = forward_rule(eqn, moving)
+    if rule is None or rule.jaxpr.effects or not open_jaxpr(rule.jaxpr).eqns:
         return None
     return None if any(isinstance(c, Tracer) for c in rule.consts) else rule
 
 
-def _apart(rule: compat.ForwardRule, inputs: Sequence[Any]) -> list[Any]:
+def _apart(rule: ForwardRule, inputs: Sequence[Any]) -> list[Any]:
     given = list(inputs)
     floating = [i for i, v in enumerate(rule.eqn.invars) if _is_inexact(v)]
-    with compat.context_of(rule.eqn):
+    with context_of(rule.eqn):
         # All floating inputs: through one left out, the forward rule would be differentiated.
-        for i, value in zip(floating, compat.detach(*(inputs[i] for i in floating)), strict=True):
+        for i, value in zip(floating, detach(*(inputs[i] for i in floating)), strict=True):
             given[i] = value
-        results = compat.evaluate_inlined(rule.jaxpr, rule.consts, given[rule.num_consts :])
+        results = evaluate_inlined(rule.jaxpr, rule.consts, given[rule.num_consts :])
     made = iter(results)
     residuals = [next(made) if i is None else inputs[i] for i in rule.sources]
-    return compat.bind_attached(rule, inputs, list(made), residuals)
+    return bind_attached(rule, inputs, list(made), residuals)

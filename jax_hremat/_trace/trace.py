@@ -12,8 +12,14 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, NamedSharding
 
-from jax_hremat._jax import compat
+from jax_hremat._jax.checkpoints import remat3_enabled, without_checkpoints
 from jax_hremat._jax.cudnn import with_cudnn
+from jax_hremat._jax.effects import named_axes, ordered_effects, unchecked_errors
+from jax_hremat._jax.equations import evaluate_inlined
+from jax_hremat._jax.jaxprs import is_symbolic, jaxpr_consts, open_jaxpr
+from jax_hremat._jax.meshes import is_typed, named_mesh, typed_struct
+from jax_hremat._jax.refs import is_ref
+from jax_hremat._jax.trace_context import TraceContext
 from jax_hremat._plan.device_mesh import DeviceMesh
 from jax_hremat._plan.openings import NOTHING_OPENED, Openings
 from jax_hremat._plan.own_checkpoint import OwnCheckpoint
@@ -64,7 +70,7 @@ class Program:
     is_loss: bool
     has_aux: bool
     shardings: tuple[NamedSharding | None, ...] = ()
-    context: compat.TraceContext = field(default_factory=compat.TraceContext.current)
+    context: TraceContext = field(default_factory=TraceContext.current)
     mesh: DeviceMesh | None = None
     own_checkpoints: tuple[OwnCheckpoint, ...] = ()
     opened: Openings = NOTHING_OPENED
@@ -73,29 +79,29 @@ class Program:
         """The same program, as if parts of it were written differently."""
         if openings == self.opened:
             return self
-        jaxpr = compat.without_checkpoints(self.jaxpr) if openings.checkpoints else self.jaxpr
+        jaxpr = without_checkpoints(self.jaxpr) if openings.checkpoints else self.jaxpr
         jaxpr = open_program(jaxpr, self.moving, openings.scan_steps)
         return replace(self, jaxpr=jaxpr, opened=openings)
 
     @property
     def num_operations(self) -> int:
         """Equations of the jaxpr."""
-        return len(compat.open_jaxpr(self.jaxpr).eqns)
+        return len(open_jaxpr(self.jaxpr).eqns)
 
     @property
     def in_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Type of every flat input."""
-        return tuple(abstract(v.aval) for v in compat.open_jaxpr(self.jaxpr).invars)
+        return tuple(abstract(v.aval) for v in open_jaxpr(self.jaxpr).invars)
 
     @property
     def out_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Type of every flat output."""
-        return tuple(abstract(v.aval) for v in compat.open_jaxpr(self.jaxpr).outvars)
+        return tuple(abstract(v.aval) for v in open_jaxpr(self.jaxpr).outvars)
 
     @property
     def values(self) -> tuple[Any, ...]:
         """The jaxpr's variables: constants, inputs, outputs of the operations."""
-        jaxpr = compat.open_jaxpr(self.jaxpr)
+        jaxpr = open_jaxpr(self.jaxpr)
         return (*jaxpr.constvars, *jaxpr.invars, *(v for e in jaxpr.eqns for v in e.outvars))
 
     @property
@@ -103,7 +109,7 @@ class Program:
         """Types of the cotangents that the step takes after the inputs; empty for a loss."""
         if self.is_loss:
             return ()
-        outputs = compat.open_jaxpr(self.jaxpr).outvars
+        outputs = open_jaxpr(self.jaxpr).outvars
         return tuple(cotangent(v.aval) for v in outputs if is_inexact(v.aval.dtype))
 
     def step(self, body: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
@@ -139,12 +145,12 @@ class Program:
 
 def abstract(aval: Any) -> jax.ShapeDtypeStruct:
     """The aval as a `ShapeDtypeStruct`, with everything that is part of its type."""
-    return compat.typed_struct(aval)
+    return typed_struct(aval)
 
 
 def cotangent(aval: Any) -> jax.ShapeDtypeStruct:
     """The type of a value's cotangent."""
-    return compat.typed_struct(aval.to_ct_aval())
+    return typed_struct(aval.to_ct_aval())
 
 
 def abstract_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -155,7 +161,7 @@ def abstract_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
         UnsupportedProgramError: The argument is on several devices without a mesh, or is mutable.
     """
     aval: Any = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
-    if compat.is_ref(aval):
+    if is_ref(aval):
         raise _outer_ref(f"an argument is a mutable array (`jax.new_ref`), {aval.str_short()}")
     aval = abstract(aval)
     sharding = sharding_on_mesh(leaf)
@@ -305,7 +311,7 @@ def trace_flat(
         UnsupportedProgramError: As `trace_call`.
         UnsupportedConfigError: `jax_remat3` is on.
     """
-    if compat.remat3_enabled():
+    if remat3_enabled():
         raise UnsupportedConfigError(
             "`jax_remat3` is on; under it nested `jax.checkpoint` regions and name policies have "
             "another, still changing meaning, and a plan would not keep its peak. Switch it off "
@@ -315,13 +321,13 @@ def trace_flat(
     _check_shapes([x.name for x in inputs], structs)
     with with_cudnn():
         nested = jax.make_jaxpr(flat_fun)(*map(abstract, structs))
-    refs = [v.aval for v in compat.open_jaxpr(nested).constvars if compat.is_ref(v.aval)]
+    refs = [v.aval for v in open_jaxpr(nested).constvars if is_ref(v.aval)]
     if refs:
         raise _outer_ref(
             f"the function closes over a mutable array, or is given one (`jax.new_ref`; in Flax, a "
             f"variable with `ref=True`), {refs[0].str_short()}"
         )
-    errors = compat.unchecked_errors(nested)
+    errors = unchecked_errors(nested)
     if errors:
         raise UnsupportedProgramError(
             f"the function checks for errors ({', '.join(errors)}) that a `checkify` around it is "
@@ -329,27 +335,27 @@ def trace_flat(
             f"errors as a result, `has_aux=True`: `def loss(*args): error, value = "
             f"checkify.checkify(fun)(*args); return value, error`"
         )
-    ordered = compat.ordered_effects(nested)
+    ordered = ordered_effects(nested)
     if ordered:
         raise UnsupportedProgramError(
             f"the function has ordered effects ({', '.join(ordered)}), which `jax.checkpoint` "
             f"cannot recompute. Make them unordered (`ordered=False`) or move them out of the "
             f"function that is planned"
         )
-    context = compat.TraceContext.current()
-    axes = compat.named_axes(nested).difference(context.mesh.manual_axes)
+    context = TraceContext.current()
+    axes = named_axes(nested).difference(context.mesh.manual_axes)
     if axes:
         raise UnsupportedProgramError(
             f"the function communicates over the axes {', '.join(sorted(map(str, axes)))} of a "
             f"surrounding `vmap`, without which it cannot be compiled on its own. Plan the "
             f"function that contains the mapping"
         )
-    closed_over = tuple(c for c in compat.jaxpr_consts(nested) if isinstance(c, Tracer))
+    closed_over = tuple(c for c in jaxpr_consts(nested) if isinstance(c, Tracer))
     outer = [Input(f"closed_over[{i}]", c, not is_loss) for i, c in enumerate(closed_over)]
     inputs = [*inputs, *outer]
     structs += [abstract_leaf(c) for c in closed_over]
     nested = _hoisted(nested, closed_over)
-    invars = compat.open_jaxpr(nested).invars
+    invars = open_jaxpr(nested).invars
     chosen = [i for i, x in enumerate(inputs) if x.differentiated]
     differentiated = tuple(i for i in chosen if is_inexact(invars[i].aval.dtype))
     if not differentiated:
@@ -366,7 +372,7 @@ def trace_flat(
         Program(
             jaxpr=jaxpr,
             in_tree=jax.tree.structure((tuple(structs), {})),
-            out_tree=jax.tree.structure(list(compat.open_jaxpr(jaxpr).outvars)),
+            out_tree=jax.tree.structure(list(open_jaxpr(jaxpr).outvars)),
             input_names=names,
             differentiated=differentiated,
             moving=differentiated,
@@ -386,14 +392,14 @@ def _hoisted(closed: Any, closed_over: Sequence[Any]) -> Any:
     ones."""
     if not closed_over:
         return closed
-    consts = compat.jaxpr_consts(closed)
-    invars = compat.open_jaxpr(closed).invars
+    consts = jaxpr_consts(closed)
+    invars = open_jaxpr(closed).invars
     outer = {id(c) for c in closed_over}
 
     def flat(*inputs: Any) -> list[Any]:
         values = iter(inputs[len(invars) :])
         merged = [next(values) if id(c) in outer else c for c in consts]
-        return compat.evaluate_inlined(closed, merged, inputs[: len(invars)])
+        return evaluate_inlined(closed, merged, inputs[: len(invars)])
 
     avals = (*(v.aval for v in invars), *(abstract(abstract_leaf(c)) for c in closed_over))
     return jax.make_jaxpr(flat)(*avals)
@@ -408,25 +414,25 @@ def _outer_ref(what: str) -> UnsupportedProgramError:
 
 
 def devices_of(
-    shardings: Sequence[NamedSharding | None], context: compat.TraceContext, jaxpr: Any
+    shardings: Sequence[NamedSharding | None], context: TraceContext, jaxpr: Any
 ) -> DeviceMesh | None:
     """The mesh of the inputs, if all their shardings are known; else the mesh that is named."""
     placed = [s.mesh for s in shardings if s is not None]
     if placed and context.mesh.empty and all(map(is_known, shardings)):
         return device_mesh(placed[0])
-    mesh = compat.named_mesh(jaxpr) if context.mesh.empty else context.mesh
+    mesh = named_mesh(jaxpr) if context.mesh.empty else context.mesh
     return None if mesh is None or _is_one_device(mesh) else device_mesh(mesh)
 
 
 def _is_one_device(mesh: AbstractMesh) -> bool:
-    return mesh.size == 1 and not compat.is_typed(mesh)
+    return mesh.size == 1 and not is_typed(mesh)
 
 
 def _check_shapes(names: Sequence[str], avals: Sequence[jax.ShapeDtypeStruct]) -> None:
     """Refuse shapes with dimensions that are not numbers."""
     for name, aval in zip(names, avals, strict=True):
         for axis, size in enumerate(aval.shape):
-            if compat.is_symbolic(size):
+            if is_symbolic(size):
                 raise UnsupportedProgramError(
                     f"dimension {axis} of `{name}` is symbolic, `{size}` in {aval.dtype}"
                     f"[{', '.join(map(str, aval.shape))}]: a plan is for sizes in numbers, for "

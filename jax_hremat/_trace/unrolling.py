@@ -13,7 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_hremat._jax import compat
+from jax_hremat._jax.equations import context_of
+from jax_hremat._jax.jaxprs import scan_counts
 
 # From the inputs of a step and which of them are moving, to its outputs and which of them are.
 Step = Callable[[Sequence[Any], Sequence[bool]], tuple[list[Any], list[bool]]]
@@ -30,14 +31,14 @@ def unrolled(
         inputs: The equation's inputs: constants, carry, arrays scanned over.
         moving: Which of the inputs are moving.
     """
-    num_consts, num_carry = compat.scan_counts(eqn)
+    num_consts, num_carry = scan_counts(eqn)
     start = num_consts + num_carry
     length, order = eqn.params["length"], range(eqn.params["length"])
     consts, on_consts = list(inputs[:num_consts]), list(moving[:num_consts])
     carry, on_carry = list(inputs[num_consts:start]), list(moving[num_consts:start])
     ys: list[list[Any]] = [[]] * length
     on_ys: list[list[bool]] = [[]] * length
-    with compat.context_of(eqn):
+    with context_of(eqn):
         xs = [_parts(x, length) for x in inputs[start:]]
         for i in reversed(order) if eqn.params["reverse"] else order:
             outputs, made = step(

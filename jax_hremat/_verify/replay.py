@@ -17,7 +17,9 @@ from typing import Any, Literal
 import jax
 
 from jax_hremat._emit.emit import emit_flat
-from jax_hremat._jax import compat
+from jax_hremat._jax.describe import describe_params
+from jax_hremat._jax.jaxprs import inner_jaxprs, open_jaxpr, wrapped_body
+from jax_hremat._jax.scopes import is_rematted, is_transposed, with_scopes
 from jax_hremat._plan.region import Region
 from jax_hremat._primitives.primitives import equation_flops
 from jax_hremat._trace.flat import Equation, flatten, live_bytes
@@ -94,10 +96,8 @@ def replay(program: Program, root: Region) -> Replay:
 
 
 def _replay(program: Program, root: Region) -> Replay:
-    equations = compat.open_jaxpr(program.jaxpr).eqns
-    tagged = compat.with_scopes(
-        program.jaxpr, [f"hremat_operation_{i}_" for i in range(len(equations))]
-    )
+    equations = open_jaxpr(program.jaxpr).eqns
+    tagged = with_scopes(program.jaxpr, [f"hremat_operation_{i}_" for i in range(len(equations))])
     body = emit_flat(replace(program, jaxpr=tagged), root)
     avals = (*program.in_avals, *program.cotangent_avals)
     flat = flatten(jax.make_jaxpr(program.step(body))(*avals))
@@ -128,8 +128,8 @@ def _with_phases(runs: Iterable[Equation]) -> list[tuple[Equation, Phase]]:
     for run in runs:
         # Scopes inside the tag are the program's own: a loss may contain a gradient itself.
         outer = _TAG.split(run.path)[0]
-        forward = forward and not compat.is_transposed(outer)
-        rematted = compat.is_rematted(outer)
+        forward = forward and not is_transposed(outer)
+        rematted = is_rematted(outer)
         steps.append((run, "forward" if forward else "recompute" if rematted else "backward"))
     return steps
 
@@ -152,7 +152,7 @@ def _recomputed(
         if operation is None or phase == "backward":
             continue
         eqn = equations[operation]
-        if compat.wrapped_body(eqn) is not None or _is_run_of(eqn, operation, run, makers):
+        if wrapped_body(eqn) is not None or _is_run_of(eqn, operation, run, makers):
             counts = first if phase == "forward" else again
             counts[operation][_signature(run.eqn)] += 1
     return tuple(
@@ -171,7 +171,7 @@ def _is_run_of(
         return True
     # A rule may add operands (`sort` carries the permutation along) but not change the rest.
     own = any(makers.get(v) == operation for v in run.inputs[: len(eqn.invars)] if v is not None)
-    params = compat.describe_params
+    params = describe_params
     return not own and params(run.eqn.params) == params(eqn.params)
 
 
@@ -181,7 +181,7 @@ def _signature(eqn: Any) -> str:
     if _has_body(eqn):
         return eqn.primitive.name
     shape = eqn.outvars[0].aval.str_short() if eqn.outvars else ""
-    return f"{eqn.primitive.name}[{compat.describe_params(eqn.params)}]->{shape}"
+    return f"{eqn.primitive.name}[{describe_params(eqn.params)}]->{shape}"
 
 
 def _kept_bytes(steps: Sequence[tuple[Equation, Phase]], sizes_bytes: Mapping[int, int]) -> int:
@@ -191,4 +191,4 @@ def _kept_bytes(steps: Sequence[tuple[Equation, Phase]], sizes_bytes: Mapping[in
 
 
 def _has_body(eqn: Any) -> bool:
-    return next(compat.inner_jaxprs(eqn), None) is not None
+    return next(inner_jaxprs(eqn), None) is not None

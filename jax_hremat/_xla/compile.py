@@ -24,7 +24,9 @@ from jax.sharding import (
     PartitionSpec,
 )
 
-from jax_hremat._jax import compat
+from jax_hremat._jax.jaxprs import open_jaxpr
+from jax_hremat._jax.meshes import on_mesh, typed_struct, varying_axes
+from jax_hremat._jax.trace_context import apart
 from jax_hremat._shared.errors import CompilationError, TargetUnavailableError, UnknownTargetError
 from jax_hremat._xla.cache import CompileCache, key_of
 from jax_hremat._xla.target import DEVICES_PER_HOST, Target
@@ -155,11 +157,11 @@ def compile_flat(
     else:
         devices = _devices(target.platform, target.config_text, mesh)
         # Meshes that the function names are replaced by the mesh of the target's devices.
-        jaxpr = compat.on_mesh(jax.make_jaxpr(fun)(*map(compat.typed_struct, avals)), devices)
+        jaxpr = on_mesh(jax.make_jaxpr(fun)(*map(typed_struct, avals)), devices)
         whole = _mapped(jaxpr, devices, mesh.manual_axes) if mesh.manual_axes else _whole(jaxpr)
         pairs = zip(avals, whole.varying, strict=True)
         placed = [_on(devices, aval, axes) for aval, axes in pairs]
-        lowered = compat.apart(_lowered_for_mesh)(whole.fun, placed, target, devices, how)
+        lowered = apart(_lowered_for_mesh)(whole.fun, placed, target, devices, how)
     lowered_s = time.perf_counter()
     key = _key(lowered, target) if cache else ""
     answer = cache.read(key, _decode) if cache else None
@@ -300,18 +302,18 @@ class _Whole:
 
 
 def _whole(jaxpr: Any) -> _Whole:
-    return _Whole(jaxpr_as_fun(jaxpr), [()] * len(compat.open_jaxpr(jaxpr).invars))
+    return _Whole(jaxpr_as_fun(jaxpr), [()] * len(open_jaxpr(jaxpr).invars))
 
 
 def _mapped(jaxpr: Any, devices: Mesh, manual_axes: Sequence[str]) -> _Whole:
     """From the body of a ``shard_map``, which is what each device does, to a function that contains
     the map: values that vary over devices are stacked along an extra first dimension."""
-    inner = compat.open_jaxpr(jaxpr)
+    inner = open_jaxpr(jaxpr)
     atoms = (*inner.constvars, *inner.invars, *(v for eqn in inner.eqns for v in eqn.outvars))
-    check_vma = any(compat.varying_axes(v.aval) for v in atoms)
+    check_vma = any(varying_axes(v.aval) for v in atoms)
 
     def varying(atom: Any) -> tuple[str, ...]:
-        said = compat.varying_axes(atom.aval) if check_vma else manual_axes
+        said = varying_axes(atom.aval) if check_vma else manual_axes
         return tuple(axis for axis in manual_axes if axis in said)
 
     inputs, outputs = list(map(varying, inner.invars)), list(map(varying, inner.outvars))

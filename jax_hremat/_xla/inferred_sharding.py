@@ -12,7 +12,9 @@ from jax.sharding import Sharding
 
 from jax_hremat._emit.emit import FlatFunction, emit_range
 from jax_hremat._emit.step import Step
-from jax_hremat._jax import compat
+from jax_hremat._jax.compiling import no_compilation_cache
+from jax_hremat._jax.jaxprs import jaxpr_consts, open_jaxpr
+from jax_hremat._jax.meshes import named_sharding
 from jax_hremat._plan.device_mesh import DeviceMesh
 from jax_hremat._plan.region import Region
 from jax_hremat._trace.mesh import abstract_mesh, spec_of
@@ -37,7 +39,7 @@ def inferred_shardings(step: Step, mesh: DeviceMesh, target: Target) -> Sharding
         target: What each device is.
     """
     found: dict[int, Sharding] = {}
-    with compat.no_compilation_cache():
+    with no_compilation_cache():
         compile_flat(
             step.around(_watched(step.program, found)),
             step.avals,
@@ -49,7 +51,7 @@ def inferred_shardings(step: Step, mesh: DeviceMesh, target: Target) -> Sharding
     unknown = 0
     for i, atom in enumerate(atoms):
         sharding, num_dims = found.get(i), atom.aval.ndim
-        named = None if sharding is None else compat.named_sharding(sharding, abstract_mesh(mesh))
+        named = None if sharding is None else named_sharding(sharding, abstract_mesh(mesh))
         if named is not None:
             specs.append(spec_of(named, num_dims))
         else:
@@ -68,8 +70,8 @@ def inferred_shardings(step: Step, mesh: DeviceMesh, target: Target) -> Sharding
 def _watched(program: Program, found: dict[int, Sharding]) -> FlatFunction:
     """The program as a function of its flat inputs; compiling it stores the sharding of each value
     in `found`."""
-    jaxpr = compat.open_jaxpr(program.jaxpr)
-    consts = compat.jaxpr_consts(program.jaxpr)
+    jaxpr = open_jaxpr(program.jaxpr)
+    consts = jaxpr_consts(program.jaxpr)
     run = emit_range(
         program,
         Region(0, program.num_operations),

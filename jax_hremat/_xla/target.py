@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import jax
 import tomli_w
 
-from jax_hremat._jax import compat
+from jax_hremat._jax.compiling import attached_gpu_target_config
 from jax_hremat._shared.errors import TargetUnavailableError, UnknownTargetError
 from jax_hremat._shared.files import write_whole
 
@@ -194,7 +194,7 @@ def attached_target() -> Target:
     return Target(
         name=device.device_kind.lower().replace(" ", "-"),
         platform="cuda",
-        config_text=compat.attached_gpu_target_config(),
+        config_text=attached_gpu_target_config(),
         memory_bytes=attached_bytes(),
         matrix_flops_per_s={},
         vector_flops_per_s=1.0,
@@ -221,7 +221,7 @@ def _default_target() -> Target:
     stats = device.memory_stats() or {}
     return dataclasses.replace(
         match,
-        config_text=compat.attached_gpu_target_config(),
+        config_text=attached_gpu_target_config(),
         memory_bytes=int(stats.get("bytes_limit", match.memory_bytes)),
     )
 

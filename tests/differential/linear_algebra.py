@@ -46,7 +46,7 @@ def eigh() -> Loss:
     return layered(layer, tolerance=1e-3)
 
 
-@program(quick=True)
+@program()
 def solve() -> Loss:
     return layered(lambda x, w: jnp.tanh(jnp.linalg.solve(positive(w), x.T).T), tolerance=1e-4)
 

@@ -104,7 +104,7 @@ def blocks_in_evaluation() -> Loss:
     return loss_of(Stack(), rows(), train=False)
 
 
-@program(quick=True)
+@program()
 def class_in_training() -> Uses:
     return class_of(Block, lambda block: Stack(block, 2), rows())
 

@@ -1,0 +1,43 @@
+"""Where an equation comes from: the scope that it was traced under and the user's source line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax._src import source_info_util
+
+from jax_hremat._jax.jaxprs import open_jaxpr
+
+
+def scope_name(eqn: Any) -> str:
+    """The `jax.named_scope` path the equation was traced under (Flax: the module path)."""
+    return str(eqn.source_info.name_stack)
+
+
+def source_line(eqn: Any) -> str:
+    """The line of the user's code that made the equation, as `file.py:12 (function)`."""
+    return source_info_util.summarize(eqn.source_info)
+
+
+def with_scopes(jaxpr: Any, scopes: Sequence[str]) -> Any:
+    """The same jaxpr, with one more scope name on each equation, outside the existing ones."""
+    inner = open_jaxpr(jaxpr)
+    eqns = []
+    for eqn, scope in zip(inner.eqns, scopes, strict=True):
+        name_stack = source_info_util.new_name_stack(scope) + eqn.source_info.name_stack
+        source_info = eqn.source_info.replace(name_stack=name_stack)
+        eqns.append(eqn.replace(source_info=source_info))
+    inner = inner.replace(eqns=eqns)
+    # JAX >= 0.11: a closed jaxpr is its own open one, constants included.
+    return inner if open_jaxpr(jaxpr) is jaxpr else jaxpr.replace(jaxpr=inner)
+
+
+def is_transposed(scope: str) -> bool:
+    """Whether a scope path belongs to the transposed (backward) half of a `jax.vjp`."""
+    return "transpose(" in scope
+
+
+def is_rematted(scope: str) -> bool:
+    """Whether a scope path belongs to the forward that a differentiated region recomputes."""
+    return "rematted_computation" in scope
