@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 from jax.custom_derivatives import SymbolicZero
+from jax.sharding import PartitionSpec as P
 
 from jax_hremat._emit.emit import emit, emit_flat
 from jax_hremat._jax.custom_rules import DETACH
@@ -616,19 +617,64 @@ def test_a_bare_program_is_compiled_to_what_it_was() -> None:
         assert mine.cost_analysis()["flops"] == theirs.cost_analysis()["flops"]
 
 
-def test_a_rule_inside_a_shard_map_stays_inside_it() -> None:
-    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
-    spec = jax.sharding.PartitionSpec("x")
+def two_axes() -> jax.sharding.Mesh:
+    kinds = (jax.sharding.AxisType.Auto,) * 2
+    return jax.make_mesh((2, 2), ("data", "model"), axis_types=kinds)
+
+
+def mapped_twice(mesh: jax.sharding.Mesh, check_vma: bool) -> Callable[..., jax.Array]:
+    """Two rules in the body, with operations before, between and after them."""
+    specs = (P(None, "model"), P("data"), P())
+
+    def body(w: jax.Array, x: jax.Array, scale: jax.Array) -> jax.Array:
+        h = fused(jnp.tanh(x @ w), x @ w * scale)
+        return fused(h, x @ w) * scale
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        out = P("data", "model")
+        mapped = jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=out, check_vma=check_vma)
+        return (mapped(w, x, x.mean()) ** 2).sum()
+
+    return loss
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_rules_inside_a_shard_map(check_vma: bool) -> None:
+    loss = mapped_twice(two_axes(), check_vma)
+    program = check(loss, X, Y, argnums=(0, 1))
+    assert primitives(program).count(DETACH) == 2
+    rules = [op for op in build_graph(program).operations if op.of_rule]
+    forward = [(op.id, k) for op in rules for k in range(len(op.outputs))]
+    assert kernels(program, whole(program)) == 6
+    assert kernels(program, whole(program, saved=forward)) == 4
+    attached = [op for op in build_graph(program).operations if op.spared]
+    assert [(op.fusible, op.flops, op.opaque_bytes) for op in attached] == [(True, 0, 0)] * 2
+
+
+def test_a_rule_inside_a_shard_map_costs_no_more_exchange() -> None:
+    loss = mapped_twice(two_axes(), check_vma=False)
+    program = trace_loss(loss, (X, Y), {}, argnums=(0, 1))
+    emitted = emit(program, whole(program, checkpointed=False))
+
+    def sums(fun: Callable[..., Any]) -> int:
+        step = jax.jit(jax.value_and_grad(fun, (0, 1)))
+        return step.lower(X, Y).compile().as_text().count(" all-reduce(")
+
+    assert sums(emitted) <= sums(loss)
+
+
+def test_a_rule_inside_a_shard_map_of_explicit_axes() -> None:
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
 
     def loss(x: jax.Array) -> jax.Array:
+        x = jax.device_put(x, jax.NamedSharding(mesh, P("x")))
         inside = jax.shard_map(
-            lambda x: fused(jnp.sin(x), x), mesh=mesh, in_specs=spec, out_specs=spec
+            lambda x: fused(jnp.sin(x), x).sum()[None], mesh=mesh, in_specs=P("x"), out_specs=P("x")
         )
-        return (inside(x) * x).sum()
+        return inside(x).sum()
 
     with jax.set_mesh(mesh):
-        program = check(loss, X)
-    assert DETACH not in primitives(program)
+        assert DETACH in primitives(check(loss, X))
 
 
 def test_a_program_called_inside_a_shard_map() -> None:

@@ -21,6 +21,7 @@ from jax_hremat._jax.scopes import source_line
 from jax_hremat._jax.sizes import size_bytes_of
 from jax_hremat._primitives.fusible import FUSIBLE
 from jax_hremat._trace.copies import compares_results
+from jax_hremat._trace.mapped import handed_on
 from jax_hremat._trace.rules import STOPS, active_variables, are_in
 from jax_hremat._trace.trace import Program, abstract
 
@@ -140,6 +141,9 @@ def _residuals_of(eqn: Any, mask: Sequence[bool], pulled: Sequence[int]) -> Resi
         zero, residuals = _read_back(pullbacks[0], residuals, results[: len(pulled)])
         reached = [i for i, is_zero in zip(moving, zero, strict=True) if not is_zero]
     in_position = {v: i for i, v in enumerate(jaxpr.invars)}
+    for output, source in (pair for e in jaxpr.eqns for pair in handed_on(e)):
+        if source in in_position:
+            in_position[output] = in_position[source]
     out_position = {
         v: i
         for i, v in reversed(list(zip(order, results, strict=True)))

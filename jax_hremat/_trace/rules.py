@@ -37,6 +37,7 @@ from jax_hremat._jax.custom_rules import (
 from jax_hremat._jax.equations import bind_equation, context_of, evaluate_inlined, inlinable_jaxpr
 from jax_hremat._jax.jaxprs import Literal, jaxpr_consts, open_jaxpr
 from jax_hremat._jax.refs import without_refs
+from jax_hremat._trace.mapped import in_parts, is_whole_map
 from jax_hremat._trace.unrolling import unrolled
 
 # Primitives that cotangents do not pass.
@@ -114,6 +115,15 @@ class _Evaluation:
             inside = replace(self, in_steps=True)
             step = functools.partial(inside.outputs, body, jaxpr_consts(body))
             return unrolled(eqn, step, inputs, moving)
+        if is_whole_map(eqn) and any(moving):
+
+            def body(*values: Any) -> list[Any]:
+                closed = eqn.params["jaxpr"]
+                return self.outputs(closed, jaxpr_consts(closed), values, moving)[0]
+
+            outputs = in_parts(eqn, body, inputs)
+            if outputs is not None:
+                return outputs, [True] * len(outputs)
         if self.in_steps and is_checkpoint(eqn):
             eqn = with_barriers(eqn)
         rule = _rule(eqn, moving)

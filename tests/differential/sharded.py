@@ -81,6 +81,53 @@ def mapped_by_hand() -> Loss:
     return Loss(layers(layer), args, out_shardings=shared(ws))
 
 
+def _weighted(check_vma: bool) -> Loss:
+    """Attention with a rule of its own, each device on its rows and columns."""
+    mesh = mesh_of()
+    ws = [put(mesh, normal(8, 16), None, "model")] * 3
+
+    @jax.custom_vjp
+    def attend(x: Any) -> Any:
+        return jax.nn.softmax(x @ x.T) @ x
+
+    def forward(x: Any) -> Any:
+        scores = x @ x.T
+        total = jax.nn.logsumexp(scores, -1, keepdims=True)
+        out = jnp.exp(scores - total) @ x
+        return out, (x, total, out)
+
+    def backward(kept: Any, g: Any) -> Any:
+        x, total, out = kept
+        weights = jnp.exp(x @ x.T - total)
+        inner = weights * (g @ x.T - (g * out).sum(-1, keepdims=True))
+        return (weights.T @ g + inner @ x + inner.T @ x,)
+
+    attend.defvjp(forward, backward)
+
+    def layer(x: Any, w: Any) -> Any:
+        def own(x: Any, w: Any) -> Any:
+            return jax.lax.psum(attend(jnp.tanh(x @ w)) @ w.T, "model")
+
+        specs = (P("data"), P(None, "model"))
+        mapped = jax.shard_map(
+            own, mesh=mesh, in_specs=specs, out_specs=P("data"), check_vma=check_vma
+        )
+        return x + mapped(x, w)
+
+    args = (ws, put(mesh, batch(), "data"))
+    return Loss(layers(layer), args, out_shardings=shared(ws))
+
+
+@program(cost="compiled")
+def mapped_rule() -> Loss:
+    return _weighted(check_vma=True)
+
+
+@program(cost="compiled")
+def mapped_rule_of_unchecked_types() -> Loss:
+    return _weighted(check_vma=False)
+
+
 @program(cost="compiled")
 def mapped_in_a_scan() -> Loss:
     mesh = mesh_of()
