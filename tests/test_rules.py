@@ -737,6 +737,20 @@ def test_one_thread_at_a_time_evaluates_the_rules_of_a_program() -> None:
     same(found, 2 * [[jax.grad(loss)(X, Y)]])
 
 
+def test_a_rule_that_gives_a_scalar_no_cotangent() -> None:
+    @jax.custom_vjp
+    def scaled(x: jax.Array, scale: jax.Array) -> jax.Array:
+        return jnp.sin(x) * scale
+
+    scaled.defvjp(
+        lambda x, scale: (jnp.sin(x) * scale, (x, scale)),
+        lambda kept, g: (g * jnp.cos(kept[0]) * kept[1], None),
+    )
+    program = check(lambda x: scaled(x, x.mean()).sum(), X)
+    (mean, *_) = [v for v in build_graph(program).values if v.text == "f32[]"]
+    assert not mean.active
+
+
 def test_what_a_rule_gives_no_cotangent_is_not_differentiated() -> None:
     """The rule of what comes before is not asked for cotangents that the program never gives."""
 

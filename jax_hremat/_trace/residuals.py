@@ -6,7 +6,7 @@ results that get some in the whole program.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -198,20 +198,20 @@ def _read_back(
 
     avals = [[abstract(v.aval) for v in atoms] for atoms in (residuals, outputs)]
     jaxpr = open_jaxpr(jax.make_jaxpr(pulled)(*avals))
-    zeros = {
-        e.outvars[0]
-        for e in jaxpr.eqns
-        if e.primitive.name == "broadcast_in_dim" and _is_zero(e.invars[0])
-    }
+    producers = {o: e for e in jaxpr.eqns for o in e.outvars}
     is_read = inputs_read(jaxpr, len(jaxpr.outvars))
     return (
-        [v in zeros or _is_zero(v) for v in jaxpr.outvars],
+        [_is_zero(v, producers) for v in jaxpr.outvars],
         [v for v, read in zip(residuals, is_read, strict=False) if read],
     )
 
 
-def _is_zero(atom: Any) -> bool:
-    return isinstance(atom, Literal) and not np.any(atom.val)
+def _is_zero(atom: Any, producers: Mapping[Any, Any]) -> bool:
+    if isinstance(atom, Literal):
+        return not np.any(atom.val)
+    made_by = producers.get(atom)
+    copies = made_by is not None and made_by.primitive.name == "broadcast_in_dim"
+    return copies and _is_zero(made_by.invars[0], producers)
 
 
 def _sources(
