@@ -41,12 +41,13 @@ from jax_hremat._xla.rates import rates
 # `full` and MaxText's.
 PRESETS = tuple(HAND)[:6]
 _SMALL = dict(layers=2, width=256, heads=4, kv_heads=2, ff=512, vocab=512, batch=2, context=256)
-# Fields of `FusedConfig`; the mesh of a variant is a layout of `benchmarks.mesh`.
+# Fields of `FusedConfig`; the mesh of a variant is a layout of `benchmarks.mesh`; `budgets` is how
+# many it is planned for besides, from the least that any plan fits to the peak without any.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "scan": {},
     "fsdp": {"layout": "sharded"},
     "long": {"batch": 2, "context": 8192},
-    "longer": {"batch": 1, "context": 16384, "layers": 4, "scan": False},
+    "longer": {"batch": 1, "context": 16384, "layers": 4, "scan": False, "budgets": 5},
     "unrolled": {"layers": 4, "scan": False},
     "pallas": {"attention": "pallas"},
     "small": _SMALL,
@@ -88,6 +89,8 @@ class AttentionTable(Setting):
         hand: Nothing, and each policy around each layer.
         plans: A plan for the peak of each of those; empty if none were asked for.
         unrolled: The same with the scan written out; empty where there is no scan.
+        swept: Plans for budgets from the least that any fits, evenly to the peak of nothing by
+            hand; empty if none were asked for.
     """
 
     forward_s: float
@@ -97,13 +100,14 @@ class AttentionTable(Setting):
     hand: Sequence[AttentionRow]
     plans: Sequence[AttentionRow] = field(default=())
     unrolled: Sequence[AttentionRow] = field(default=())
+    swept: Sequence[AttentionRow] = field(default=())
 
 
 def measure(variant: str, target_name: str, plans: bool) -> AttentionTable:
     """Compile one variant under each policy, and plan it for the peak of each."""
     target = jax_hremat.get_target(target_name)
     options = dict(VARIANTS[variant])
-    layout = options.pop("layout", None)
+    layout, num_budgets = options.pop("layout", None), options.pop("budgets", 0)
     config = FusedConfig(**options)
     jax_hremat.load_cudnn()
 
@@ -128,6 +132,8 @@ def measure(variant: str, target_name: str, plans: bool) -> AttentionTable:
     written_out = program.with_opened(Openings(scan_steps=config.layers))
     forward_flops = _flops(config)
     rate = rates(target).flops_per_s[array_of(config.dtype, ()).dtype]
+    peaks = {row.label: row.peak_bytes for row in hand}
+    search = _Plans(own_step(program), target, config) if plans else None
     return AttentionTable(
         **setting_of(problem(None), target.name),
         forward_s=forward_flops / rate,
@@ -135,9 +141,12 @@ def measure(variant: str, target_name: str, plans: bool) -> AttentionTable:
         layers=config.layers,
         unpriced=unpriced,
         hand=hand,
-        plans=_plans(own_step(program), target, config, hand) if plans else (),
-        unrolled=_plans(own_step(written_out), target, config, hand)
+        plans=search.at(peaks) if search is not None else (),
+        unrolled=_Plans(own_step(written_out), target, config).at(peaks)
         if plans and config.scan
+        else (),
+        swept=search.at(_evenly(search.least_bytes(), peaks["none"], num_budgets))
+        if search is not None and num_budgets
         else (),
     )
 
@@ -178,20 +187,37 @@ def _is_backward(kernel: KernelCost) -> bool:
     return "transpose(" in kernel.op_name and "rematted_computation" not in kernel.op_name
 
 
-def _plans(
-    step: Step,
-    target: jax_hremat.Target,
-    config: FusedConfig,
-    hand: Sequence[AttentionRow],
-) -> list[AttentionRow]:
-    context = prepare(step, target, jax_hremat.PlannerConfig(), 0.0, say)
-    candidates = Candidates(context, say)
-    rows = []
-    for policy in hand:
-        budgeted, plan = plan_row(candidates, policy.label, policy.peak_bytes)
-        row, _ = _row(policy.label, step, plan.root, target, config)
-        rows.append(replace(row, budget_bytes=budgeted.budget_bytes))
-    return rows
+class _Plans:
+    """The plans of one step."""
+
+    def __init__(self, step: Step, target: jax_hremat.Target, config: FusedConfig) -> None:
+        self._step, self._target, self._config = step, target, config
+        context = prepare(step, target, jax_hremat.PlannerConfig(), 0.0, say)
+        self._candidates = Candidates(context, say)
+
+    def at(self, budgets_bytes: Mapping[str, int]) -> list[AttentionRow]:
+        """A plan for each budget, by its label."""
+        return [self._at(label, size) for label, size in budgets_bytes.items()]
+
+    def least_bytes(self) -> int:
+        """The least budget that a plan fits."""
+        try:
+            plan_row(self._candidates, "", 1)
+        except jax_hremat.InfeasibleBudgetError as error:
+            return error.min_budget_bytes
+        raise AssertionError("a byte is too little")
+
+    def _at(self, label: str, budget_bytes: int) -> AttentionRow:
+        budgeted, plan = plan_row(self._candidates, label, budget_bytes)
+        row, _ = _row(label, self._step, plan.root, self._target, self._config)
+        return replace(row, budget_bytes=budgeted.budget_bytes)
+
+
+def _evenly(first_bytes: int, last_bytes: int, count: int) -> dict[str, int]:
+    """Budgets by what they are called."""
+    step_bytes = (last_bytes - first_bytes) / (count - 1)
+    sizes = [first_bytes + round(i * step_bytes) for i in range(count)]
+    return {f"{mib(size)} MiB": size for size in sizes}
 
 
 def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
@@ -229,6 +255,9 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
                 "",
             ]
             lines += _beside(one["hand"], one["unrolled"])
+        if one.get("swept"):
+            lines += ["", "Planned for budgets from the least that any plan fits:", ""]
+            lines += _swept(one["swept"])
     return "\n".join(lines) + "\n"
 
 
@@ -268,6 +297,19 @@ def _beside(hand: Sequence[Mapping[str, Any]], plans: Sequence[Mapping[str, Any]
         "",
         f"Over `full` and MaxText's presets the geometric mean of the ratios is {mean:.3f}.",
     ]
+    return lines
+
+
+def _swept(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = [
+        "| budget | plan's peak MiB | plan, ms | forwards | attention ms |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['label']} | {mib(row['peak_bytes'])} | {ms(row['step_s'])} | "
+            f"{row['forwards']} | {ms(row['attention_s'])} |"
+        )
     return lines
 
 
