@@ -117,6 +117,8 @@ def test_what_is_found_with_lending_fits(chain: Chain, data: st.DataObject) -> N
     assert found.selection is not None
     promise = predict(chain, found.selection, results)
     assert promise.peak_bytes <= 1.001 * peak_bytes + ROUNDING_BYTES
+    everything = all_predictions(chain, results=results)
+    assert all(found.bound_s <= p.time_s + 1e-6 for p in everything if p.peak_bytes <= peak_bytes)
 
 
 def heavy(weights: list[Any], x: jax.Array) -> jax.Array:

@@ -120,6 +120,8 @@ def test_the_certificate_holds(plans: dict[float, RematPlan], budget: float) -> 
     parts = (certificate.argument_bytes, certificate.output_bytes, certificate.temp_bytes)
     assert certificate.peak_bytes <= sum(parts)
     assert certificate.target == "cpu"
+    assert plan.bound_step_s is not None
+    assert 0 < plan.bound_step_s <= plan.predicted_step_s
     # Where the whole budget of no rematerialization is given, there is nothing to do.
     assert (plan.root.num_checkpointed == 0) == (budget == 1.0)
 

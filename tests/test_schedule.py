@@ -23,6 +23,7 @@ from jax_hremat._solve.backend import Outcome, SolverConfig, Status
 from jax_hremat._solve.chain import BoundaryValue, Chain, Selection
 from jax_hremat._solve.groups import MAX_GROUP
 from jax_hremat._solve.keeping import keeping_columns
+from jax_hremat._solve.output_reuse import Result
 from jax_hremat._solve.prediction import Prediction, predict
 from jax_hremat._solve.regions import selection_region
 from jax_hremat._solve.schedule import fastest_within, least_peak
@@ -142,11 +143,13 @@ def group_sets(chain: Chain, first: int = 0) -> Iterator[tuple[tuple[int, int], 
                     yield ((a, b), *rest)
 
 
-def all_predictions(chain: Chain, *, groups: bool = True) -> list[Prediction]:
+def all_predictions(
+    chain: Chain, *, groups: bool = True, results: Sequence[Result] = ()
+) -> list[Prediction]:
     sets = list(group_sets(chain)) if groups else [()]
     picks = list(itertools.product(*(range(len(o)) for o in chain.options)))
     return [
-        predict(chain, Selection(pick, groups, keeps))
+        predict(chain, Selection(pick, groups, keeps), results)
         for pick, groups in itertools.product(picks, sets)
         for keeps in all_keeps(chain, pick, groups)
     ]
@@ -235,6 +238,7 @@ def test_fastest_within_is_what_enumeration_finds(
         prediction = predict(chain, found.selection)
         assert prediction.time_s == pytest.approx(min(within), abs=1e-9)
         assert prediction.peak_bytes <= limit + ROUNDING_BYTES
+        assert found.bound_s == pytest.approx(min(within), abs=1e-6)
         assert found.outcome.status is Status.OPTIMAL
         fastest_s = sum(min(o.cost.time_s for o in opts) for opts in chain.options)
         assert found.outcome.objective == pytest.approx(
@@ -358,6 +362,7 @@ def test_the_gap_is_kept_and_told() -> None:
     best = predict(chain, fastest_within(chain, limit, EXACT).selection).time_s
     found = fastest_within(chain, limit, SolverConfig(relative_gap=0.05))
     assert predict(chain, found.selection).time_s <= best / (1 - 0.051)
+    assert found.bound_s <= best + 1e-9
     assert 0 <= found.outcome.gap <= 0.051
 
 

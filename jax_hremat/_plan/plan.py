@@ -25,7 +25,7 @@ from jax_hremat._shared.files import write_whole
 from jax_hremat._shared.frozen import reduce_record
 
 _FORMAT = "jax_hremat.RematPlan"
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,9 @@ class RematPlan:
         cost_source: Where the costs of blocks come from, as in `PlannerConfig.cost`.
         solver_status: The solver's status for the root integer program.
         solver_gap: Relative gap between its solution and the proven bound.
+        bound_step_s: No selection of the priced options is predicted to make a faster step within
+            the budget. None where a budget was not what was asked for, or no selection was
+            predicted to fit.
         blocks: What was decided for each block, in program order.
         buffers: The largest buffers at the peak, largest first.
         moments: Predicted memory over the step; empty where costs were not known (`certify`).
@@ -84,6 +87,7 @@ class RematPlan:
     num_compiles: Mapping[str, int]
     own_checkpoints: tuple[OwnCheckpoint, ...] = ()
     opened: Openings = NOTHING_OPENED
+    bound_step_s: float | None = None
     timings_s: Mapping[str, float] = field(
         default_factory=lambda: MappingProxyType({}), compare=False
     )
@@ -225,7 +229,7 @@ def _decode_plan(data: Mapping[str, Any]) -> RematPlan:
     blocks = [{**b, "saved": tuple(b["saved"])} for b in data["blocks"]]
     plain = (
         "has_aux estimated_step_s baseline_step_s baseline_peak_bytes predicted_peak_bytes "
-        "predicted_step_s cost_source solver_status solver_gap"
+        "predicted_step_s cost_source solver_status solver_gap bound_step_s"
     ).split()
     return RematPlan(
         root=_decode_region(data["root"]),

@@ -50,6 +50,13 @@ def _summary(plan: RematPlan) -> Table:
         f"{format_seconds(plan.baseline_step_s)} without rematerialization "
         f"({100 * (plan.slowdown - 1):+.1f} %)",
     )
+    if plan.bound_step_s is not None:
+        table.add_row(
+            "predicted step",
+            format_seconds(plan.predicted_step_s),
+            f"no selection of the priced options is predicted below "
+            f"{format_seconds(plan.bound_step_s)} within the budget",
+        )
     if plan.own_checkpoints:
         count = sum(checkpoint.count for checkpoint in plan.own_checkpoints)
         table.add_row("of the function", str(count), own_words(plan))

@@ -37,6 +37,7 @@ class BudgetSearch:
         self._limit = limit
         self._solver = solver or candidates.context.config.solver
         self._max_rounds = candidates.context.config.max_rounds
+        self._bound_step_s: float | None = None
         self._missed = False
         self._undecided = False
 
@@ -54,6 +55,16 @@ class BudgetSearch:
         if best is None and self._undecided:
             raise undecided(self._solver)
         return best
+
+    @property
+    def bound_step_s(self) -> float | None:
+        """No selection of the options is predicted to make a faster step within the limit; None if
+        that was not asked, or if none is predicted to fit.
+
+        The limit on the predicted peak is corrected by the error seen in a plan of about the same
+        peak; a plan whose own error is larger may fit and be faster.
+        """
+        return self._bound_step_s
 
     def search(self) -> Candidate | None:
         """Try the solver's plans and the standard plans; return the fastest plan that fits."""
@@ -86,6 +97,8 @@ class BudgetSearch:
             self._undecided |= schedule.outcome.status is Status.UNDECIDED
             if schedule.selection is None:
                 break
+            if self._bound_step_s is None and space is self._candidates.chain:
+                self._bound_step_s = self._candidates.whole_step_s(schedule.bound_s)
             promise = self._candidates.context.predict(chain, schedule.selection)
             best = self._best()
             if best is not None and self._candidates.step_s(promise) > (1 - _WORTH) * best.step_s:

@@ -124,9 +124,12 @@ class Candidates:
         return nearest.prediction.peak_bytes - nearest.peak_bytes
 
     def step_s(self, prediction: Prediction) -> float:
-        """A predicted time as a time of the whole step: the baseline's time plus the difference to
-        the predicted time of the plain plan."""
-        added_s = prediction.time_s - self.plain.prediction.time_s
+        """A predicted time as a time of the whole step."""
+        return self.whole_step_s(prediction.time_s)
+
+    def whole_step_s(self, predicted_s: float) -> float:
+        """The baseline's time, plus the difference to the predicted time of the plain plan."""
+        added_s = predicted_s - self.plain.prediction.time_s
         return self.context.baseline.step_s + self.context.step.calls * added_s
 
     def within(self, peak_bytes: int) -> list[Candidate]:

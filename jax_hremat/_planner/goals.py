@@ -4,7 +4,7 @@ that is fast enough, or all plans on the Pareto front of peak and time."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from jax_hremat._plan.certificate import Certificate
@@ -52,12 +52,15 @@ def plan_for(candidates: Candidates, goal: Budget | Slowdown, terms: Terms) -> R
     before_s = candidates.timings_s
     if isinstance(goal, Slowdown):
         best = least_peak_within(candidates, goal.ratio * candidates.context.baseline.step_s)
-        budget_bytes = best.peak_bytes + terms.headroom_bytes
-    else:
-        whole_bytes = candidates.context.baseline.memory.peak_bytes + terms.headroom_bytes
-        budget_bytes = goal.resolve_bytes(whole_bytes)
-        best = _fastest_within(candidates, budget_bytes, terms.headroom_bytes)
-    return _plan(candidates, best, budget_bytes, terms, before_s)
+        return _plan(candidates, best, best.peak_bytes + terms.headroom_bytes, terms, before_s)
+    whole_bytes = candidates.context.baseline.memory.peak_bytes + terms.headroom_bytes
+    budget_bytes = goal.resolve_bytes(whole_bytes)
+    search = BudgetSearch(candidates, budget_bytes - terms.headroom_bytes)
+    best = search.fastest() or _of_least_peak(candidates, search, budget_bytes, terms)
+    plan = _plan(candidates, best, budget_bytes, terms, before_s)
+    if search.bound_step_s is None:
+        return plan
+    return replace(plan, bound_step_s=min(search.bound_step_s, plan.predicted_step_s))
 
 
 def frontier_plans(candidates: Candidates, num_points: int, terms: Terms) -> list[RematPlan]:
@@ -72,13 +75,17 @@ def frontier_plans(candidates: Candidates, num_points: int, terms: Terms) -> lis
     ]
 
 
-def _fastest_within(candidates: Candidates, budget_bytes: int, headroom_bytes: int) -> Candidate:
-    rounds = BudgetSearch(candidates, budget_bytes - headroom_bytes)
-    best = rounds.fastest()
-    if best is not None:
-        return best
-    floor = rounds.floor()
-    # The search for the least peak may find a plan that the search for the budget missed.
+def _of_least_peak(
+    candidates: Candidates, search: BudgetSearch, budget_bytes: int, terms: Terms
+) -> Candidate:
+    """The plan that fits after all: the search for the least peak may find one that the search for
+    the budget missed.
+
+    Raises:
+        InfeasibleBudgetError: It finds none.
+    """
+    headroom_bytes = terms.headroom_bytes
+    floor = search.floor()
     fitting = candidates.within(budget_bytes - headroom_bytes)
     if fitting:
         return fitting[0]

@@ -84,7 +84,8 @@ def best_of(plan: RematPlan, known: Iterable[RematPlan], goal: Budget | Slowdown
         return _for_budget(best, best.certificate.peak_bytes + best.certificate.headroom_bytes)
     budget_bytes = plan.certificate.budget_bytes
     fitting = [p for p in (_for_budget(p, budget_bytes) for p in known) if p.certificate.holds]
-    return min((plan, *fitting), key=lambda p: p.estimated_step_s)
+    best = min((plan, *fitting), key=lambda p: p.estimated_step_s)
+    return replace(best, bound_step_s=plan.bound_step_s)
 
 
 def _for_budget(plan: RematPlan, budget_bytes: int) -> RematPlan:

@@ -45,7 +45,9 @@ def certified_again(
         asked = dict(budget_bytes=budget_bytes, headroom_bytes=headroom_bytes)
         before = dataclasses.replace(plan.certificate, **asked)
         if certificate == before and planned.step_s == plan.estimated_step_s:
-            return dataclasses.replace(plan, certificate=certificate)
+            same = certificate == plan.certificate
+            bound_step_s = plan.bound_step_s if same else None
+            return dataclasses.replace(plan, certificate=certificate, bound_step_s=bound_step_s)
     plain = compile_whole(Region(0, len(graph.operations)))
     budget_bytes = budget.resolve_bytes(plain.memory.peak_bytes + headroom_bytes)
     peak_bytes = planned.memory.peak_bytes
@@ -67,6 +69,7 @@ def certified_again(
         baseline_peak_bytes=plain.memory.peak_bytes,
         predicted_peak_bytes=peak_bytes,
         predicted_step_s=planned.step_s,
+        bound_step_s=None,
         blocks=(),
         buffers=planned.buffers,
         moments=(),

@@ -88,10 +88,13 @@ class Schedule:
         outcome: What the solver proved. The objective is in ms over the fastest options
             (`fastest_within`), or in MiB without arguments and outputs (`least_peak`); the gap
             is relative to the whole time, or to that peak.
+        bound_s: No schedule of these options and groups within the peak takes less predicted time
+            (`fastest_within`).
     """
 
     selection: Selection | None
     outcome: Outcome
+    bound_s: float = 0.0
 
 
 def fastest_within(
@@ -120,7 +123,9 @@ def fastest_within(
     best = program.fastest(program.singles, limit)
     if groups and limit > 0:
         best = _with_groups(program, limit, best)
-    return program.schedule(best, program.base_ms)
+    return replace(
+        program.schedule(best, program.base_ms), bound_s=1e-3 * (program.base_ms + best.lower)
+    )
 
 
 def least_peak(chain: Chain, config: SolverConfig, *, groups: bool = True) -> Schedule:

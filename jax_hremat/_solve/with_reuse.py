@@ -8,6 +8,7 @@ at which the schedule found does not fit, the bytes reused by that schedule.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from jax_hremat._solve.chain import Chain, Selection
 from jax_hremat._solve.output_reuse import Result
@@ -45,17 +46,20 @@ def fastest_with_reuse(
         predict: Predicts the cost of a selection.
     """
     reused = _all_of(results, len(chain))
+    bound_s = None
     for count in range(1, _MAX_SOLVES + 1):
         schedule = solve(reused)
+        # Only the first program assumes all reuse, so that its bound holds for all schedules.
+        bound_s = schedule.bound_s if bound_s is None else bound_s
         if schedule.selection is None:
             break
         promise = predict(chain, schedule.selection)
         if promise.peak_bytes <= (1 + _CLOSE) * peak_bytes:
-            return schedule
+            return replace(schedule, bound_s=bound_s)
         # The next schedule has other buffers, which may reuse less.
         limit_bytes = peak_bytes - chain.fixed_bytes
         reused = _less(reused, promise, limit_bytes, int(count * _SPARE * limit_bytes))
-    return solve(NO_REUSE)
+    return replace(solve(NO_REUSE), bound_s=bound_s)
 
 
 def _all_of(results: Sequence[Result], num_blocks: int) -> ReusedBytes:

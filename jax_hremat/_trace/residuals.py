@@ -210,8 +210,9 @@ def _is_zero(atom: Any, producers: Mapping[Any, Any]) -> bool:
     if isinstance(atom, Literal):
         return not np.any(atom.val)
     made_by = producers.get(atom)
-    copies = made_by is not None and made_by.primitive.name == "broadcast_in_dim"
-    return copies and _is_zero(made_by.invars[0], producers)
+    if made_by is None or made_by.primitive.name != "broadcast_in_dim":
+        return False
+    return _is_zero(made_by.invars[0], producers)
 
 
 def _sources(
