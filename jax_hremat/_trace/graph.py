@@ -41,7 +41,7 @@ class Value:
         size_bytes: Bytes it takes on one device.
         kind: Where it comes from.
         producer: The operation that computes it, or None.
-        active: Whether it depends on a differentiated argument through floating values.
+        active: Whether it gets a cotangent (`residuals.py`).
         users: Operations that read it, in program order.
         is_output: Whether the program returns it.
         spec: How it is sharded over a mesh of devices; None where there is one device.
