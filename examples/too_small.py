@@ -16,15 +16,15 @@ def loss_fn(params: list[tuple[jax.Array, jax.Array]], x: jax.Array) -> jax.Arra
 
 
 def main(config: jax_hremat.PlannerConfig | None = None) -> jax_hremat.RematPlan:
-    """Asks for too little, reads the refusal, and asks for what it names."""
+    """Asks for too little, reads the refusal, and takes the plan that comes with it."""
     params = [(jnp.full((64, 256), 0.01), jnp.full((256, 64), 0.01)) for _ in range(6)]
     x = jax.ShapeDtypeStruct((4096, 64), jnp.float32)
     try:
         jax_hremat.plan_remat(loss_fn, budget="1MiB", config=config)(params, x)
     except jax_hremat.InfeasibleBudgetError as error:
         print(f"refused: {error}\n")
-        least = error.min_budget_bytes
-    plan = jax_hremat.plan_remat(loss_fn, budget=least, config=config)(params, x)
+        least, plan = error.min_budget_bytes, error.plan
+    assert plan is not None
     print(f"at {least} bytes there is one: {plan!r}")
     return plan
 

@@ -135,6 +135,8 @@ def test_the_refusal_names_the_least_budget_of_the_whole_step() -> None:
     least = caught.value.min_budget_bytes
     fit = jax_hremat.fit_step(make_step, loss_fn, budget=least, has_aux=True, **OPTIONS)
     assert fit(*args).plan.certificate.peak_bytes == least
+    assert caught.value.plan is not None
+    assert caught.value.plan.certificate.peak_bytes == least
 
 
 def test_a_step_that_ignores_its_loss_is_refused() -> None:

@@ -206,6 +206,8 @@ def test_the_smallest_budget_is_feasible_and_a_hundredth_below_is_not(
         plan_of(context, int(0.99 * floor_bytes))
     error = caught.value
     assert (error.min_budget_bytes, error.budget_bytes) == (floor_bytes, int(0.99 * floor_bytes))
+    assert error.plan is not None and error.plan.certificate.holds
+    assert error.plan.certificate.peak_bytes == error.plan.certificate.budget_bytes == floor_bytes
     # It says what is in the way: a buffer, how large, and where.
     assert "f32[" in error.bottleneck
     assert "layer_" in error.bottleneck

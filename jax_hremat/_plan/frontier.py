@@ -66,6 +66,7 @@ class Frontier:
                 min_budget_bytes=lowest,
                 budget_bytes=budget_bytes,
                 bottleneck="what the lowest plan of this frontier keeps",
+                plan=self.plans[0],
             )
         return min(fitting, key=lambda plan: plan.estimated_step_s)
 

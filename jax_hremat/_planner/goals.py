@@ -56,7 +56,7 @@ def plan_for(candidates: Candidates, goal: Budget | Slowdown, terms: Terms) -> R
     whole_bytes = candidates.context.baseline.memory.peak_bytes + terms.headroom_bytes
     budget_bytes = goal.resolve_bytes(whole_bytes)
     search = BudgetSearch(candidates, budget_bytes - terms.headroom_bytes)
-    best = search.fastest() or _of_least_peak(candidates, search, budget_bytes, terms)
+    best = search.fastest() or _of_least_peak(candidates, search, budget_bytes, terms, before_s)
     plan = _plan(candidates, best, budget_bytes, terms, before_s)
     if search.bound_step_s is None:
         return plan
@@ -76,7 +76,11 @@ def frontier_plans(candidates: Candidates, num_points: int, terms: Terms) -> lis
 
 
 def _of_least_peak(
-    candidates: Candidates, search: BudgetSearch, budget_bytes: int, terms: Terms
+    candidates: Candidates,
+    search: BudgetSearch,
+    budget_bytes: int,
+    terms: Terms,
+    before_s: Mapping[str, float],
 ) -> Candidate:
     """The plan that fits after all: the search for the least peak may find one that the search for
     the budget missed.
@@ -84,20 +88,21 @@ def _of_least_peak(
     Raises:
         InfeasibleBudgetError: It finds none.
     """
-    headroom_bytes = terms.headroom_bytes
     floor = search.floor()
-    fitting = candidates.within(budget_bytes - headroom_bytes)
+    fitting = candidates.within(budget_bytes - terms.headroom_bytes)
     if fitting:
         return fitting[0]
     context = candidates.context
+    min_budget_bytes = floor.peak_bytes + terms.headroom_bytes
     raise InfeasibleBudgetError(
-        min_budget_bytes=floor.peak_bytes + headroom_bytes,
+        min_budget_bytes=min_budget_bytes,
         budget_bytes=budget_bytes,
         bottleneck=bottleneck_words(
             context.costs.graph, context.costs.partition, floor.prediction.peak.block, floor.step
         )
         + closed_words(context.program)
         + once_words(context.costs.graph),
+        plan=_plan(candidates, floor, min_budget_bytes, terms, before_s),
     )
 
 

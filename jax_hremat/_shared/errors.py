@@ -1,6 +1,13 @@
 """Every exception the library raises on purpose, most with an example, all with a fix."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from jax_hremat._shared.format import format_bytes
+
+if TYPE_CHECKING:
+    from jax_hremat._plan.plan import RematPlan
 
 __all__ = [
     "BudgetFormatError",
@@ -62,20 +69,35 @@ class InfeasibleBudgetError(HRematError):
 
         jax_hremat.hremat(loss_fn, budget=error.min_budget_bytes)(params, batch)
 
+    The plan for that budget is made already, and can be used as it is::
+
+        jax_hremat.apply_plan(loss_fn, error.plan)(params, batch)
+
     Attributes:
         min_budget_bytes: The smallest budget, in bytes, that a plan was found for.
         budget_bytes: The budget that was asked for, in bytes.
         bottleneck: What sets the smallest budget, in words.
+        plan: The certified plan for `min_budget_bytes`; None where a given plan was certified
+            again, and none was made.
     """
 
     min_budget_bytes: int
     budget_bytes: int
     bottleneck: str
+    plan: RematPlan | None
 
-    def __init__(self, *, min_budget_bytes: int, budget_bytes: int, bottleneck: str) -> None:
+    def __init__(
+        self,
+        *,
+        min_budget_bytes: int,
+        budget_bytes: int,
+        bottleneck: str,
+        plan: RematPlan | None = None,
+    ) -> None:
         self.min_budget_bytes = min_budget_bytes
         self.budget_bytes = budget_bytes
         self.bottleneck = bottleneck
+        self.plan = plan
         super().__init__(
             f"no plan fits the budget of {format_bytes(budget_bytes)}; the smallest that would "
             f"do is {format_bytes(min_budget_bytes)}, set by {bottleneck}. Raise the budget to "
@@ -85,7 +107,8 @@ class InfeasibleBudgetError(HRematError):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions pickle by positional arguments, and this one takes keywords only.
-        return _rebuild_infeasible, (self.min_budget_bytes, self.budget_bytes, self.bottleneck)
+        arguments = (self.min_budget_bytes, self.budget_bytes, self.bottleneck, self.plan)
+        return _rebuild_infeasible, arguments
 
 
 class BudgetFormatError(HRematError, ValueError):
@@ -247,8 +270,11 @@ class CertificationError(HRematError, RuntimeError):
 
 
 def _rebuild_infeasible(
-    min_budget_bytes: int, budget_bytes: int, bottleneck: str
+    min_budget_bytes: int, budget_bytes: int, bottleneck: str, plan: RematPlan | None
 ) -> InfeasibleBudgetError:
     return InfeasibleBudgetError(
-        min_budget_bytes=min_budget_bytes, budget_bytes=budget_bytes, bottleneck=bottleneck
+        min_budget_bytes=min_budget_bytes,
+        budget_bytes=budget_bytes,
+        bottleneck=bottleneck,
+        plan=plan,
     )
