@@ -6,6 +6,7 @@ import functools
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ import pytest
 from jax.custom_derivatives import SymbolicZero
 from jax.sharding import PartitionSpec as P
 
+import jax_hremat
 from jax_hremat._emit.emit import emit, emit_flat
 from jax_hremat._jax.custom_rules import DETACH
 from jax_hremat._jax.jaxprs import inner_jaxprs, open_jaxpr
@@ -735,6 +737,32 @@ def test_one_thread_at_a_time_evaluates_the_rules_of_a_program() -> None:
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda step: jax.jit(step)(X, Y)[2], steps))
     same(found, 2 * [[jax.grad(loss)(X, Y)]])
+
+
+def test_a_planned_function_inside_the_rule_of_another() -> None:
+    """It is planned while the other is being traced, by threads of its own."""
+    config = jax_hremat.PlannerConfig(cost="analytic", max_rounds=0, floor_rounds=0)
+    planned = functools.partial(jax_hremat.hremat, budget=1.0, target="cpu", config=config)
+
+    @planned()
+    def inner(x: jax.Array) -> jax.Array:
+        return (jnp.sin(jnp.sin(x)) ** 2).sum()
+
+    @jax.custom_vjp
+    def outer(x: jax.Array) -> jax.Array:
+        return (jnp.sin(jnp.sin(x)) ** 2).sum()
+
+    outer.defvjp(jax.value_and_grad(inner), lambda gradient, g: (g * gradient,))
+
+    def loss(x: jax.Array) -> jax.Array:
+        return outer(jnp.tanh(x))
+
+    found: list[Any] = []
+    thread = Thread(target=lambda: found.append(jax.jit(jax.grad(planned()(loss)))(X)), daemon=True)
+    thread.start()
+    thread.join(120)
+    assert found, "it waits for itself"
+    same(found[0], jax.grad(loss)(X))
 
 
 def test_a_rule_that_gives_a_scalar_no_cotangent() -> None:
