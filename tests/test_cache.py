@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import json
 import logging
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -146,8 +147,24 @@ def planner(
     return jax_hremat.plan_remat(deep, budget=budget, target="cpu", config=config)
 
 
-def test_planning_again_asks_xla_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = planner(tmp_path, 0.8)(*ARGS)
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, jax_hremat.RematPlan]:
+    """A cache folder, and the plan that filled it."""
+    folder = tmp_path_factory.mktemp("filled")
+    return folder, planner(folder, 0.8)(*ARGS)
+
+
+@pytest.fixture
+def first(filled: tuple[Path, jax_hremat.RematPlan], tmp_path: Path) -> jax_hremat.RematPlan:
+    """The plan; what it filled the cache with is in `tmp_path`."""
+    folder, plan = filled
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    return plan
+
+
+def test_planning_again_asks_xla_nothing(
+    first: jax_hremat.RematPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert files(tmp_path)
     forbid_xla(monkeypatch)
     # Another question, and the same costs and steps.
@@ -156,10 +173,8 @@ def test_planning_again_asks_xla_nothing(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_same_question_is_answered_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    first: jax_hremat.RematPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = planner(tmp_path, 0.8)(*ARGS)
-
     def prepared(*_: Any) -> Any:
         raise AssertionError("it was planned again")
 
@@ -269,6 +284,7 @@ for i in range(200):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_may_write_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(tmp_path))
     writers = [subprocess.Popen([sys.executable, "-c", WRITER]) for _ in range(2)]

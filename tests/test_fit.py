@@ -162,7 +162,10 @@ def test_the_memory_of_a_cpu_is_no_budget() -> None:
 
 @pytest.mark.parametrize(
     "sizes",
-    [[512, 2048], pytest.param([256 * n for n in range(1, 9)], marks=pytest.mark.slow)],
+    [
+        pytest.param([512, 2048], marks=pytest.mark.slow),
+        pytest.param([256 * n for n in range(1, 9)], marks=pytest.mark.slow),
+    ],
     ids=["two", "eight"],
 )
 def test_the_largest_batch(sizes: list[int]) -> None:

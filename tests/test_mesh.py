@@ -337,6 +337,7 @@ def test_one_device_is_no_mesh() -> None:
     assert own_step(program).mesh is None
 
 
+@pytest.mark.slow
 def test_inside_a_jit_it_is_planned_as_for_one_device_and_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -151,7 +151,7 @@ TREES = {
 
 def in_tree(name: str, *more: str) -> Any:
     """A model and a tree, slow but for few."""
-    quick = name in QUICKLY and more[-1] != "every_block"
+    quick = name in QUICKLY and more[-1] == "pairs_with_runs"
     return pytest.param(name, *more, marks=[] if quick else [pytest.mark.slow])
 
 

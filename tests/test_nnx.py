@@ -122,7 +122,9 @@ class Encoding(nnx.Module):
         return jnp.sum(self.encode(x) ** 2)
 
 
-@pytest.mark.parametrize("methods", ["encode", ("__call__", "encode")])
+@pytest.mark.parametrize(
+    "methods", [pytest.param("encode", marks=pytest.mark.slow), ("__call__", "encode")]
+)
 def test_other_methods(methods: Any) -> None:
     planned = jax_hremat.hremat(budget=1.0, methods=methods, **OPTIONS)(Encoding)
     ours, theirs = planned(nnx.Rngs(0)), Encoding(nnx.Rngs(0))

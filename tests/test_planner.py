@@ -185,7 +185,9 @@ def test_plain_dense_layers_are_planned_no_worse_than_wrapped_by_hand() -> None:
 SLOWLY = [pytest.param(margin, 1, marks=pytest.mark.slow) for margin in (1.0, 1.06)]
 
 
-@pytest.mark.parametrize(("margin", "every"), [(1.0, 4), *SLOWLY])
+@pytest.mark.parametrize(
+    ("margin", "every"), [pytest.param(1.0, 4, marks=pytest.mark.slow), *SLOWLY]
+)
 def test_where_a_standard_plan_fits_it_is_not_faster(
     context: PlanningContext, margin: float, every: int
 ) -> None:

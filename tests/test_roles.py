@@ -306,9 +306,10 @@ def candidates() -> Candidates:
     return Candidates(context, lambda *_: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "preset",
-    [pytest.param(p, marks=[] if p == QUICKLY[0] else [pytest.mark.slow]) for p in PRESETS],
+    PRESETS,
 )
 def test_a_plan_at_a_presets_peak_is_not_slower(candidates: Candidates, preset: str) -> None:
     context = candidates.context

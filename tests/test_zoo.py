@@ -155,7 +155,8 @@ def test_only_a_scan_does_without_barriers(name, scans, prevent_cse):
     assert all(np.all(eqn.params["prevent_cse"]) == prevent_cse for eqn in checkpointed)
 
 
-@pytest.mark.parametrize("remat", [pytest.param(None, marks=pytest.mark.slow), "block"])
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", [None, "block"])
 def test_scanned_layers_are_the_unrolled_ones(remat):
     unrolled, scanned = (tiny(name, dropout=0.0, remat=remat) for name in ("llama", "llama-scan"))
     params, batch = unrolled.concrete(0)

@@ -62,7 +62,7 @@ def scan_transposed_apart() -> Loss:
     return over_layers(_split_transpose=True)
 
 
-@program(quick=True)
+@program()
 def scan_with_a_carry_of_many_types() -> Loss:
     def body(carry: Any, w: Any) -> Any:
         h, count, key, low, flag = carry

@@ -62,7 +62,7 @@ def a_key_closed_over() -> Loss:
     return Loss(lambda ws, x: folded_loss(ws, x, key), (list(weights(3)), rows()))
 
 
-@program(quick=True)
+@program()
 def keys_in_the_carry_of_a_scan() -> Loss:
     def loss(ws: Any, x: Any, key: Any) -> Any:
         def body(carry: Any, w: Any) -> Any:
