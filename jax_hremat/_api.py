@@ -12,10 +12,8 @@ from jax_hremat import linen, nnx
 from jax_hremat._calls.planned import GivenPlan, Loss, MadePlans, planned_function
 from jax_hremat._emit.step import Step, own_step
 from jax_hremat._plan.frontier import Frontier
-from jax_hremat._plan.openings import Openings
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._planner.context import PlannerConfig
-from jax_hremat._planner.goals import Terms, frontier_plans
 from jax_hremat._planner.request import PlanRequest, positions_of, warn_beyond_device
 from jax_hremat._planner.transfer import certified_again
 from jax_hremat._shared.methods import CALL
@@ -98,7 +96,7 @@ def plan_remat(
 
     def plan(*args: Any, **kwargs: Any) -> RematPlan:
         start_s = time.perf_counter()
-        step = _step_of(fun, positions, has_aux, args, kwargs, request.config.openings)
+        step = _step_of(fun, positions, has_aux, args, kwargs)
         return request.plan(step, time.perf_counter() - start_s, goal, positions, has_aux)
 
     return plan
@@ -139,10 +137,9 @@ def pareto(
 
     def frontier(*args: Any, **kwargs: Any) -> Frontier:
         start_s = time.perf_counter()
-        step = _step_of(fun, positions, has_aux, args, kwargs, request.config.openings)
-        candidates = request.candidates(step, time.perf_counter() - start_s)
-        terms = Terms(positions, has_aux, request.headroom_bytes)
-        return Frontier(tuple(frontier_plans(candidates, num_points, terms)))
+        step = _step_of(fun, positions, has_aux, args, kwargs)
+        trace_s = time.perf_counter() - start_s
+        return Frontier(request.frontier(step, trace_s, num_points, positions, has_aux))
 
     return frontier
 
@@ -177,7 +174,7 @@ def certify(
     chosen = get_target(target)
 
     def certified(*args: Any, **kwargs: Any) -> RematPlan:
-        step = _step_of(fun, plan.argnums, plan.has_aux, args, kwargs, plan.opened)
+        step = _step_of(fun, plan.argnums, plan.has_aux, args, kwargs)
         made = certified_again(step, plan, chosen, goal, headroom_bytes)
         warn_beyond_device(made.certificate)
         return made
@@ -285,10 +282,9 @@ def _step_of(
     has_aux: bool,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    openings: Openings,
 ) -> Step:
     """The step of a loss, traced as `jax.jit` would trace it."""
     loss, bound_to = Loss.of(fun, argnums, has_aux)
-    call = loss.trace_as_jit((*bound_to, *args), kwargs).with_opened(openings)
+    call = loss.trace_as_jit((*bound_to, *args), kwargs)
     refuse_closed_over(fun, call.closed_over)
     return own_step(call.program)

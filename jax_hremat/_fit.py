@@ -124,7 +124,6 @@ def fit_step(
     positions, donated = positions_of(argnums), positions_of(donate_argnums)
     names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
     declared = _Declared(positions_of(static_argnums), names)
-    openings = request.config.openings if given is None else given.opened
 
     def fit(*args: Any, **kwargs: Any) -> FittedStep:
         start_s = time.perf_counter()
@@ -133,9 +132,7 @@ def fit_step(
         step = training_step(
             make_step,
             loss_fn,
-            lambda args, kwargs: loss.trace_as_jit((*bound_to, *args), kwargs).with_opened(
-                openings
-            ),
+            lambda args, kwargs: loss.trace_as_jit((*bound_to, *args), kwargs),
             Arguments.of(args, kwargs, traces_scalar=lambda leaf: not static.has(leaf)),
             has_aux=has_aux,
             donate_argnums=donated,
@@ -145,7 +142,7 @@ def fit_step(
             made = request.plan(step, trace_s, goal, positions, has_aux)
         else:
             assert isinstance(goal, Budget), "a slowdown is refused above"
-            check_plan_is_for(step.program, given, name_of(loss_fn))
+            check_plan_is_for(step.program.with_opened(given.opened), given, name_of(loss_fn))
             made = certified_again(step, given, chosen, goal, request.headroom_bytes)
         planned = make_step(apply_plan(loss_fn, made))
         return FittedStep(_jitted(planned, args, kwargs, static, donated, chosen), made)

@@ -16,10 +16,12 @@ import pytest
 
 import jax_hremat
 from jax_hremat import PlannerConfig, RematPlan, SearchConfig
+from jax_hremat._emit.step import own_step
 from jax_hremat._jax.checkpoints import is_checkpoint
 from jax_hremat._jax.equations import evaluate_inlined
 from jax_hremat._jax.jaxprs import inner_jaxprs, jaxpr_consts, open_jaxpr
-from jax_hremat._plan.openings import Openings
+from jax_hremat._plan.openings import NOTHING_OPENED, Openings
+from jax_hremat._planner.forms import forms_of
 from jax_hremat._report.page import page
 from jax_hremat._trace.trace import Program, trace_loss
 
@@ -130,7 +132,7 @@ def test_longer_scans_and_those_in_them_stay() -> None:
 
 
 def test_each_step_is_planned_by_itself(tmp_path: Path) -> None:
-    plan = jax_hremat.plan_remat(scanned(layer), budget=0.8, target="cpu", config=CONFIG)(W, X)
+    plan = jax_hremat.plan_remat(scanned(layer), budget=0.6, target="cpu", config=CONFIG)(W, X)
     assert plan.opened == Openings(scan_steps=STEPS)
     # Some of the equal steps are checkpointed, and some are not.
     assert {block.recomputed > 0 for block in plan.blocks} == {True, False}
@@ -150,6 +152,88 @@ def test_each_step_is_planned_by_itself(tmp_path: Path) -> None:
         memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
         <= plan.certificate.budget_bytes
     )
+
+
+def plan_of(budget: float | int, steps: int = STEPS, loss: Loss = LOSSES["layers"]) -> RematPlan:
+    config = replace(CONFIG, unroll_scans=steps)
+    return jax_hremat.plan_remat(loss, budget=budget, target="cpu", config=config)(W, X)
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.6])
+def test_the_better_of_both_forms_is_returned(budget: float) -> None:
+    """Budgets and baselines are those of the function as it is written."""
+    as_is, either = plan_of(budget, steps=0), plan_of(budget)
+    assert either.certificate.budget_bytes == as_is.certificate.budget_bytes
+    assert either.baseline_peak_bytes == as_is.baseline_peak_bytes
+    assert either.baseline_step_s == as_is.baseline_step_s
+    assert either.estimated_step_s <= as_is.estimated_step_s
+    if either.opened == NOTHING_OPENED:
+        assert either.root == as_is.root
+
+
+def test_a_refusal_names_the_smaller_budget_of_both_forms() -> None:
+    least = []
+    for steps in (0, STEPS):
+        with pytest.raises(jax_hremat.InfeasibleBudgetError) as refused:
+            plan_of(1_000, steps)
+        least.append(refused.value.min_budget_bytes)
+        assert refused.value.plan is not None
+        assert refused.value.plan.certificate.budget_bytes == least[-1]
+    assert least[1] <= least[0]
+    assert plan_of(least[1]).certificate.holds
+
+
+@pytest.mark.slow
+def test_a_slowdown_is_relative_to_the_function_as_it_is() -> None:
+    plans = [
+        jax_hremat.plan_remat(
+            LOSSES["layers"],
+            max_slowdown=1.2,
+            target="cpu",
+            config=replace(CONFIG, unroll_scans=steps),
+        )(W, X)
+        for steps in (0, STEPS)
+    ]
+    assert plans[1].baseline_step_s == plans[0].baseline_step_s
+    assert plans[1].slowdown <= 1.2
+    assert plans[1].certificate.peak_bytes <= plans[0].certificate.peak_bytes
+
+
+def test_a_frontier_is_of_both_forms() -> None:
+    frontier = jax_hremat.pareto(LOSSES["layers"], num_points=3, target="cpu", config=CONFIG)(W, X)
+    assert {plan.baseline_step_s for plan in frontier} == {frontier.no_remat[1]}
+    peaks = [plan.certificate.peak_bytes for plan in frontier]
+    times = [plan.estimated_step_s for plan in frontier]
+    assert peaks == sorted(set(peaks))
+    assert times == sorted(set(times), reverse=True)
+    assert any(plan.opened == Openings(scan_steps=STEPS) for plan in frontier)
+
+
+def test_without_short_scans_there_is_one_form() -> None:
+    step = own_step(trace_loss(LOSSES["layers"], (W, X), {}))
+    assert len(forms_of(step, CONFIG)) == 2
+    assert len(forms_of(step, replace(CONFIG, unroll_scans=STEPS - 1))) == 1
+    assert len(forms_of(step, replace(CONFIG, unroll_scans=0))) == 1
+
+
+def test_a_whole_step_and_a_decorated_loss_run_the_form_that_was_planned() -> None:
+    loss = LOSSES["layers"]
+
+    def make_step(loss: Any) -> Any:
+        return lambda w, x: w - 0.1 * jax.grad(loss)(w, x)
+
+    kept: dict[str, Any] = dict(target="cpu", config=CONFIG, donate_argnums=())
+    step, plan = jax_hremat.fit_step(make_step, loss, budget=0.6, **kept)(W, X)
+    assert plan.opened == Openings(scan_steps=STEPS)
+    np.testing.assert_allclose(step(W, X), jax.jit(make_step(loss))(W, X), rtol=1e-4, atol=1e-4)
+    again, given = jax_hremat.fit_step(make_step, loss, plan=plan, **kept)(W, X)
+    assert given == plan
+    np.testing.assert_array_equal(again(W, X), step(W, X))
+
+    planned = jax_hremat.hremat(loss, budget=0.6, target="cpu", config=CONFIG)
+    actual = jax.jit(jax.grad(planned))(W, X)
+    assert planned.plans[0].opened == Openings(scan_steps=STEPS)
+    np.testing.assert_allclose(actual, jax.grad(loss)(W, X), rtol=1e-4, atol=1e-4)
 
 
 def test_checkpoints_written_in_a_scan_hold_outside_of_it() -> None:

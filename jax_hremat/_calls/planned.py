@@ -17,7 +17,6 @@ from jax_hremat._calls.applied import warned_of
 from jax_hremat._emit.run import run_call
 from jax_hremat._emit.step import own_step
 from jax_hremat._flax.objects import PARAMETERS, Leaf, holds_objects, variables_of
-from jax_hremat._plan.openings import Openings
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._planner.request import PlanRequest
 from jax_hremat._shared.errors import StalePlanError
@@ -148,11 +147,6 @@ class PlanSource(Protocol):
         """The plans in use, in order of first call."""
         ...
 
-    @property
-    def opened(self) -> Openings:
-        """Parts of functions that the plans treat as if they were written differently."""
-        ...
-
     def trace(self, loss: Loss, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedCall:
         """Trace a call of a loss."""
         ...
@@ -182,10 +176,6 @@ class MadePlans:
     def plans(self) -> tuple[RematPlan, ...]:
         return tuple(self._made.values())
 
-    @property
-    def opened(self) -> Openings:
-        return self.request.config.openings
-
     def trace(self, loss: Loss, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedCall:
         return loss.trace(args, kwargs)
 
@@ -208,15 +198,11 @@ class GivenPlan:
     def plans(self) -> tuple[RematPlan, ...]:
         return (self.plan,)
 
-    @property
-    def opened(self) -> Openings:
-        return self.plan.opened
-
     def trace(self, loss: Loss, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedCall:
         return loss.trace_like(args, kwargs, self.plan)
 
     def plan_for(self, call: TracedCall, trace_s: float) -> RematPlan:
-        check_plan_is_for(call.program, self.plan, name_of(call.fun))
+        check_plan_is_for(call.program.with_opened(self.plan.opened), self.plan, name_of(call.fun))
         return self.plan
 
 
@@ -289,9 +275,9 @@ def planned_function(
 def run_planned(trace: Callable[[], TracedCall], source: PlanSource) -> Any:
     """Trace a call, get the plan for its program, and run the call with that plan."""
     start_s = time.perf_counter()
-    call = trace().with_opened(source.opened)
+    call = trace()
     plan = source.plan_for(call, time.perf_counter() - start_s)
-    return run_call(call, plan.root, warned_of(plan))
+    return run_call(call.with_opened(plan.opened), plan.root, warned_of(plan))
 
 
 def check_plan_is_for(program: Program, plan: RematPlan, name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from jax_hremat._flax.objects import Structure
 from jax_hremat._jax.cudnn import with_cudnn
 from jax_hremat._jax.jaxprs import inner_jaxprs, open_jaxpr
 from jax_hremat._plan.device_mesh import DeviceMesh
+from jax_hremat._plan.openings import Openings
 from jax_hremat._plan.region import Region
 from jax_hremat._shared.errors import UnsupportedProgramError
 from jax_hremat._trace.call import Arguments, Choice, Results, TracedCall, call_flat
@@ -65,6 +66,10 @@ class Step:
     calls: int = 1
     traced: Any = None
     mesh: DeviceMesh | None = None
+
+    def with_opened(self, openings: Openings) -> Step:
+        """The same step, its program as if parts of it were written differently."""
+        return replace(self, program=self.program.with_opened(openings))
 
 
 def own_step(program: Program) -> Step:

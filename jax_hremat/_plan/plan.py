@@ -41,8 +41,8 @@ class RematPlan:
         has_aux: Whether the function returns `(loss, aux)`.
         certificate: What the compiler reported.
         estimated_step_s: Roofline estimate of the compiled planned step.
-        baseline_step_s: The same without rematerialization.
-        baseline_peak_bytes: Compiled peak without rematerialization.
+        baseline_step_s: The same without rematerialization, with the function's scans as they are.
+        baseline_peak_bytes: Compiled peak of that step.
         predicted_peak_bytes: The peak predicted before the whole step was compiled.
         predicted_step_s: The step time predicted before the whole step was compiled.
         cost_source: Where the costs of blocks come from, as in `PlannerConfig.cost`.
@@ -54,7 +54,7 @@ class RematPlan:
         blocks: What was decided for each block, in program order.
         buffers: The largest buffers at the peak, largest first.
         moments: Predicted memory over the step; empty where costs were not known (`certify`).
-        baseline_moments: The same without rematerialization.
+        baseline_moments: The same without rematerialization, in the form that is planned.
         unpriced: Operations of the compiled step that the estimates leave out, with their number:
             for example custom calls of unknown cost, and the network time of collectives.
         own_checkpoints: The function's own `jax.checkpoint`s, `nn.remat`s and the like.

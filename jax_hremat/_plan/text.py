@@ -101,10 +101,7 @@ def opened_words(plan: RematPlan) -> str:
     """Which scans are planned as if their steps were written out; empty if none."""
     if not plan.opened.scan_steps:
         return ""
-    return (
-        f"those of up to {plan.opened.scan_steps} steps are written out, without rematerialization "
-        f"too"
-    )
+    return f"in this plan those of up to {plan.opened.scan_steps} steps are written out"
 
 
 def unpriced_words(plan: RematPlan) -> str:

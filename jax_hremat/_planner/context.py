@@ -84,11 +84,11 @@ class PlannerConfig:
         open_checkpoints: Whether to plan a program as if its own `jax.checkpoint`s, `nn.remat`s and
             the like were not there. If false, each of them stays one operation that no plan
             changes, and "without rematerialization" means with them.
-        unroll_scans: Scans of at most this many steps are planned, and run, as if their steps were
-            written one after another; scans inside longer scans or conds stay scans. Each step is
-            then planned on its own, and what it keeps is not copied into a stack and back, which
-            makes a step faster and smaller even without rematerialization. Compilation takes
-            longer.
+        unroll_scans: A function with scans of at most this many steps is planned twice: with its
+            scans as they are, and as if their steps were written one after another (scans inside
+            longer scans or conds stay scans). The better plan is returned. In the second form each
+            step is planned on its own, and what it keeps is not copied into a stack and back;
+            but compilation takes longer. "Without rematerialization" means with scans.
     """
 
     search: SearchConfig = field(default_factory=SearchConfig)
@@ -119,9 +119,10 @@ class PlannerConfig:
             raise ValueError(f"PlannerConfig(cost={self.cost!r}): costs are one of {known}")
 
     @property
-    def openings(self) -> Openings:
-        """Which parts of a function are opened before planning: checkpoints, scans."""
-        return Openings(self.open_checkpoints, self.unroll_scans)
+    def forms(self) -> tuple[Openings, ...]:
+        """The forms in which a function is planned, that with its scans as they are first."""
+        steps = dict.fromkeys((0, self.unroll_scans))
+        return tuple(Openings(self.open_checkpoints, scan_steps) for scan_steps in steps)
 
 
 @dataclass(frozen=True, slots=True)

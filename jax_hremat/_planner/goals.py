@@ -51,7 +51,8 @@ def plan_for(candidates: Candidates, goal: Budget | Slowdown, terms: Terms) -> R
     """
     before_s = candidates.timings_s
     if isinstance(goal, Slowdown):
-        best = least_peak_within(candidates, goal.ratio * candidates.context.baseline.step_s)
+        baseline_s = candidates.context.baseline.step_s
+        best = least_peak_within(candidates, max(goal.resolve_s(baseline_s), baseline_s))
         return _plan(candidates, best, best.peak_bytes + terms.headroom_bytes, terms, before_s)
     whole_bytes = candidates.context.baseline.memory.peak_bytes + terms.headroom_bytes
     budget_bytes = goal.resolve_bytes(whole_bytes)

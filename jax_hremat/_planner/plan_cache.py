@@ -78,7 +78,7 @@ class PlanCache:
 def best_of(plan: RematPlan, known: Iterable[RematPlan], goal: Budget | Slowdown) -> RematPlan:
     """The plan, or a better known plan that meets the goal."""
     if isinstance(goal, Slowdown):
-        longest_s = goal.ratio * plan.baseline_step_s
+        longest_s = goal.resolve_s(plan.baseline_step_s)
         meeting = [p for p in (plan, *known) if p.estimated_step_s <= longest_s]
         best = min(meeting, key=lambda p: p.certificate.peak_bytes, default=plan)
         return _for_budget(best, best.certificate.peak_bytes + best.certificate.headroom_bytes)

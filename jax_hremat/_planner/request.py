@@ -14,9 +14,10 @@ from jax_hremat._plan.certificate import Certificate
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.context import PlannerConfig, prepare
-from jax_hremat._planner.goals import Terms, plan_for
+from jax_hremat._planner.forms import better, forms_of, same_goal, undominated
+from jax_hremat._planner.goals import Terms, frontier_plans, plan_for
 from jax_hremat._planner.plan_cache import PlanCache, best_of
-from jax_hremat._shared.errors import HRematWarning
+from jax_hremat._shared.errors import HRematWarning, InfeasibleBudgetError
 from jax_hremat._shared.format import format_bytes
 from jax_hremat._shared.progress import Progress
 from jax_hremat._shared.units import Budget, Slowdown
@@ -51,11 +52,6 @@ class PlanRequest:
             progress=progress or _log_progress,
         )
 
-    def candidates(self, step: Step, trace_s: float) -> Candidates:
-        """The candidates of a step: costs and baseline, which no goal changes."""
-        context = prepare(step, self.target, self.config, trace_s, self.progress)
-        return Candidates(context, self.progress)
-
     def plan(
         self,
         step: Step,
@@ -64,21 +60,54 @@ class PlanRequest:
         argnums: tuple[int, ...] = (),
         has_aux: bool = False,
     ) -> RematPlan:
-        """Plan the program inside a step.
+        """Plan the program inside a step, in each form that the configuration asks for.
 
         With a cache, a request made before is answered at once, and a stored plan that is better
         than the one found replaces it. The cache is not used with `kernel_costs`, functions that
         its key cannot contain. A budget larger than the device's memory gets an `HRematWarning`.
         """
         terms = Terms(argnums, has_aux, self.headroom_bytes)
-        plan = self._plan(step, trace_s, goal, terms)
-        warn_beyond_device(plan.certificate)
-        return plan
+
+        def answer(form: Step, goal: Budget | Slowdown) -> RematPlan | InfeasibleBudgetError:
+            try:
+                return self._plan(form, trace_s, goal, terms)
+            except InfeasibleBudgetError as refusal:
+                return refusal
+
+        as_is, *others = forms_of(step, self.config)
+        found = answer(as_is, goal)
+        for other in others:
+            found = better(found, answer(other, same_goal(goal, found)), goal)
+        if isinstance(found, InfeasibleBudgetError):
+            raise found
+        warn_beyond_device(found.certificate)
+        return found
+
+    def frontier(
+        self,
+        step: Step,
+        trace_s: float,
+        num_points: int,
+        argnums: tuple[int, ...],
+        has_aux: bool,
+    ) -> tuple[RematPlan, ...]:
+        """Plans for budgets evenly spread from the least to that of no rematerialization, in each
+        form that the configuration asks for."""
+        terms = Terms(argnums, has_aux, self.headroom_bytes)
+        return undominated(
+            frontier_plans(self._candidates(form, trace_s), num_points, terms)
+            for form in forms_of(step, self.config)
+        )
+
+    def _candidates(self, step: Step, trace_s: float) -> Candidates:
+        """The candidates of a step: costs and baseline, which no goal changes."""
+        context = prepare(step, self.target, self.config, trace_s, self.progress)
+        return Candidates(context, self.progress)
 
     def _plan(self, step: Step, trace_s: float, goal: Budget | Slowdown, terms: Terms) -> RematPlan:
         cache = CompileCache.at(self.config.cache_dir)
         if cache is None or self.config.kernel_costs:
-            return plan_for(self.candidates(step, trace_s), goal, terms)
+            return plan_for(self._candidates(step, trace_s), goal, terms)
         known = PlanCache.of(step, self.target, terms, self.config, cache)
         asked = known.asked(goal)
         earlier = known.read()
@@ -86,7 +115,7 @@ class PlanRequest:
             answer = best_of(earlier[asked], earlier.values(), goal)
             if self._is_certified(step, answer, cache):
                 return answer
-        found = plan_for(self.candidates(step, trace_s), goal, terms)
+        found = plan_for(self._candidates(step, trace_s), goal, terms)
         # Read again: another process may have planned meanwhile.
         earlier = known.read()
         plan = best_of(found, earlier.values(), goal)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from types import MappingProxyType
 
 from jax_hremat._cost.kernels import kernel_book
@@ -33,22 +33,23 @@ def certified_again(
         StalePlanError: The program's operations differ from those of the plan's program.
         InfeasibleBudgetError: The compiled peak is above the budget.
     """
-    graph = build_graph(step.program)
-    own = fingerprint(step.program, graph)
+    form = step.with_opened(plan.opened)
+    own = fingerprint(form.program, build_graph(form.program))
     _check_same_operations(plan.fingerprint, own)
-    compile_whole = StepCompiler(step, target, kernels=kernel_book(step, {}))
-    planned = compile_whole(plan.root)
+    planned = StepCompiler(form, target, kernels=kernel_book(form, {}))(plan.root)
     terms = Terms(plan.argnums, plan.has_aux, headroom_bytes)
     budget_bytes = budget.resolve_bytes(plan.baseline_peak_bytes + headroom_bytes)
     if own == plan.fingerprint and planned.memory.peak_bytes + headroom_bytes <= budget_bytes:
         certificate = certificate_of(planned, target, budget_bytes, terms)
         asked = dict(budget_bytes=budget_bytes, headroom_bytes=headroom_bytes)
-        before = dataclasses.replace(plan.certificate, **asked)
+        before = replace(plan.certificate, **asked)
         if certificate == before and planned.step_s == plan.estimated_step_s:
             same = certificate == plan.certificate
             bound_step_s = plan.bound_step_s if same else None
-            return dataclasses.replace(plan, certificate=certificate, bound_step_s=bound_step_s)
-    plain = compile_whole(Region(0, len(graph.operations)))
+            return replace(plan, certificate=certificate, bound_step_s=bound_step_s)
+    as_is = step.with_opened(replace(plan.opened, scan_steps=0))
+    compile_whole = StepCompiler(as_is, target, kernels=kernel_book(as_is, {}))
+    plain = compile_whole(Region(0, as_is.program.num_operations))
     budget_bytes = budget.resolve_bytes(plain.memory.peak_bytes + headroom_bytes)
     peak_bytes = planned.memory.peak_bytes
     if peak_bytes + headroom_bytes > budget_bytes:
@@ -60,7 +61,7 @@ def certified_again(
             f"{format_bytes(largest.size_bytes)} made by `{largest.made_by}`; a plan made for "
             f"these shapes may do with less",
         )
-    return dataclasses.replace(
+    return replace(
         plan,
         fingerprint=own,
         certificate=certificate_of(planned, target, budget_bytes, terms),

@@ -66,9 +66,11 @@ class Slowdown:
 
     Attributes:
         ratio: At least 1.
+        of_s: That time, if it is not the planned step's own.
     """
 
     ratio: float
+    of_s: float | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.ratio, bool) or not isinstance(self.ratio, int | float):
@@ -78,6 +80,10 @@ class Slowdown:
                 f"max_slowdown={self.ratio!r} is not a ratio of 1 or more; for ten per cent more "
                 "time than without rematerialization, give 1.10"
             )
+
+    def resolve_s(self, baseline_s: float) -> float:
+        """The longest step, given the planned step's time without rematerialization."""
+        return self.ratio * (baseline_s if self.of_s is None else self.of_s)
 
 
 def parse_goal(

@@ -1,0 +1,95 @@
+"""The forms in which a program is planned: its scans as they are, and short ones written out; and
+which form's plan is the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from jax_hremat._emit.step import Step
+from jax_hremat._plan.plan import RematPlan
+from jax_hremat._planner.context import PlannerConfig
+from jax_hremat._shared.errors import InfeasibleBudgetError
+from jax_hremat._shared.units import Budget, Slowdown
+from jax_hremat._trace.fingerprint import fingerprint
+from jax_hremat._trace.graph import build_graph
+
+Answer = RematPlan | InfeasibleBudgetError
+
+
+def forms_of(step: Step, config: PlannerConfig) -> list[Step]:
+    """The step in each different form that is planned, that with its scans as they are first."""
+    forms = [step.with_opened(openings) for openings in config.forms]
+    if len(forms) == 1:
+        return forms
+    return list({_digest(form): form for form in reversed(forms)}.values())[::-1]
+
+
+def _digest(form: Step) -> str:
+    return fingerprint(form.program, build_graph(form.program)).digest
+
+
+def same_goal(goal: Budget | Slowdown, of_first: Answer) -> Budget | Slowdown:
+    """The goal that the first form was planned for, as it applies to the other forms: what is
+    relative to "without rematerialization" is relative to the first form."""
+    if isinstance(of_first, InfeasibleBudgetError):
+        return Budget(bytes=of_first.budget_bytes)
+    if isinstance(goal, Slowdown):
+        return replace(goal, of_s=of_first.baseline_step_s)
+    return Budget(bytes=of_first.certificate.budget_bytes)
+
+
+def better(first: Answer, other: Answer, goal: Budget | Slowdown) -> Answer:
+    """The better of the first form's answer and another's: the faster plan that fits the budget, or
+    the smaller that is fast enough; of two refusals, the one that names the smaller budget.
+
+    What a plan states of the step without rematerialization is that of the first form. Neither
+    form has a selection that is predicted below the bound of the result.
+    """
+    if isinstance(other, InfeasibleBudgetError):
+        if isinstance(first, RematPlan) or first.min_budget_bytes <= other.min_budget_bytes:
+            return first
+        plan = None if other.plan is None else _beside(other.plan, first.plan)
+        return InfeasibleBudgetError(
+            min_budget_bytes=other.min_budget_bytes,
+            budget_bytes=other.budget_bytes,
+            bottleneck=other.bottleneck,
+            plan=plan,
+        )
+    if isinstance(first, InfeasibleBudgetError):
+        return _beside(other, first.plan)
+    if isinstance(goal, Slowdown):
+        longest_s = goal.resolve_s(first.baseline_step_s)
+        is_better = other.estimated_step_s <= longest_s and _size(other) < _size(first)
+    else:
+        is_better = (other.estimated_step_s, _size(other)) < (first.estimated_step_s, _size(first))
+    best = _beside(other, first) if is_better else first
+    bounds_s = [p.bound_step_s for p in (first, other) if p.bound_step_s is not None]
+    return replace(best, bound_step_s=min(bounds_s, default=None))
+
+
+def undominated(frontiers: Iterable[Sequence[RematPlan]]) -> tuple[RematPlan, ...]:
+    """Of the frontiers of all forms, the plans that no other beats in both peak and time, lowest
+    peak first."""
+    first, *others = frontiers
+    plans = [*first, *(_beside(plan, first[0]) for other in others for plan in other)]
+    front: list[RematPlan] = []
+    for plan in sorted(plans, key=lambda p: (_size(p), p.estimated_step_s)):
+        if not front or plan.estimated_step_s < front[-1].estimated_step_s:
+            front.append(plan)
+    return tuple(front)
+
+
+def _beside(plan: RematPlan, first: RematPlan | None) -> RematPlan:
+    """The plan with the first form's figures without rematerialization, where they are known."""
+    if first is None:
+        return plan
+    return replace(
+        plan,
+        baseline_step_s=first.baseline_step_s,
+        baseline_peak_bytes=first.baseline_peak_bytes,
+    )
+
+
+def _size(plan: RematPlan) -> int:
+    return plan.certificate.peak_bytes
