@@ -27,6 +27,7 @@ from jax_hremat._plan.region import Loop, Region
 from jax_hremat._trace.bodies import Cond, Scan, bodies_of, branch_bodies
 from jax_hremat._trace.graph import build_graph
 from jax_hremat._trace.trace import Program, trace_loss
+from jax_hremat._verify.replay import replay
 
 WIDTH = 16
 FEW = PlannerConfig(
@@ -275,3 +276,42 @@ def test_branches_of_other_platforms_are_not_lowered() -> None:
         jax.jit(jax.value_and_grad(of_rows))(w, x),
     )
     np.testing.assert_allclose(emit(program, root)(w, x), of_rows(w, x), rtol=1e-6)
+
+
+def on_a_tie(ws: jax.Array, x: jax.Array) -> jax.Array:
+    """Which branch is run depends on rounding: the sum is zero but for that."""
+    y = jnp.tanh(x @ ws[0])
+    y = (y - y.mean(-1, keepdims=True)) * jax.lax.rsqrt(y.var() + 1.0)
+    y = jax.lax.cond(y.sum() > 0, jnp.sin, lambda y: jnp.exp(y @ ws[1]), y)
+    return (y * jnp.cos(y)).mean()
+
+
+def nested(region: Region) -> Region:
+    middle = (region.start + region.stop) // 2
+    inner = (Region(0, middle, checkpointed=True), Region(middle, region.stop, checkpointed=True))
+    return dataclasses.replace(region, children=inner)
+
+
+@pytest.mark.parametrize(
+    "seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+)
+def test_the_backward_is_of_the_branch_that_was_run(seed: int) -> None:
+    ws, x = (
+        jax.random.normal(jax.random.key(seed), (2, 4, 4)),
+        jax.random.normal(jax.random.key(seed + 10), (16, 4)),
+    )
+    program = trace_loss(on_a_tie, (ws, x), {})
+    eqns = open_jaxpr(program.jaxpr).eqns
+    (cond,) = [i for i, eqn in enumerate(eqns) if eqn.primitive.name == "cond"]
+    chooser = next(i for i, eqn in enumerate(eqns) if eqns[cond].invars[0] in eqn.outvars)
+    expected = jax.jit(jax.value_and_grad(on_a_tie))(ws, x)
+    whole = Region(0, len(eqns), checkpointed=True)
+    floating = [
+        (i, 0) for i in range(cond) if jnp.issubdtype(eqns[i].outvars[0].aval.dtype, jnp.floating)
+    ]
+    for root in (whole, nested(whole), *(dataclasses.replace(whole, saved=(v,)) for v in floating)):
+        actual = jax.jit(jax.value_and_grad(emit(program, root)))(ws, x)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), actual, expected
+        )
+        assert replay(program, root).recomputed[chooser] == 0

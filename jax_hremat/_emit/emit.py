@@ -15,10 +15,10 @@ from jax_hremat._emit.checkpoint import checkpoint, checkpoint_name
 from jax_hremat._emit.loop import run_scan
 from jax_hremat._emit.naming import Reading, reading_of_results, run_named
 from jax_hremat._emit.pooling import bind_apart
-from jax_hremat._jax.equations import bind_equation, context_of, switch
+from jax_hremat._jax.equations import bind_equation, chooser_of, context_of, switch
 from jax_hremat._jax.jaxprs import Literal, jaxpr_consts, open_jaxpr
 from jax_hremat._jax.meshes import varying_axes
-from jax_hremat._plan.region import Loop, Region
+from jax_hremat._plan.region import Loop, Region, ValueRef
 from jax_hremat._trace.bodies import branch_bodies, scan_body
 from jax_hremat._trace.copies import compared_copies
 from jax_hremat._trace.rules import active_variables, are_in
@@ -238,14 +238,25 @@ class _Emitter:
         self, region: Region, saved: frozenset[tuple[int, int]], inside: _Inside
     ) -> Callable[[dict[Any, Any]], None]:
         inputs, outputs = self._boundary(region)
-        names = [self._name(op, k) for op, k in region.saved]
+        kept = (*region.saved, *self._choices(region))
         checkpointed = checkpoint(
-            self.function(region, inputs, outputs, saved),
-            names=names,
+            self.function(region, inputs, outputs, saved.union(kept)),
+            names=[self._name(op, k) for op, k in kept],
             prevent_cse=inside.prevents_cse,
         )
         joined = [v for v in inputs if v in self._active] if region.barrier else []
         return _step(checkpointed, inputs, outputs, joined)
+
+    def _choices(self, region: Region) -> list[ValueRef]:
+        """The scalars made in a region that choose the branches of its conds. A checkpoint keeps
+        them: a recompute that rounds differently could choose other branches than were run."""
+        made = {
+            var: (index, k)
+            for index in range(region.start, region.stop)
+            for k, var in enumerate(self._jaxpr.eqns[index].outvars)
+        }
+        chosen_by = (chooser_of(eqn) for eqn in self._jaxpr.eqns[region.start : region.stop])
+        return sorted({made[var] for var in chosen_by if var in made})
 
     def _with_barriers(
         self, region: Region, saved: frozenset[tuple[int, int]]

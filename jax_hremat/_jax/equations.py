@@ -45,6 +45,15 @@ def switch(
     return conditionals._switch_internal(index, branches, operands, branches_platforms=platforms)
 
 
+def chooser_of(eqn: Any) -> Any | None:
+    """The variable that chooses the branch of a cond; None for other equations, and where the
+    platform or a constant chooses."""
+    if eqn.primitive.name != "cond" or eqn.params.get("branches_platforms") is not None:
+        return None
+    index = eqn.invars[0]
+    return None if isinstance(index, Literal) else index
+
+
 def evaluate_inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
     """Evaluate a jaxpr with every plain inner `jit` inlined, so that tracing it gives a flat one.
 
