@@ -88,7 +88,8 @@ class AttentionTable(Setting):
         unpriced: What the estimates leave out.
         hand: Nothing, and each policy around each layer.
         plans: A plan for the peak of each of those; empty if none were asked for.
-        unrolled: The same with the scan written out; empty where there is no scan.
+        either: The better of these and of the plans with the scan written out; empty where there is
+            no scan.
         swept: Plans for budgets from the least that any fits, evenly to the peak of nothing by
             hand; empty if none were asked for.
     """
@@ -99,7 +100,7 @@ class AttentionTable(Setting):
     unpriced: Mapping[str, int]
     hand: Sequence[AttentionRow]
     plans: Sequence[AttentionRow] = field(default=())
-    unrolled: Sequence[AttentionRow] = field(default=())
+    either: Sequence[AttentionRow] = field(default=())
     swept: Sequence[AttentionRow] = field(default=())
 
 
@@ -134,6 +135,11 @@ def measure(variant: str, target_name: str, plans: bool) -> AttentionTable:
     rate = rates(target).flops_per_s[array_of(config.dtype, ()).dtype]
     peaks = {row.label: row.peak_bytes for row in hand}
     search = _Plans(own_step(program), target, config) if plans else None
+    as_is = search.at(peaks) if search is not None else []
+    either = []
+    if plans and config.scan:
+        unrolled = _Plans(own_step(written_out), target, config).at(peaks)
+        either = [min(rows, key=_time_then_peak) for rows in zip(as_is, unrolled, strict=True)]
     return AttentionTable(
         **setting_of(problem(None), target.name),
         forward_s=forward_flops / rate,
@@ -141,14 +147,16 @@ def measure(variant: str, target_name: str, plans: bool) -> AttentionTable:
         layers=config.layers,
         unpriced=unpriced,
         hand=hand,
-        plans=search.at(peaks) if search is not None else (),
-        unrolled=_Plans(own_step(written_out), target, config).at(peaks)
-        if plans and config.scan
-        else (),
+        plans=as_is,
+        either=either,
         swept=search.at(_evenly(search.least_bytes(), peaks["none"], num_budgets))
         if search is not None and num_budgets
         else (),
     )
+
+
+def _time_then_peak(row: AttentionRow) -> tuple[float, int]:
+    return row.step_s, row.peak_bytes
 
 
 def _flops(config: FusedConfig) -> float:
@@ -247,14 +255,14 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         if one["plans"]:
             lines += ["", "Planned for each of these peaks:", ""]
             lines += _beside(one["hand"], one["plans"])
-        if one.get("unrolled"):
+        if one.get("either"):
             lines += [
                 "",
-                f"The same with the scan written out, `PlannerConfig(unroll_scans="
-                f"{one['layers']})`; by hand the layers stay a scan:",
+                f"The same with `PlannerConfig(unroll_scans={one['layers']})`: the better of these "
+                f"plans and those with the scan written out. By hand the layers stay a scan:",
                 "",
             ]
-            lines += _beside(one["hand"], one["unrolled"])
+            lines += _beside(one["hand"], one["either"])
         if one.get("swept"):
             lines += ["", "Planned for budgets from the least that any plan fits:", ""]
             lines += _swept(one["swept"])

@@ -22,11 +22,17 @@ class Option:
         origin: How the block is run: plain, checkpointed, with some runs of its operations
             checkpointed ("runs"), checkpointed with values kept by name ("names"), or, for a scan
             or a cond, with its body or its branches run differently ("loop", "branches").
+        outputs_s: Where values are kept by name: seconds to recompute from them what the block's
+            outputs are made of, beyond what the block's own backward makes recomputed. A group that
+            keeps these values spends them, because its next blocks read the outputs.
+        outputs_bytes: Bytes of the named values that are kept only for that.
     """
 
     region: Region
     cost: OptionCost
     origin: Origin
+    outputs_s: float = 0.0
+    outputs_bytes: int = 0
 
     def dominates(self, other: Option) -> bool:
         """Whether this option is at least as good as `other` in every respect that matters to a

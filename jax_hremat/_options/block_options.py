@@ -8,12 +8,13 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jax_hremat._cost.option import Option, Origin, pareto
 from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._options.checkpoint_all import checkpoint_all
+from jax_hremat._options.outputs import with_outputs
 from jax_hremat._options.packing import pareto_packings
 from jax_hremat._options.roles import PRESETS, Role, named_results
 from jax_hremat._options.runs import PRICES, Run, candidate_runs
@@ -97,6 +98,16 @@ class BlockOptions:
         option of `by_hand` that keeps values by name, even if it is dominated."""
         named = (option for _, option in self.by_hand if option.origin == "names")
         return tuple(dict.fromkeys((*self.options, self.plain, *named)))
+
+    def mapped(self, change: Callable[[Option], Option]) -> BlockOptions:
+        """The same options, each changed by a function."""
+        return replace(
+            self,
+            options=tuple(map(change, self.options)),
+            plain=change(self.plain),
+            checkpointed=change(self.checkpointed),
+            by_hand=tuple((name, change(option)) for name, option in self.by_hand),
+        )
 
     def under_policy(self, policy: str) -> Option:
         """The block as a user would write it under a policy; plain if there is no such option."""
@@ -253,8 +264,11 @@ class BlockSearch:
         return Region(start, stop, checkpointed=True, barrier=barrier)
 
     def options(self, measured: Mapping[Region, OptionCost]) -> BlockOptions:
-        return block_options(
+        options = block_options(
             self._block.start, self.plain, self.checkpointed, self.hand_modes(), measured
+        )
+        return options.mapped(
+            lambda option: with_outputs(self._graph, self._block, option, self._times_s)
         )
 
 

@@ -5,8 +5,12 @@ nothing, or the values that one of the block's own options keeps by name. Time a
 over the blocks:
 
     T = Σ_k  t_k                    if nothing is kept of block k: its forward is recomputed
-             t_{k,o} − t_{k,plain}  if the values of option o are kept (at least 0)
-    K = Σ_k  bytes of constants shared with the recompute, or bytes that option o keeps
+             t_{k,o} − t_{k,plain}  if the values of option o are kept (at least 0), and the time to
+                                    make the block's outputs again from these values
+    K = Σ_k  bytes of constants shared with the recompute, or bytes that option o keeps, those for
+             the outputs included
+
+The outputs of the last block are not made again, since no block of the group reads them.
 
 The Pareto-optimal choices in T, K, the boundary values kept and the blocks' forward peaks are found
 block by block (label setting). This is the program of a parent node over its children (H-Rockmate,
@@ -24,7 +28,7 @@ import scipy.sparse as sp
 
 from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.column import MAX_GROUP, MIB, Column, Prices
-from jax_hremat._solve.prediction import block_recompute_s
+from jax_hremat._solve.prediction import block_recompute_s, kept_cost
 
 # The most choices of kept values per range of blocks, spread over the bytes kept.
 _RESOLUTION = 16
@@ -85,7 +89,7 @@ def keeping_columns(chain: Chain) -> tuple[Column, ...]:
         ways: list[int | None] = [None, *keepable[block]]
         for way in ways:
             added_s = block_recompute_s(chain, group, block, inside, way)
-            cost = options[inside if way is None else way].cost
+            cost = options[inside].cost if way is None else kept_cost(chain, group, block, way)
             kept = chain.shared_bytes[block] if way is None else cost.kept_bytes
             held = () if way is None else _made_in(chain, block, needs[block][way])
             keeps = () if way is None else ((block, way),)

@@ -7,7 +7,7 @@ the two agree.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from jax_hremat._cost.option_cost import OptionCost
@@ -46,8 +46,8 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
             reuse). The root program does not model them.
     """
     costs = [chain.options[b][o].cost for b, o in enumerate(selection.options)]
-    keeps = {b: chain.options[b][o].cost for b, o in selection.keeps}
     around = _groups_around(chain, selection)
+    keeps = {b: kept_cost(chain, around[b][0], b, o) for b, o in selection.keeps}
     holders = [
         _holders(selection, boundary_value, around) for boundary_value in chain.boundary_values
     ]
@@ -144,11 +144,26 @@ def block_recompute_s(
             recomputes what the block alone would recompute if it kept these values.
     """
     if kept is not None:
-        kept_s, run_s = (chain.options[block][o].cost.time_s for o in (kept, option))
-        return max(kept_s - run_s, 0.0)
+        saving, run = (chain.options[block][o] for o in (kept, option))
+        for_outputs_s = 0.0 if block == group[1] else saving.outputs_s
+        return max(saving.cost.time_s - run.cost.time_s, 0.0) + for_outputs_s
     if block == group[1]:
         return chain.last_recompute_s[block][option]
     return chain.recompute_s[block]
+
+
+def kept_cost(chain: Chain, group: Group, block: int, option: int) -> OptionCost:
+    """The cost of a block of a group that keeps the values an option saves, with those among the
+    kept bytes that are kept only to make the block's outputs again; nothing reads the outputs of
+    the last block."""
+    saving = chain.options[block][option]
+    if block == group[1] or not saving.outputs_bytes:
+        return saving.cost
+    return replace(
+        saving.cost,
+        kept_bytes=saving.cost.kept_bytes + saving.outputs_bytes,
+        kept_sizes=(*saving.cost.kept_sizes, saving.outputs_bytes),
+    )
 
 
 def _groups_around(chain: Chain, selection: Selection) -> list[list[Group]]:

@@ -1,0 +1,64 @@
+"""What a group needs to make a block's outputs again, of whose values it keeps some by name.
+
+The block alone, under a checkpoint that keeps these values, is compiled; its own backward does not
+read its outputs, so that cost does not include them. The blocks after it in a group do read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from jax_hremat._cost.option import Option
+from jax_hremat._partition.blocks import Block
+from jax_hremat._trace.graph import Graph
+
+
+def with_outputs(graph: Graph, block: Block, option: Option, times_s: Sequence[float]) -> Option:
+    """The option with what its outputs take in a group that keeps what it saves.
+
+    Args:
+        graph: The program's graph.
+        block: The block.
+        option: One of its options.
+        times_s: Seconds of each operation, by the analytic model.
+
+    Unchecked: that a later block of the group reads every output.
+    """
+    if option.origin != "names":
+        return option
+    operations = graph.operations[block.start : block.stop]
+    saved = {
+        graph.operations[block.start + op].outputs[position] for op, position in option.region.saved
+    }
+    read = {v for op in operations for v in op.needs}
+    again = {op.id for op in operations if op.opaque_bytes or op.compares_results}
+    read.update(v for op in again for v in graph.operations[op].reads)
+    own_values, own_operations = _recompute(graph, block, read, saved)
+    values, again_for_outputs = _recompute(graph, block, read.union(block.outputs), saved)
+    return replace(
+        option,
+        outputs_s=sum(times_s[e] for e in sorted(again_for_outputs - own_operations - again)),
+        outputs_bytes=sum(graph.values[v].size_bytes for v in values - own_values),
+    )
+
+
+def _recompute(
+    graph: Graph, block: Block, wanted: Iterable[int], saved: Collection[int]
+) -> tuple[set[int], set[int]]:
+    """The saved values that are read, and the operations that are run again, to make values of a
+    block."""
+    used: set[int] = set()
+    again: set[int] = set()
+    stack = list(wanted)
+    while stack:
+        v = stack.pop()
+        producer = graph.values[v].producer
+        if producer is None or not block.start <= producer < block.stop:
+            continue
+        if v in saved:
+            used.add(v)
+        elif producer not in again:
+            again.add(producer)
+            stack.extend(graph.operations[producer].reads)
+    return used, again
