@@ -110,7 +110,7 @@ def test_json_keeps_everything_but_the_timings() -> None:
         if field.name != "timings_s":
             assert getattr(loaded, field.name) == getattr(made, field.name), field.name
     assert loaded.root.children[0].barrier
-    assert json.loads(made.to_json())["version"] == 8
+    assert json.loads(made.to_json())["version"] == 9
 
 
 def test_equal_plans_have_equal_bytes() -> None:

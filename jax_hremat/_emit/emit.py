@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from jax_hremat._jax.jaxprs import Literal, jaxpr_consts, open_jaxpr
 from jax_hremat._jax.meshes import varying_axes
 from jax_hremat._plan.region import Loop, Region, ValueRef
 from jax_hremat._trace.bodies import branch_bodies, scan_body
+from jax_hremat._trace.constants import constant_makers
 from jax_hremat._trace.copies import compared_copies
 from jax_hremat._trace.rules import active_variables, are_in
 from jax_hremat._trace.trace import Program
@@ -112,6 +113,10 @@ class _Emitter:
         # Most of the functions that are priced keep nothing by name, and need not ask.
         return compared_copies(self._jaxpr)
 
+    @functools.cached_property
+    def _constant_makers(self) -> Mapping[Any, int]:
+        return constant_makers(self._jaxpr)
+
     def function(
         self,
         region: Region,
@@ -119,10 +124,11 @@ class _Emitter:
         outputs: Sequence[Any],
         saved: frozenset[tuple[int, int]] = frozenset(),
     ) -> FlatFunction:
-        saved = saved | frozenset(region.saved)
-        steps = self._steps(
-            region, saved, _Inside(loop=self._in_loop, checkpointed=region.checkpointed)
-        )
+        saved = saved.union(self._kept(region))
+        inside = _Inside(loop=self._in_loop, checkpointed=region.checkpointed)
+        again = self._constants_of(region, frozenset(inputs))
+        steps = [self._equation(i, saved, inside) for i in again]
+        steps += self._steps(region, saved, inside)
 
         def run(*values: Any) -> list[Any]:
             env = dict(zip(inputs, values, strict=True))
@@ -238,7 +244,7 @@ class _Emitter:
         self, region: Region, saved: frozenset[tuple[int, int]], inside: _Inside
     ) -> Callable[[dict[Any, Any]], None]:
         inputs, outputs = self._boundary(region)
-        kept = (*region.saved, *self._choices(region))
+        kept = (*self._kept(region), *self._choices(region))
         checkpointed = checkpoint(
             self.function(region, inputs, outputs, saved.union(kept)),
             names=[self._name(op, k) for op, k in kept],
@@ -266,16 +272,41 @@ class _Emitter:
         joined = [v for v in inputs if v in self._active or v in self._arguments]
         return _step(inner, inputs, outputs, joined)
 
+    def _kept(self, region: Region) -> list[ValueRef]:
+        """What a region keeps by name; values made of constants alone are made again."""
+        eqns = self._jaxpr.eqns
+        makers = self._constant_makers
+        return [(op, k) for op, k in region.saved if eqns[op].outvars[k] not in makers]
+
     def _boundary(self, region: Region) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        own = range(region.start, region.stop)
         inputs: dict[Any, None] = {}
-        made: dict[Any, None] = {}
-        for eqn in self._jaxpr.eqns[region.start : region.stop]:
-            for var in eqn.invars:
-                if not isinstance(var, Literal) and var not in made:
-                    inputs[var] = None
-            made.update(dict.fromkeys(eqn.outvars))
-        outputs = tuple(v for v in made if self._last_use.get(v, -1) >= region.stop)
+        made: set[Any] = set()
+        for index in (*self._constants_of(region), *own):
+            eqn = self._jaxpr.eqns[index]
+            inputs.update(dict.fromkeys(v for v in _read(eqn) if v not in made))
+            made.update(eqn.outvars)
+        results = (v for index in own for v in self._jaxpr.eqns[index].outvars)
+        outputs = tuple(v for v in results if self._last_use.get(v, -1) >= region.stop)
         return tuple(inputs), outputs
+
+    def _constants_of(self, region: Region, given: frozenset[Any] = frozenset()) -> list[int]:
+        """The operations before a region that make what it reads and is not given of values made
+        of constants alone; it runs them again for itself."""
+        eqns = self._jaxpr.eqns
+        again: set[int] = set()
+        stack = [v for eqn in eqns[region.start : region.stop] for v in _read(eqn)]
+        while stack:
+            var = stack.pop()
+            maker = None if var in given else self._constant_makers.get(var)
+            if maker is not None and maker < region.start and maker not in again:
+                again.add(maker)
+                stack += _read(eqns[maker])
+        return sorted(again)
+
+
+def _read(eqn: Any) -> list[Any]:
+    return [v for v in eqn.invars if not isinstance(v, Literal)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ import numpy as np
 from jax_hremat._plan.region import ValueRef
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status, solve
 from jax_hremat._solve.modelling import cp
-from jax_hremat._trace.graph import Graph
+from jax_hremat._trace.graph import Graph, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +147,11 @@ def _solve(
     if barred:
         constraints.append(r[barred] <= 0)
 
-    # A value that is compared with its source is recomputed together with it, not kept:  s_v = 0.
-    copies = [column[v] for v in made if graph.values[v].is_compared_copy]
-    if copies and bytes_bound is not None:
-        constraints.append(s[copies] <= 0)
+    # A value that is compared with its source is recomputed together with it, not kept; one that is
+    # made of constants alone is made again:  s_v = 0.
+    never = [column[v] for v in made if _is_never_kept(graph.values[v])]
+    if never and bytes_bound is not None:
+        constraints.append(s[never] <= 0)
 
     if bytes_bound is None:
         # Objective:  min Σ_v b_v s_v; among equals the fewest operations recomputed.
@@ -174,6 +175,10 @@ def _solve(
         recompute_s=sum(times_s[e] for e in again),
         outcome=outcome,
     )
+
+
+def _is_never_kept(value: Value) -> bool:
+    return value.is_compared_copy or value.of_constants
 
 
 def _producer(graph: Graph, value: int) -> int:

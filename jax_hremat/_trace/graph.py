@@ -24,6 +24,7 @@ from jax_hremat._plan.fingerprint import RULES
 from jax_hremat._primitives.fusible import FUSIBLE
 from jax_hremat._primitives.primitives import equation_work
 from jax_hremat._primitives.work import Work
+from jax_hremat._trace.constants import constant_makers
 from jax_hremat._trace.copies import compared_copies
 from jax_hremat._trace.residuals import backward_of, run_once
 from jax_hremat._trace.trace import Program, abstract
@@ -47,6 +48,8 @@ class Value:
         spec: How it is sharded over a mesh of devices; None where there is one device.
         is_compared_copy: Whether it must not be kept without what it is a copy of
             (`_trace/copies.py`).
+        of_constants: Whether it is made of constants alone and is never kept
+            (`_trace/constants.py`).
     """
 
     id: int
@@ -59,6 +62,7 @@ class Value:
     is_output: bool
     spec: Spec | None = None
     is_compared_copy: bool = False
+    of_constants: bool = False
 
     @property
     def last_use(self) -> int:
@@ -250,6 +254,7 @@ def _graph_of(program: Program) -> Graph:
     outputs_ids = tuple(None if isinstance(v, Literal) else ids[v] for v in jaxpr.outvars)
     returned = set(outputs_ids)
     active = {ids[v] for v in backward.reached}
+    of_constants = {ids[v] for v in constant_makers(jaxpr)}
     operations = _with_rules(operations, jaxpr.eqns, active)
     values = tuple(
         Value(
@@ -262,6 +267,7 @@ def _graph_of(program: Program) -> Graph:
             users=tuple(users.get(i, ())),
             is_output=i in returned,
             is_compared_copy=i in copies,
+            of_constants=i in of_constants,
         )
         for i, aval in enumerate(avals)
     )
