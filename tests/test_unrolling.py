@@ -131,8 +131,15 @@ def test_longer_scans_and_those_in_them_stay() -> None:
     assert num_scans(unrolled(scanned(of_a_scan), 2).jaxpr) == 2
 
 
+@functools.cache
+def plan_of(budget: float | int, steps: int = STEPS) -> RematPlan:
+    config = replace(CONFIG, unroll_scans=steps)
+    loss = LOSSES["layers"]
+    return jax_hremat.plan_remat(loss, budget=budget, target="cpu", config=config)(W, X)
+
+
 def test_each_step_is_planned_by_itself(tmp_path: Path) -> None:
-    plan = jax_hremat.plan_remat(scanned(layer), budget=0.6, target="cpu", config=CONFIG)(W, X)
+    plan = plan_of(0.6)
     assert plan.opened == Openings(scan_steps=STEPS)
     # Some of the equal steps are checkpointed, and some are not.
     assert {block.recomputed > 0 for block in plan.blocks} == {True, False}
@@ -152,11 +159,6 @@ def test_each_step_is_planned_by_itself(tmp_path: Path) -> None:
         memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
         <= plan.certificate.budget_bytes
     )
-
-
-def plan_of(budget: float | int, steps: int = STEPS, loss: Loss = LOSSES["layers"]) -> RematPlan:
-    config = replace(CONFIG, unroll_scans=steps)
-    return jax_hremat.plan_remat(loss, budget=budget, target="cpu", config=config)(W, X)
 
 
 @pytest.mark.parametrize("budget", [1.0, 0.6])
@@ -216,7 +218,7 @@ def test_without_short_scans_there_is_one_form() -> None:
     assert len(forms_of(step, replace(CONFIG, unroll_scans=0))) == 1
 
 
-def test_a_whole_step_and_a_decorated_loss_run_the_form_that_was_planned() -> None:
+def test_a_whole_step_runs_the_form_that_was_planned() -> None:
     loss = LOSSES["layers"]
 
     def make_step(loss: Any) -> Any:
@@ -230,6 +232,9 @@ def test_a_whole_step_and_a_decorated_loss_run_the_form_that_was_planned() -> No
     assert given == plan
     np.testing.assert_array_equal(again(W, X), step(W, X))
 
+
+def test_a_decorated_loss_runs_the_form_that_was_planned() -> None:
+    loss = LOSSES["layers"]
     planned = jax_hremat.hremat(loss, budget=0.6, target="cpu", config=CONFIG)
     actual = jax.jit(jax.grad(planned))(W, X)
     assert planned.plans[0].opened == Openings(scan_steps=STEPS)
