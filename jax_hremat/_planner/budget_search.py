@@ -15,6 +15,9 @@ _WORTH = 0.002
 _MARGIN = 0.0025
 # A plan misses widely if its compiled peak exceeds the limit by more than this part of the limit.
 _WIDE_MISS = 0.1
+# A plan that exceeds the limit by more than this part of it, more than predictions usually err, is
+# compiled with a barrier at the loss as well.
+_DELAYED = 0.02
 # Also compile a standard plan if its predicted peak, corrected by the worst overestimate seen, is
 # at most this many times the limit.
 _TOLERANCE = 1.25
@@ -38,6 +41,7 @@ class BudgetSearch:
         self._solver = solver or candidates.context.config.solver
         self._max_rounds = candidates.context.config.max_rounds
         self._bound_step_s: float | None = None
+        self._barriers = Barriers.CHECKPOINTED
         self._missed = False
         self._undecided = False
 
@@ -103,9 +107,11 @@ class BudgetSearch:
             best = self._best()
             if best is not None and self._candidates.step_s(promise) > (1 - _WORTH) * best.step_s:
                 break
-            candidate = self._candidates.add(chain, schedule.selection, schedule.outcome)
-            if self._misses_widely(candidate):
-                candidate = self._with_barriers(candidate, Barriers.LOSS_TOO)
+            candidate = self._candidates.add(
+                chain, schedule.selection, schedule.outcome, self._barriers
+            )
+            if candidate.peak_bytes > (1 + _DELAYED) * self._limit:
+                candidate = self._behind_the_loss(candidate)
             excess = candidate.peak_bytes - self._limit
             if excess > 0:
                 self._missed = True
@@ -140,6 +146,14 @@ class BudgetSearch:
                 candidate = self._candidates.add(chain, selection, NO_SOLVE, Barriers.NONE)
                 if self._misses_widely(candidate) and prediction.peak_bytes <= self._limit:
                     self._with_barriers(candidate, Barriers.CHECKPOINTED)
+
+    def _behind_the_loss(self, candidate: Candidate) -> Candidate:
+        """The same plan with a barrier at the loss as well, if that lowers its peak; then the next
+        plans of this search have one too."""
+        less = self._with_barriers(candidate, Barriers.LOSS_TOO)
+        if less is not candidate:
+            self._barriers = Barriers.LOSS_TOO
+        return less
 
     def _with_barriers(self, candidate: Candidate, barriers: Barriers) -> Candidate:
         """The same plan with more barriers, so that the compiler can delay less, if that lowers its

@@ -1,0 +1,78 @@
+"""The search for one budget, where the compiler delays the part of the backward at the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jax_hremat import PlannerConfig, SearchConfig
+from jax_hremat._emit.step import own_step
+from jax_hremat._planner.budget_search import BudgetSearch
+from jax_hremat._planner.candidates import Candidate, Candidates
+from jax_hremat._planner.context import PlanningContext, prepare
+from jax_hremat._trace.trace import trace_loss
+from jax_hremat._xla.target import get_target
+
+CONFIG = PlannerConfig(
+    search=SearchConfig(max_runs=2, max_packings=1, max_saved_sets=1, max_workers=2),
+    cost="analytic",
+)
+
+
+class Delaying(Candidates):
+    """Compiled plans of which those without a barrier at the loss take more memory."""
+
+    delayed_bytes = 0
+
+    def add(self, *given: Any, **options: Any) -> Candidate:
+        candidate = super().add(*given, **options)
+        if candidate.root.children[-1:] and _is_barrier_at_the_loss(candidate):
+            return candidate
+        memory = candidate.step.memory
+        more = replace(memory, temp_bytes=memory.temp_bytes + self.delayed_bytes)
+        delayed = replace(candidate, step=replace(candidate.step, memory=more))
+        self._found[candidate.root] = delayed
+        return delayed
+
+
+def _is_barrier_at_the_loss(candidate: Candidate) -> bool:
+    last = candidate.root.children[-1]
+    return last.barrier and not last.checkpointed and last.stop == candidate.root.stop
+
+
+def mlp(params: Sequence[jax.Array], x: jax.Array) -> jax.Array:
+    for w in params:
+        x = x + jax.nn.gelu(x @ w) @ w.T
+    return (x * x).mean()
+
+
+@pytest.fixture(scope="module")
+def context() -> PlanningContext:
+    args = ([jax.ShapeDtypeStruct((8, 32), np.float32)] * 3, jax.ShapeDtypeStruct((256, 8), "f4"))
+    program = trace_loss(mlp, args, {})
+    return prepare(own_step(program), get_target("cpu"), CONFIG, 0.0, lambda *_: None)
+
+
+def test_a_plan_that_misses_is_compiled_with_a_barrier_at_the_loss(
+    context: PlanningContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain_bytes = context.baseline.memory.peak_bytes
+    limit = int(0.8 * plain_bytes)
+    # More than predictions usually err, and less than a wide miss.
+    monkeypatch.setattr(Delaying, "delayed_bytes", int(0.05 * limit))
+    found = Delaying(context, lambda *_: None)
+    best = BudgetSearch(found, limit).search()
+    assert best is not None and best.peak_bytes <= limit
+    assert _is_barrier_at_the_loss(best)
+
+
+def test_a_barrier_that_lowers_no_peak_is_left_out(context: PlanningContext) -> None:
+    limit = int(0.8 * context.baseline.memory.peak_bytes)
+    best = BudgetSearch(Candidates(context, lambda *_: None), limit).search()
+    assert best is not None and best.peak_bytes <= limit
+    assert not _is_barrier_at_the_loss(best)
