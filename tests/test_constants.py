@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_hremat._emit.emit import emit
+from jax_hremat._emit.emit import emit, emit_range
 from jax_hremat._jax.checkpoints import is_checkpoint
-from jax_hremat._jax.jaxprs import all_equations, open_jaxpr
+from jax_hremat._jax.jaxprs import Literal, all_equations, open_jaxpr
 from jax_hremat._plan.region import Region, ValueRef
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._solve.saved import saved_value_sets
@@ -58,6 +59,8 @@ def test_what_depends_on_no_argument_is_made_of_constants(
     makers = constant_makers(jaxpr)
     assert all(jaxpr.eqns[i].outvars[k] in makers for i, k in masks)
     assert all(var in jaxpr.eqns[i].outvars for var, i in makers.items())
+    captured = {v for eqn in jaxpr.eqns for v in eqn.outvars if v.aval.shape == (HEADS, 1, 1)}
+    assert captured and captured.isdisjoint(makers)
     assert all(jaxpr.eqns[i].primitive.name not in ("dot_general", "tanh") for i in makers.values())
     with_argument = jax.make_jaxpr(lambda x: (x + jnp.arange(3.0)) * jnp.arange(3.0).sum())(1.0)
     made = {eqn.primitive.name for eqn in open_jaxpr(with_argument).eqns}
@@ -94,6 +97,25 @@ def test_a_region_makes_its_own_wherever_it_begins(program: Program) -> None:
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), actual, expected
     )
+
+
+def test_a_part_of_the_program_by_itself(program: Program, masks: list[ValueRef]) -> None:
+    """As blocks are priced: given what the part reads, and not what makes its constants."""
+    jaxpr = open_jaxpr(program.jaxpr)
+    start = masks[-1][0] + 1
+    own = jaxpr.eqns[start:]
+    made = {v for eqn in own for v in eqn.outvars}
+    inputs = list(
+        dict.fromkeys(
+            v for eqn in own for v in eqn.invars if not isinstance(v, Literal) and v not in made
+        )
+    )
+    assert jaxpr.eqns[masks[-1][0]].outvars[0] in inputs
+    region = Region(start, len(jaxpr.eqns), checkpointed=True)
+    part = emit_range(
+        program, replace(region, checkpointed=False, children=(region,)), inputs, jaxpr.outvars
+    )
+    assert jax.eval_shape(part, *(v.aval for v in inputs))[0].shape == ()
 
 
 def test_a_plan_that_names_them_keeps_none(program: Program, masks: list[ValueRef]) -> None:

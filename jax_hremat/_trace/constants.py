@@ -18,13 +18,15 @@ from jax_hremat._primitives.fusible import FUSIBLE
 
 
 def constant_makers(jaxpr: Any) -> Mapping[Any, int]:
-    """The variables of an open jaxpr that operations which XLA fuses make of constants alone, each
-    with the position of the equation that makes it."""
+    """The variables of an open jaxpr that operations which XLA fuses make of literals alone, each
+    with the position of the equation that makes it.
+
+    What is made of captured arrays is not among them: a part of the program emitted by itself is
+    not given these arrays.
+    """
     makers: dict[Any, int] = {}
-    constants = set(jaxpr.constvars)
     for index, eqn in enumerate(jaxpr.eqns):
         inputs = (v for v in eqn.invars if not isinstance(v, Literal))
-        if eqn.primitive.name in FUSIBLE and not eqn.effects and constants.issuperset(inputs):
-            constants.update(eqn.outvars)
+        if eqn.primitive.name in FUSIBLE and not eqn.effects and all(v in makers for v in inputs):
             makers.update(dict.fromkeys(eqn.outvars, index))
     return makers
