@@ -575,9 +575,11 @@ def test_what_is_saved_spares_what_the_leaf_program_says(case: str) -> None:
     for answer, mode in zip(answers, modes, strict=True):
         again = {op for op, runs in enumerate(replay(program, mode).recomputed) if runs}
         assert again == set(answer.recomputed)
-    # With everything kept that helps, nothing runs again but what compares its results.
+    # With everything kept that helps, nothing runs again but what compares its results, and what
+    # makes constants.
     compared = tuple(op.id for op in graph.operations if op.compares_results)
-    assert answers[0].recomputed == compared
+    constants = {op.id for op in graph.operations if graph.values[op.outputs[0]].of_constants}
+    assert set(answers[0].recomputed) - constants == set(compared)
     # Since JAX 0.12 the derivative of max compares its inputs with each other.
     assert {"reduce_max"} & {case} <= {case for _ in compared} <= {"max", "reduce_max"}
 
