@@ -18,6 +18,8 @@ _WIDE_MISS = 0.1
 # A plan that exceeds the limit by more than this part of it, more than predictions usually err, is
 # compiled with a barrier at the loss as well.
 _DELAYED = 0.02
+# That barrier, which takes time, is used for the next plans too if it lowers a peak by this part.
+_WORTH_A_BARRIER = 0.01
 # Also compile a standard plan if its predicted peak, corrected by the worst overestimate seen, is
 # at most this many times the limit.
 _TOLERANCE = 1.25
@@ -148,10 +150,10 @@ class BudgetSearch:
                     self._with_barriers(candidate, Barriers.CHECKPOINTED)
 
     def _behind_the_loss(self, candidate: Candidate) -> Candidate:
-        """The same plan with a barrier at the loss as well, if that lowers its peak; then the next
-        plans of this search have one too."""
+        """The same plan with a barrier at the loss as well, if that lowers its peak; if it lowers
+        it by much, the next plans of this search have one too."""
         less = self._with_barriers(candidate, Barriers.LOSS_TOO)
-        if less is not candidate:
+        if less.peak_bytes <= (1 - _WORTH_A_BARRIER) * candidate.peak_bytes:
             self._barriers = Barriers.LOSS_TOO
         return less
 
