@@ -22,7 +22,9 @@ def written_plan(**changes: Any) -> RematPlan:
     """
     whole = RematPlan(
         root=Region(0, 30, children=(Region(10, 20, checkpointed=True, saved=((12, 0),)),)),
-        fingerprint=Fingerprint(("args[0]: f32[8]*",), ("sin",), (0,), ("01",), "0"),
+        fingerprint=Fingerprint(
+            ("args[0]: f32[8]*",), ("sin[](f32[8])->f32[8]",), (0,) * 30, ("01",) * 30, "0"
+        ),
         argnums=(0,),
         has_aux=False,
         certificate=certificate(),

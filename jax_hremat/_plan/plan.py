@@ -14,6 +14,7 @@ from typing import Any
 from jax_hremat._plan.block import BlockReport
 from jax_hremat._plan.certificate import Certificate
 from jax_hremat._plan.chart import memory_chart
+from jax_hremat._plan.code import plan_code
 from jax_hremat._plan.device_mesh import DeviceMesh
 from jax_hremat._plan.fingerprint import Fingerprint
 from jax_hremat._plan.openings import NOTHING_OPENED, Openings
@@ -115,6 +116,22 @@ class RematPlan:
             made, for which no memory is predicted.
         """
         return memory_chart(self, width, height)
+
+    def to_code(self) -> str:
+        """The plan as a Python module that needs JAX and not this library.
+
+        Its function `planned(fun)` is what `apply_plan(fun, plan)` is: `fun` with the plan's
+        regions under nested `jax.checkpoint`s, each with a policy by name for what it keeps. A
+        region is a range of equations of `jax.make_jaxpr(fun)`, with the scope and source line it
+        comes from as a comment. The module can be read, changed, and kept where the library is not
+        installed; it recognises the program by its operations, without their shapes.
+
+        Raises:
+            UnsupportedProgramError: The plan has what the code does not say: decisions inside scans
+                and conds, parts of the program that are opened, devices of a mesh, complex values,
+                and pools or conds under a checkpoint. The message names it.
+        """
+        return plan_code(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON; the file appears whole or not at all."""

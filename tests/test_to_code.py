@@ -1,0 +1,231 @@
+"""A plan as code without the library: it runs, and compiles to the peak of the certificate."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from programs import jit_peak_bytes
+from written_plans import certificate, written_plan
+
+import jax_hremat
+from jax_hremat import PlannerConfig, RematPlan, SearchConfig, UnsupportedProgramError
+from jax_hremat._plan.device_mesh import DeviceMesh
+from jax_hremat._plan.fingerprint import Fingerprint
+from jax_hremat._plan.openings import Openings
+from jax_hremat._plan.region import Loop, Region
+
+OPTIONS: dict[str, Any] = dict(
+    target="cpu",
+    config=PlannerConfig(
+        search=SearchConfig(max_runs=1, max_packings=1, max_saved_sets=1),
+        max_rounds=1,
+        cost="analytic",
+    ),
+)
+# XLA:CPU before jaxlib 0.11.1 merges recomputes with first runs, which the library prevents.
+AS_WRITTEN = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+
+
+def planned_of(plan: RematPlan) -> Callable[..., Any]:
+    code = plan.to_code()
+    assert "import jax_hremat" not in code
+    namespace: dict[str, Any] = {}
+    exec(compile(code, "plan.py", "exec"), namespace)
+    return namespace["planned"]
+
+
+def mlp(params: Any, x: jax.Array) -> jax.Array:
+    # tanh and exp have derivatives that read their own results; the mask is made of literals.
+    for i, (w_in, w_out) in enumerate(params):
+        with jax.named_scope(f"layer_{i}"):
+            mask = jnp.tri(x.shape[0], w_in.shape[1], dtype=bool)
+            h = jnp.where(mask, jnp.exp(-jnp.tanh(x @ w_in)), 0.0)
+            x = x + jax.nn.softmax(h) @ w_out
+    return jnp.mean(x**2)
+
+
+def mlp_args() -> tuple[Any, jax.Array]:
+    keys = jax.random.split(jax.random.key(0), 9)
+    params = [
+        (jax.random.normal(a, (16, 64)) / 4, jax.random.normal(b, (64, 16)) / 8)
+        for a, b in zip(keys[:4], keys[4:8], strict=True)
+    ]
+    return params, jax.random.normal(keys[8], (512, 16))
+
+
+class Layer(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        h = nn.LayerNorm()(x)
+        x = x + nn.MultiHeadDotProductAttention(num_heads=2)(h, h)
+        return x + nn.Dense(x.shape[-1])(nn.relu(nn.Dense(4 * x.shape[-1])(nn.LayerNorm()(x))))
+
+
+class Transformer(nn.Module):
+    @nn.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        x = nn.Embed(32, 16)(tokens)
+        for _ in range(3):
+            x = Layer()(x)
+        return nn.Dense(32)(x)
+
+
+def transformer_loss(params: Any, tokens: jax.Array) -> jax.Array:
+    logits = Transformer().apply(params, tokens)
+    assert isinstance(logits, jax.Array)
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], -1))
+
+
+def transformer_args() -> tuple[Any, jax.Array]:
+    tokens = jax.random.randint(jax.random.key(0), (4, 48), 0, 32)
+    return Transformer().init(jax.random.key(1), tokens), tokens
+
+
+@pytest.mark.parametrize(
+    ("loss", "args_of", "budget"),
+    [
+        (mlp, mlp_args, 0.5),
+        (transformer_loss, transformer_args, 0.4),
+    ],
+)
+def test_it_computes_the_same_and_compiles_to_the_certified_peak(
+    loss: Any, args_of: Callable[[], tuple[Any, ...]], budget: float
+) -> None:
+    args = args_of()
+    plan = jax_hremat.plan_remat(loss, budget=budget, **OPTIONS)(*args)
+    assert plan.root.num_checkpointed
+    step = jax.jit(jax.value_and_grad(planned_of(plan)(loss)), compiler_options=AS_WRITTEN)
+    assert jit_peak_bytes(step, *args) == plan.certificate.peak_bytes
+    assert plan.certificate.peak_bytes < plan.baseline_peak_bytes
+    for got, expected in zip(
+        *map(jax.tree.leaves, (step(*args), jax.value_and_grad(loss)(*args))), strict=True
+    ):
+        np.testing.assert_allclose(got, expected, rtol=2e-4, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def plan() -> RematPlan:
+    return jax_hremat.plan_remat(mlp, budget=1.0, **OPTIONS)(*mlp_args())
+
+
+def layer(index: int, length: int, **changes: Any) -> Region:
+    return Region(index * length, (index + 1) * length, checkpointed=True, **changes)
+
+
+def test_trees_written_by_hand_compile_as_they_do_with_the_library(plan: RematPlan) -> None:
+    args = mlp_args()
+    count = plan.root.stop
+    names = [plan.fingerprint.signatures[i].split("[")[0] for i in plan.fingerprint.operations]
+    own = [i for i, name in enumerate(names) if name in ("tanh", "exp", "select_n", "dot_general")]
+    half = [(i, 0) for i in own if i < count // 2]
+    first = Region(0, count // 2, True, tuple(half))
+    trees = [
+        Region(0, count, checkpointed=True),
+        Region(0, count, children=(first,)),
+        Region(0, count, children=(dataclasses.replace(first, saved=tuple(half[1::2])),)),
+        Region(
+            0,
+            count,
+            children=(
+                Region(0, count // 2, True, children=(layer(0, 12), layer(1, 12, barrier=True))),
+                Region(count // 2, count - 4, barrier=True),
+            ),
+        ),
+    ]
+    peaks = []
+    for root in trees:
+        made = dataclasses.replace(plan, root=root)
+        with_library = jax.jit(jax.value_and_grad(jax_hremat.apply_plan(mlp, made)))
+        as_code = jax.jit(jax.value_and_grad(planned_of(made)(mlp)), compiler_options=AS_WRITTEN)
+        peaks.append(jit_peak_bytes(with_library, *args))
+        assert jit_peak_bytes(as_code, *args) == peaks[-1]
+    assert len(set(peaks)) == len(peaks)
+
+
+def test_auxiliary_results_keywords_and_other_arguments() -> None:
+    def loss(x: jax.Array, w: jax.Array, *, scale: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
+        y = jnp.tanh(jnp.tanh(x @ w) @ w)
+        return scale * jnp.sum(y**2), {"y": y}
+
+    args = (jnp.ones((64, 8)), jnp.ones((8, 8)) / 8)
+    kwargs = {"scale": jnp.float32(2.0)}
+    options = dict(argnums=(1,), has_aux=True)
+    plan = jax_hremat.plan_remat(loss, budget=1.0, **options, **OPTIONS)(*args, **kwargs)
+    code = plan.to_code()
+    assert "planned(loss), argnums=(1,), has_aux=True" in code
+    got = jax.value_and_grad(planned_of(plan)(loss), **options)(*args, **kwargs)
+    expected = jax.value_and_grad(loss, **options)(*args, **kwargs)
+    for a, b in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_another_program_is_refused(plan: RematPlan) -> None:
+    def other(params: Any, x: jax.Array) -> jax.Array:
+        return mlp(params[1:], x)
+
+    with pytest.raises(ValueError, match="does not trace to the program"):
+        planned_of(plan)(other)(*mlp_args())
+
+
+def test_each_region_names_its_scope_and_line(plan: RematPlan) -> None:
+    count = plan.root.stop
+    root = Region(0, count, children=(Region(0, 20, True, ((4, 0),)),))
+    lines = dataclasses.replace(plan, root=root).to_code().splitlines()
+    at = next(i for i, line in enumerate(lines) if line.strip().startswith("# layer_0"))
+    assert "test_to_code.py" in lines[at]
+    assert lines[at + 1].strip() == "Region("
+    assert lines[at + 2].strip() == "0, 20,"
+    operation = plan.fingerprint.signatures[plan.fingerprint.operations[4]].split("[")[0]
+    assert any(line.strip().startswith(f"(4, 0),  # {operation} ") for line in lines)
+
+
+def of_operations(*signatures: str) -> Fingerprint:
+    """A program of 30 operations, the first of these signatures; the others are sines."""
+    texts = (*signatures, "sin[](f32[8])->f32[8]")
+    order = (*range(len(signatures)), *[len(signatures)] * (30 - len(signatures)))
+    return Fingerprint(("args[0]: f32[8]*",), texts, order, ("01",) * 30, "0")
+
+
+UNSAID = {
+    "decisions inside a scan": dict(
+        root=Region(0, 30, children=(Region(3, 4, loop=Loop(Region(0, 2))),))
+    ),
+    "branches of a cond": dict(
+        root=Region(0, 30, children=(Region(3, 4, branches=(Region(0, 2),)),))
+    ),
+    "own checkpoints opened": dict(opened=Openings(checkpoints=True)),
+    "scans of up to 8 steps": dict(opened=Openings(scan_steps=8)),
+    "a mesh of devices": dict(certificate=certificate(mesh=DeviceMesh((("data", 2),)))),
+    "complex values": dict(fingerprint=of_operations("mul[](c64[8],c64[8])->c64[8]")),
+    "custom_vjp": dict(fingerprint=of_operations("hremat_detach[](f32[8])->f32[8]")),
+    "a max-pool": dict(
+        root=Region(0, 30, checkpointed=True),
+        fingerprint=of_operations("reduce_window_max[](f32[8])->f32[4]"),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNSAID)
+def test_what_the_code_does_not_say_is_refused_by_name(what: str) -> None:
+    plain = written_plan(fingerprint=of_operations())
+    assert "def planned(" in plain.to_code()
+    with pytest.raises(UnsupportedProgramError, match=what) as caught:
+        dataclasses.replace(plain, **UNSAID[what]).to_code()
+    assert "apply_plan" in str(caught.value)
+
+
+def test_compiler_options_are_those_of_the_certificate() -> None:
+    options = MappingProxyType({"xla_gpu_x": "true"})
+    plan = written_plan(
+        fingerprint=of_operations(), certificate=certificate(compiler_options=options)
+    )
+    assert "compiler_options={'xla_gpu_x': 'true'})" in plan.to_code()
+    assert "cse_barrier_expander" not in plan.to_code()
