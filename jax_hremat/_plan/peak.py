@@ -17,6 +17,8 @@ class Moment:
         working_bytes: Working memory of the block itself.
         reused_bytes: The part of these bytes that XLA places in the memory of results that are not
             written yet.
+        duration_s: Predicted seconds of the moment; a backward includes the recompute of the block,
+            which in a group runs earlier, before the backward of the group's last block.
     """
 
     block: int
@@ -25,6 +27,7 @@ class Moment:
     passed_bytes: int
     working_bytes: int
     reused_bytes: int = 0
+    duration_s: float = 0.0
 
     @property
     def live_bytes(self) -> int:

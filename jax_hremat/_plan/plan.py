@@ -20,6 +20,7 @@ from jax_hremat._plan.fingerprint import Fingerprint
 from jax_hremat._plan.openings import NOTHING_OPENED, Openings
 from jax_hremat._plan.own_checkpoint import OwnCheckpoint
 from jax_hremat._plan.peak import BufferReport, Moment
+from jax_hremat._plan.perfetto import trace
 from jax_hremat._plan.region import Loop, Region
 from jax_hremat._plan.text import plan_text
 from jax_hremat._shared.errors import PlanFormatError
@@ -27,7 +28,7 @@ from jax_hremat._shared.files import write_whole
 from jax_hremat._shared.frozen import reduce_record
 
 _FORMAT = "jax_hremat.RematPlan"
-FORMAT_VERSION = 9
+FORMAT_VERSION = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,26 @@ class RematPlan:
                 and pools or conds under a checkpoint. The message names it.
         """
         return plan_code(self)
+
+    def to_perfetto(self, path: str | os.PathLike[str]) -> None:
+        """Write the predicted step as a timeline for https://ui.perfetto.dev or chrome://tracing.
+
+        The file is JSON in the Trace Event Format, with two processes: the step with the plan, and
+        without rematerialization. Each has a track of blocks, forward and backward, with the
+        recompute inside, and counters of memory in bytes. All times are estimates, the seconds of
+        each block on its own, and so are all bytes but the compiled peaks in `otherData`. Single
+        kernels, and what the step does besides its blocks, are not in a plan. In a group, each
+        block's recompute stands before its own backward; in the step all of them come before the
+        backward of the group's last block.
+
+        Args:
+            path: Where to write; the file appears whole or not at all.
+
+        Raises:
+            UnsupportedConfigError: The plan has no predictions: `certify` made it.
+            OSError: The file cannot be written.
+        """
+        write_whole(Path(path), json.dumps(trace(self), indent=1).encode())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON; the file appears whole or not at all."""

@@ -48,6 +48,7 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
     costs = [chain.options[b][o].cost for b, o in enumerate(selection.options)]
     around = _groups_around(chain, selection)
     keeps = {b: kept_cost(chain, around[b][0], b, o) for b, o in selection.keeps}
+    again_s = recompute_s(chain, selection)
     holders = [
         _holders(selection, boundary_value, around) for boundary_value in chain.boundary_values
     ]
@@ -84,6 +85,7 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
             passed_bytes=sum(passed),
             working_bytes=own.backward_peak_bytes if back else own.forward_peak_bytes,
             reused_bytes=reused,
+            duration_s=costs[block].backward_s + again_s[block] if back else costs[block].forward_s,
         )
 
     forwards, backwards = [], []
@@ -104,7 +106,7 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
     moments = (*forwards, *reversed(backwards))
     peak = max(moments, key=lambda m: m.live_bytes)
     return Prediction(
-        time_s=sum(c.time_s for c in costs) + sum(recompute_s(chain, selection)),
+        time_s=sum(c.time_s for c in costs) + sum(again_s),
         peak_bytes=chain.fixed_bytes + peak.live_bytes,
         peak=peak,
         moments=moments,
