@@ -217,7 +217,7 @@ def edited(change: Callable[[dict[str, Any]], Any]) -> str:
         ("[1, 2]", "not a plan that `RematPlan.save` wrote"),
         ("{}", "not a plan that `RematPlan.save` wrote"),
         (edited(lambda d: d.update(format="pytorch")), "not a plan that `RematPlan.save` wrote"),
-        (edited(lambda d: d.update(version=99)), "version 109;.*reads version 9. Make the plan"),
+        (edited(lambda d: d.update(version=99)), "version 99;.*reads version 10. Make the plan"),
         (edited(lambda d: d.pop("version")), "version None"),
         (edited(lambda d: d.pop("root")), "damaged plan: KeyError: 'root'. Make it again"),
         (edited(lambda d: d["root"].update(stop=-1)), "damaged plan: ValueError: region"),
