@@ -41,6 +41,20 @@ for (const svg of document.querySelectorAll('svg')) {
 }
 return found;
 """
+# Labels and marks that leave their picture, and pictures that leave the window.
+CUT = """
+const found = [];
+for (const svg of document.querySelectorAll('svg')) {
+    const box = svg.getBoundingClientRect();
+    if (box.left < 0 || box.right > innerWidth) found.push('picture');
+    for (const e of svg.querySelectorAll('text, circle, path, polygon, polyline, rect')) {
+        const b = e.getBoundingClientRect();
+        if (b.left < box.left || b.right > box.right || b.top < box.top || b.bottom > box.bottom)
+            found.push(e.tagName + ' ' + e.textContent);
+    }
+}
+return found;
+"""
 
 
 def loss_fn(params: Any, x: jax.Array) -> jax.Array:
@@ -71,7 +85,9 @@ def report(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = jax_hremat.PlannerConfig(search=search, max_rounds=1)
     frontier = jax_hremat.pareto(loss_fn, num_points=4, target="cpu", config=config)(*args)
     path = tmp_path_factory.mktemp("report") / "report.html"
-    jax_hremat.report(frontier[0], path, frontier)
+    peak_bytes, step_s = frontier.no_remat
+    hand = {"a policy by hand": (peak_bytes // 2, 1.2 * step_s)}
+    jax_hremat.report(frontier[0], path, frontier, hand=hand)
     return path
 
 
@@ -112,6 +128,42 @@ def test_all_text_is_large_enough_to_read(browser: Any) -> None:
     texts = browser.execute_script(TEXTS)
     assert len(texts) > 50
     assert [text for size, text in texts if size < READABLE] == []
+
+
+def test_nothing_of_a_picture_is_cut_off(browser: Any) -> None:
+    """Every label and mark is inside its picture, and every picture inside the window."""
+    assert browser.execute_script(CUT) == []
+
+
+def test_a_click_on_a_heading_sorts_and_the_third_restores(browser: Any) -> None:
+    sizes = """
+    const rows = [...document.querySelectorAll('.blocks tbody tr')];
+    return rows.map(row => +row.cells[2].dataset.value);
+    """
+    click = "document.querySelectorAll('.blocks thead th')[2].click()"
+    written = browser.execute_script(sizes)
+    browser.execute_script(click)
+    assert browser.execute_script(sizes) == sorted(written, reverse=True)
+    browser.execute_script(click)
+    assert browser.execute_script(sizes) == sorted(written)
+    browser.execute_script(click)
+    assert browser.execute_script(sizes) == written
+    assert sorted(written) != written
+
+
+def test_what_is_under_the_pointer_is_said_below_its_picture(browser: Any) -> None:
+    before, title, after, others = browser.execute_script("""
+    const sections = [...document.querySelectorAll('section')];
+    const readout = sections[1].querySelector('.readout');
+    const hit = sections[1].querySelectorAll('.hit')[3];
+    const before = readout.textContent;
+    hit.dispatchEvent(new PointerEvent('pointerenter'));
+    return [before, hit.querySelector('title').textContent, readout.textContent,
+            sections[0].querySelector('.readout').textContent];
+    """)
+    assert (before, others) == ("", "")
+    assert title == after
+    assert "in all" in after
 
 
 def test_no_words_of_a_picture_lie_over_each_other(browser: Any) -> None:
