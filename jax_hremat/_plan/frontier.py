@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.text import Text
 
+from jax_hremat._plan.notebook import frontier_html
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._shared.errors import InfeasibleBudgetError
 from jax_hremat._shared.files import write_whole
@@ -96,6 +97,9 @@ class Frontier:
             )
         title = f"without rematerialization: {format_bytes(peak_bytes)}, {format_seconds(step_s)}"
         return plain_text(Text(title), Text(), table)
+
+    def _repr_html_(self) -> str:
+        return frontier_html(self)
 
     def __repr__(self) -> str:
         low, high = self.plans[0], self.plans[-1]

@@ -17,6 +17,7 @@ from jax_hremat._plan.chart import memory_chart
 from jax_hremat._plan.code import plan_code
 from jax_hremat._plan.device_mesh import DeviceMesh
 from jax_hremat._plan.fingerprint import Fingerprint
+from jax_hremat._plan.notebook import plan_html
 from jax_hremat._plan.openings import NOTHING_OPENED, Openings
 from jax_hremat._plan.own_checkpoint import OwnCheckpoint
 from jax_hremat._plan.peak import BufferReport, Moment
@@ -213,6 +214,9 @@ class RematPlan:
 
     def __str__(self) -> str:
         return plan_text(self)
+
+    def _repr_html_(self) -> str:
+        return plan_html(self)
 
     def __repr__(self) -> str:
         c = self.certificate

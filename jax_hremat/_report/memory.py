@@ -10,8 +10,8 @@ from jax_hremat._plan.block import BlockReport
 from jax_hremat._plan.memory import MemoryOverStep
 from jax_hremat._plan.peak import Moment
 from jax_hremat._plan.plan import RematPlan
-from jax_hremat._report.frame import Frame
 from jax_hremat._shared.format import format_bytes, format_seconds
+from jax_hremat._shared.frame import Frame
 from jax_hremat._shared.ticks import Tick, byte_ticks
 
 _FIXED, _GROUPED, _PASSED, _WORKING = "var(--a0)", "var(--a1)", "var(--a2)", "var(--a3)"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from jax_hremat._plan.frontier import Frontier
 from jax_hremat._plan.plan import RematPlan
-from jax_hremat._report.frame import Frame
 from jax_hremat._shared.format import format_bytes, format_seconds
+from jax_hremat._shared.frame import Frame
 from jax_hremat._shared.ticks import Tick, byte_ticks, percent_ticks
 
 _MOST_TICKS = 6
