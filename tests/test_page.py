@@ -15,8 +15,11 @@ from written_plans import MIB, block, written_plan
 
 import jax_hremat
 from jax_hremat import Frontier, PlannerConfig, RematPlan, SearchConfig
+from jax_hremat._plan.fingerprint import Fingerprint
 from jax_hremat._plan.peak import BufferReport
+from jax_hremat._plan.region import Region
 from jax_hremat._report.advice import advised, rest_bytes
+from jax_hremat._report.modules import Module, modules
 from jax_hremat._report.page import page, program_name
 from jax_hremat._shared.format import format_bytes
 
@@ -205,7 +208,7 @@ def test_the_program_s_name_is_on_top() -> None:
     assert "<h1>Rematerialization plan</h1>" in page(written_plan(blocks=(), moments=()))
 
 
-def test_a_block_opens_to_its_operations() -> None:
+def test_a_module_opens_to_its_operations() -> None:
     html = page(written_plan())
     items = re.findall(r'<li value="(\d+)"( class="kept")?>(.*?)</li>', html)
     assert [int(index) for index, _, _ in items] == list(range(30))
@@ -213,12 +216,59 @@ def test_a_block_opens_to_its_operations() -> None:
     assert items[12][2] == "sin <code>f32[8]</code> kept"
 
 
-def test_equal_layers_are_one_row_that_opens_to_all_of_them() -> None:
-    layers = tuple(block(i, f"net/layer_{i}", kept_bytes=MIB) for i in range(3))
-    html = page(written_plan(blocks=layers))
-    assert "<b>3 ×</b>" in html
-    assert all(f"<li><code>net/layer_{i}</code>" in html for i in range(3))
-    assert len(re.findall(r"<li value=", html)) == 10
+def shape(found: list[Module]) -> list[Any]:
+    return [
+        (m.name, m.last_name, m.count, [op.index for op in m.operations] or shape([*m.inside]))
+        for m in found
+    ]
+
+
+def test_modules_are_those_of_the_scopes() -> None:
+    first, second, third = (list(range(10 * i, 10 * (i + 1))) for i in range(3))
+    (net,) = modules(written_plan())
+    assert shape([net]) == [
+        (
+            "net",
+            "net",
+            1,
+            [
+                ("embed", "embed", 1, first),
+                ("layer_0", "layer_0", 1, second),
+                ("layer_1", "layer_1", 1, third),
+            ],
+        )
+    ]
+    assert (net.totals.kept_bytes, net.totals.plain_bytes) == (33 * MIB, 55 * MIB)
+    assert (net.totals.num_blocks, net.totals.recomputed) == (3, 7)
+
+
+def test_equal_modules_are_one_that_opens_to_the_first() -> None:
+    scopes = ["net: embed", *(f"net/layer_{i}: {part}" for i in range(3) for part in ("a", "b"))]
+    blocks = tuple(block(i, scope, kept_bytes=MIB * (i % 2)) for i, scope in enumerate(scopes))
+    plan = written_plan(blocks=blocks, fingerprint=of_length(70), root=Region(0, 70))
+    first, second, third = (list(range(10 * i, 10 * (i + 1))) for i in range(3))
+    assert shape(modules(plan)) == [
+        (
+            "net",
+            "net",
+            1,
+            [
+                ("embed", "embed", 1, first),
+                ("layer_0", "layer_2", 3, [("a", "a", 1, second), ("b", "b", 1, third)]),
+            ],
+        )
+    ]
+    assert "<b>3 ×</b> <code>layer_0</code> … <code>layer_2</code>" in page(plan)
+
+
+def test_blocks_without_scopes_are_modules_of_their_own() -> None:
+    blocks = tuple(block(i, f"net.py:{i} (call)", kept_bytes=i) for i in range(3))
+    found = modules(written_plan(blocks=blocks))
+    assert [m.name for m in found] == [f"net.py:{i} (call)" for i in range(3)]
+
+
+def of_length(count: int) -> Fingerprint:
+    return Fingerprint(("args[0]: f32[8]*",), ("sin[](f32[8])->f32[8]",), (0,) * count, (), "0")
 
 
 def test_tables_end_with_what_is_left() -> None:

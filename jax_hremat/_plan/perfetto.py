@@ -64,15 +64,16 @@ def _starts_us(moments: Sequence[Moment]) -> list[float]:
 def _blocks(plan: RematPlan, pid: int, moments: Sequence[Moment]) -> Iterator[Event]:
     for start_us, moment in zip(_starts_us(moments), moments, strict=False):
         block = plan.blocks[moment.block]
+        way = "backward" if moment.in_backward else "forward"
         event = {"ph": "X", "ts": start_us, "pid": pid, "tid": _BLOCKS}
         planned = pid == _PLAN
         yield {
             **event,
-            "name": block.scope,
-            "cat": "backward" if moment.in_backward else "forward",
+            "name": f"{block.scope} ({way})",
+            "cat": way,
             "dur": 1e6 * moment.duration_s,
             "args": {
-                "pass": "backward" if moment.in_backward else "forward",
+                "pass": way,
                 "operations": f"{block.start} to {block.stop - 1}",
                 "source": block.source,
                 "residuals kept (bytes)": block.kept_bytes if planned else block.plain_bytes,

@@ -14,9 +14,10 @@ from jax_hremat._plan.frontier import Frontier
 from jax_hremat._plan.memory import memory_over_step
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._plan.text import devices_words, opened_words, own_words, unpriced_words
+from jax_hremat._plan.tree import tree_lines
 from jax_hremat._report.advice import advised, rest_bytes
-from jax_hremat._report.blocks import rows, totals
 from jax_hremat._report.memory import memory_charts
+from jax_hremat._report.modules import Totals, modules
 from jax_hremat._report.trade import trade_chart
 from jax_hremat._shared.files import write_whole
 from jax_hremat._shared.format import format_bytes, format_seconds, format_signed_seconds
@@ -33,10 +34,10 @@ def report(
     """Write one HTML page that explains a plan; it needs no other file and no network.
 
     It shows the certificate; the predicted memory over the step, with and without the plan, with
-    residuals stacked by scope; what is done with each group, block and operation; the largest
-    buffers at the peak, and what can be done about each; and the plan beside the frontier and
-    policies written by hand, if they are given. It is read without its script too, which sorts
-    tables and shows what is under the pointer.
+    residuals stacked by scope; what is done with each module, down to its operations, and with each
+    checkpoint; the largest buffers at the peak, and what can be done about each; and the plan
+    beside the frontier and policies written by hand, if they are given. It is complete without its
+    script too, which sorts tables and shows what is under the pointer.
 
     Args:
         plan: The plan.
@@ -76,8 +77,9 @@ def page(
         devices=devices_words(plan.certificate),
         memory=memory_charts(plan, memory) if memory is not None else None,
         trade=trade_chart(plan, frontier, hand or {}) if frontier or hand else None,
-        rows=rows(plan),
-        totals=totals(plan),
+        modules=modules(plan),
+        lines=tree_lines(plan.root, plan.blocks),
+        totals=Totals.of(plan.blocks),
         buffers=advised(plan),
         rest_bytes=rest_bytes(plan),
         unpriced=unpriced_words(plan),
