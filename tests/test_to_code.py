@@ -73,7 +73,7 @@ class Transformer(nn.Module):
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
         x = nn.Embed(32, 16)(tokens)
-        for _ in range(3):
+        for _ in range(2):
             x = Layer()(x)
         return nn.Dense(32)(x)
 
@@ -150,6 +150,68 @@ def test_trees_written_by_hand_compile_as_they_do_with_the_library(plan: RematPl
     assert len(set(peaks)) == len(peaks)
 
 
+def scanned(params: Any, x: jax.Array) -> jax.Array:
+    def layer(x: jax.Array, w: Any) -> tuple[jax.Array, jax.Array]:
+        w_in, w_out = w
+        x = x + jax.nn.softmax(jnp.exp(-jnp.tanh(x @ w_in))) @ w_out
+        return x, jnp.mean(x)
+
+    x, means = jax.lax.scan(layer, x, params)
+    return jnp.mean(x**2) + means.sum()
+
+
+def test_steps_of_a_scan_compile_as_they_do_with_the_library() -> None:
+    args = jax.tree.map(lambda *leaves: jnp.stack(leaves), *mlp_args()[0]), mlp_args()[1]
+    plan = jax_hremat.plan_remat(scanned, budget=0.7, **OPTIONS)(*args)
+    step = jax.jit(jax.value_and_grad(planned_of(plan)(scanned)), compiler_options=AS_WRITTEN)
+    assert jit_peak_bytes(step, *args) == plan.certificate.peak_bytes < plan.baseline_peak_bytes
+
+    (planned,) = (region for _, region in plan.root.walk() if region.loop)
+    assert planned.loop is not None
+    length = planned.loop.body.stop
+    half = Region(0, length // 2, True, ((1, 0), (3, 0)), (Region(1, 3, checkpointed=True),))
+    expected = jax.tree.leaves(jax.value_and_grad(scanned)(*args))
+    peaks = set()
+    for body in (
+        Region(0, length),
+        Region(0, length, checkpointed=True),
+        Region(0, length, True, ((2, 0),)),
+        Region(0, length, children=(half,)),
+    ):
+        scan = dataclasses.replace(planned, loop=Loop(body))
+        made = dataclasses.replace(plan, root=Region(0, plan.root.stop, children=(scan,)))
+        with_library = jax.jit(jax.value_and_grad(jax_hremat.apply_plan(scanned, made)))
+        step = jax.jit(jax.value_and_grad(planned_of(made)(scanned)), compiler_options=AS_WRITTEN)
+        peak_bytes = jit_peak_bytes(with_library, *args)
+        assert jit_peak_bytes(step, *args) == peak_bytes
+        peaks.add(peak_bytes)
+        for got, right in zip(jax.tree.leaves(step(*args)), expected, strict=True):
+            np.testing.assert_allclose(got, right, rtol=2e-4, atol=1e-6)
+    assert len(peaks) == 4
+
+
+def test_a_scan_with_a_rule_of_its_own_is_refused_when_it_runs() -> None:
+    @jax.custom_vjp
+    def tanh(x: jax.Array) -> jax.Array:
+        return jnp.tanh(x)
+
+    tanh.defvjp(lambda x: (jnp.tanh(x), jnp.tanh(x)), lambda y, g: (g * (1 - y**2),))
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.mean(jax.lax.scan(lambda h, _: (tanh(h @ w), None), x, None, length=6)[0])
+
+    args = (jnp.eye(8), jnp.ones((64, 8)))
+    plan = jax_hremat.plan_remat(loss, budget=1.0, **OPTIONS)(*args)
+    names = [plan.fingerprint.signatures[i].split("[")[0] for i in plan.fingerprint.operations]
+    at = names.index("scan")
+    # More operations than the steps have as they are written.
+    body = Region(0, 9, checkpointed=True)
+    scan = Region(at, at + 1, loop=Loop(body))
+    made = dataclasses.replace(plan, root=Region(0, len(names), children=(scan,)))
+    with pytest.raises(ValueError, match="steps of the scan at equation"):
+        planned_of(made)(loss)(*args)
+
+
 def test_auxiliary_results_keywords_and_other_arguments() -> None:
     def loss(x: jax.Array, w: jax.Array, *, scale: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
         y = jnp.tanh(jnp.tanh(x @ w) @ w)
@@ -195,11 +257,24 @@ def of_operations(*signatures: str) -> Fingerprint:
 
 
 UNSAID = {
-    "decisions inside a scan": dict(
-        root=Region(0, 30, children=(Region(3, 4, loop=Loop(Region(0, 2))),))
+    "segments of a scan": dict(
+        root=Region(0, 30, children=(Region(3, 4, loop=Loop(Region(0, 2), (4, 2))),))
     ),
     "branches of a cond": dict(
         root=Region(0, 30, children=(Region(3, 4, branches=(Region(0, 2),)),))
+    ),
+    "of a cond in a scan": dict(
+        root=Region(
+            0,
+            30,
+            children=(
+                Region(
+                    3,
+                    4,
+                    loop=Loop(Region(0, 2, children=(Region(0, 1, branches=(Region(0, 1),)),))),
+                ),
+            ),
+        )
     ),
     "own checkpoints opened": dict(opened=Openings(checkpoints=True)),
     "scans of up to 8 steps": dict(opened=Openings(scan_steps=8)),

@@ -16,9 +16,13 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Jaxpr, Literal
 
+# What takes more than a `jax.checkpoint` around it.
+UNSAID = {"cond", "reduce_window_max", "reduce_window_min", "jit", "pjit"}
+
 
 class Region(NamedTuple):
-    """Equations `start … stop − 1` of the program; `keeps` are results, as (equation, position)."""
+    """Equations `start … stop − 1` of the program; `keeps` are results, as (equation, position).
+    One with a `body` is a scan, and the body is what is done with the equations of each step."""
 
     start: int
     stop: int
@@ -26,6 +30,7 @@ class Region(NamedTuple):
     inside: Sequence[Region] = ()
     checkpointed: bool = True
     barrier: bool = False
+    body: Region | None = None
 
 
 def applied(fun: Callable[..., Any], regions: Region, argnums: Sequence[int], digest: str) -> Any:
@@ -93,9 +98,14 @@ def variables(atoms: Sequence[Any]) -> list[Any]:
 
 
 class Emitter:
-    """Turns regions of a jaxpr into functions."""
+    """Turns regions of a jaxpr into functions; `scan` names the scan that it is a step of, and
+    `in_loop` says whether the steps run one at a time."""
 
-    def __init__(self, jaxpr: Jaxpr, moving: Sequence[bool]) -> None:
+    def __init__(
+        self, jaxpr: Jaxpr, moving: Sequence[bool], scan: str = "", in_loop: bool = False
+    ) -> None:
+        self.scan = scan
+        self.in_loop = in_loop
         self.eqns = jaxpr.eqns
         self.last_use = {v: i for i, eqn in enumerate(self.eqns) for v in variables(eqn.invars)}
         self.last_use |= dict.fromkeys(variables(jaxpr.outvars), len(self.eqns))
@@ -130,18 +140,24 @@ class Emitter:
         steps, position = [], region.start
         for inner in region.inside:
             steps += [self.equation(i, names) for i in range(position, inner.start)]
-            steps.append(self.region(inner, names))
+            if inner.body is not None:
+                steps.append(self.equation(inner.start, names, self.steps_of(inner)))
+            else:
+                steps.append(self.region(inner, names, region.checkpointed))
             position = inner.stop
         return [*steps, *(self.equation(i, names) for i in range(position, region.stop))]
 
-    def region(self, region: Region, names: frozenset[Any]) -> Callable[[Any], None]:
+    def region(
+        self, region: Region, names: frozenset[Any], is_nested: bool
+    ) -> Callable[[Any], None]:
         keeps = [k for k in region.keeps if self.eqns[k[0]].outvars[k[1]] not in self.of_literals]
         inputs, outputs = self.boundary(region)
         run = self.function(region, inputs, outputs, names.union(keeps))
         joined = [v for v in inputs if region.barrier and v in self.moving]
         if region.checkpointed:
-            policy = jax.checkpoint_policies.save_only_these_names(*map(name_of, keeps))
-            run = jax.checkpoint(run, policy=policy)
+            policy = jax.checkpoint_policies.save_only_these_names(*map(self.name_of, keeps))
+            # XLA cannot merge what a step of a loop recomputes with its first run.
+            run = jax.checkpoint(run, policy=policy, prevent_cse=is_nested or not self.in_loop)
             joined = [v for v in joined if v not in self.arguments]
 
         def step(env: dict[Any, Any]) -> None:
@@ -152,20 +168,69 @@ class Emitter:
 
         return step
 
-    def equation(self, index: int, names: frozenset[Any]) -> Callable[[Any], None]:
+    def equation(
+        self, index: int, names: frozenset[Any], evaluate: Callable[..., Any] | None = None
+    ) -> Callable[[Any], None]:
+        """One equation, or what is evaluated in its place."""
         eqn = self.eqns[index]
-        named = {k: name_of((index, k)) for k in range(len(eqn.outvars)) if (index, k) in names}
+        kept = [k for k in range(len(eqn.outvars)) if (index, k) in names]
+        named = {k: self.name_of((index, k)) for k in kept}
         differentiated = not self.moving.isdisjoint(variables(eqn.outvars))
 
         def step(env: dict[Any, Any]) -> None:
             given = read(env, eqn.invars)
-            if named and differentiated:
+            if evaluate is None and named and differentiated:
                 made = bind_named(eqn, given, named)
             else:
-                made = [with_name(x, named.get(k)) for k, x in enumerate(bind(eqn, given))]
+                made = bind(eqn, given) if evaluate is None else evaluate(given)
+                made = [with_name(x, named.get(k)) for k, x in enumerate(made)]
             env.update(zip(eqn.outvars, made, strict=True))
 
         return step
+
+    def steps_of(self, region: Region) -> Callable[[Sequence[Any]], list[Any]]:
+        """The scan of a region, each of its steps run as its body says."""
+        eqn, body = self.eqns[region.start], region.body
+        num_consts, num_carry = scan_counts(eqn)
+        nested, avals = eqn.params["jaxpr"], parts(eqn.params["jaxpr"])[0].in_avals
+        jaxpr, closed = parts(jax.make_jaxpr(lambda *xs: inlined(nested, xs))(*avals))
+        if (
+            body is None
+            or body.stop != len(jaxpr.eqns)
+            or not UNSAID.isdisjoint(inner.primitive.name for inner in jaxpr.eqns)
+        ):
+            raise ValueError(
+                f"the steps of the scan at equation {region.start} are others than when the plan "
+                f"was made, or have a cond, a pool or the rule of a custom_vjp"
+            )
+        # A carried value is differentiated if it is so after any step.
+        moving = [not isinstance(v, Literal) and v in self.moving for v in eqn.invars]
+        carried = slice(num_consts, num_consts + num_carry)
+        for _ in range(num_carry):
+            emitter = Emitter(jaxpr, moving)
+            after = [v in emitter.moving for v in jaxpr.outvars[:num_carry]]
+            moving[carried] = [a or b for a, b in zip(moving[carried], after, strict=True)]
+        emitter = Emitter(
+            jaxpr, moving, f"{self.scan}{region.start}/", in_loop=eqn.params["unroll"] == 1
+        )
+        inputs = (*jaxpr.constvars, *jaxpr.invars)
+        run = emitter.function(body, inputs, jaxpr.outvars, frozenset())
+
+        def evaluate(given: Sequence[Any]) -> list[Any]:
+            consts, carry = given[:num_consts], list(given[carried])
+
+            def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
+                made = run(*closed, *consts, *carry, *x)
+                return made[:num_carry], made[num_carry:]
+
+            how = {k: eqn.params[k] for k in ("length", "reverse", "unroll")}
+            carry, ys = jax.lax.scan(step, carry, list(given[carried.stop :]), **how)
+            return [*carry, *ys]
+
+        return evaluate
+
+    def name_of(self, kept: tuple[int, int]) -> str:
+        return "plan/{}{}.{}".format(self.scan, *kept)
 
     def boundary(self, region: Region) -> tuple[list[Any], list[Any]]:
         """What a region reads and does not make, and what it makes that is read after it."""
@@ -200,8 +265,12 @@ def is_inexact(value: Any) -> bool:
     return jnp.issubdtype(jax.typeof(value).dtype, jnp.inexact)
 
 
-def name_of(kept: tuple[int, int]) -> str:
-    return "plan/{}.{}".format(*kept)
+def scan_counts(eqn: Any) -> tuple[int, int]:
+    """How many constants and how many carried values a scan has."""
+    if "num_consts" in eqn.params:
+        return eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carry, _ = eqn.params["ft_in"].unpack()  # From JAX 0.11 on.
+    return len(consts), len(carry)
 
 
 def with_name(value: Any, name: str | None) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from jax_hremat._plan.block import BlockReport
 from jax_hremat._plan.fingerprint import RULES
-from jax_hremat._plan.region import Region
+from jax_hremat._plan.region import Loop, Region
 from jax_hremat._shared.errors import UnsupportedProgramError
 from jax_hremat._shared.format import format_bytes
 
@@ -43,7 +43,7 @@ def planned(fun: Callable[..., Any]) -> Callable[..., Any]:
     """The function that the plan was made for, with the plan applied.
 
     The arguments are arrays in any pytrees. Raises `ValueError` where the function traces to other
-    operations than it did when the plan was made.
+    operations than it did when the plan was made, or a planned scan's steps have a cond or a pool.
     """
     return applied(fun, regions(), argnums={argnums}, digest="{digest}")
 
@@ -64,10 +64,7 @@ def plan_code(plan: RematPlan) -> str:
             f"this plan also has {refused}. Apply it with `jax_hremat.apply_plan(fun, plan)`, and "
             f"keep it as a file with `plan.save(path)`"
         )
-    root = plan.root
-    if root.checkpointed:
-        root = Region(root.start, root.stop, children=(root,))
-    tree = "\n".join(_call(plan, root, "return "))
+    tree = "\n".join(_call(plan, _whole(plan.root), "return "))
     runner = resources.files("jax_hremat") / "_emit" / "standalone.py"
     # Without the module's own docstring.
     text = runner.read_text(encoding="utf-8").split('"""\n\n', 1)[1]
@@ -136,7 +133,7 @@ def _unsaid(plan: RematPlan) -> Iterator[str]:
     for _, region in plan.root.walk():
         at = f"at operation {region.start}, in `{_scope(region, plan.blocks)}`"
         if region.loop is not None:
-            yield f"decisions inside a scan ({at})"
+            yield from (f"{what} ({at})" for what in _unsaid_of_steps(region.loop))
         if region.branches:
             yield f"decisions inside the branches of a cond ({at})"
         special = _SPECIAL if region.checkpointed else {}
@@ -148,37 +145,59 @@ def _unsaid(plan: RematPlan) -> Iterator[str]:
             yield f"{_SPECIAL_ANYWHERE[name]} (operation {index})"
 
 
-def _call(plan: RematPlan, region: Region, prefix: str = "") -> Iterator[str]:
-    """The lines of a call that makes a region."""
+def _unsaid_of_steps(loop: Loop) -> Iterator[str]:
+    """What is not said of the steps of a scan."""
+    if loop.segments:
+        yield "checkpointed segments of a scan"
+    for _, region in loop.body.walk():
+        if region.branches:
+            yield "decisions inside the branches of a cond in a scan"
+        if region.loop is not None:
+            yield from _unsaid_of_steps(region.loop)
+
+
+def _call(plan: RematPlan | None, region: Region, prefix: str = "") -> Iterator[str]:
+    """The lines of a call that makes a region; without the plan for steps of a scan, whose
+    operations it does not list."""
     inner = list(_inner(region))
     arguments = f"{region.start}, {region.stop}"
     if not region.checkpointed:
         arguments += ", checkpointed=False"
     if region.barrier:
         arguments += ", barrier=True"
-    if not region.saved and not inner:
+    if not region.saved and not inner and region.loop is None:
         yield f"{prefix}Region({arguments})"
         return
     yield f"{prefix}Region("
     yield f"    {arguments},"
     if region.saved:
         yield "    keeps=["
-        yield from (f"        {kept},  # {_made_by(plan, kept[0])}" for kept in region.saved)
+        for kept in region.saved:
+            yield f"        {kept},  # {_made_by(plan, kept[0])}" if plan else f"        {kept},"
         yield "    ],"
     if inner:
         yield "    inside=["
         for child in inner:
-            yield f"        # {_scope(child, plan.blocks)}"
+            if plan is not None:
+                yield f"        # {_scope(child, plan.blocks)}"
             *lines, last = _call(plan, child)
             yield from (8 * " " + line for line in (*lines, f"{last},"))
         yield "    ],"
+    if region.loop is not None:
+        *lines, last = _call(None, _whole(region.loop.body), "body=")
+        yield from (4 * " " + line for line in (*lines, f"{last},"))
     yield ")"
+
+
+def _whole(root: Region) -> Region:
+    """A plain region: a checkpointed one is called by the one around it."""
+    return Region(root.start, root.stop, children=(root,)) if root.checkpointed else root
 
 
 def _inner(region: Region) -> Iterator[Region]:
     """The regions inside one that change something."""
     for child in region.children:
-        if child.checkpointed or child.barrier:
+        if child.checkpointed or child.barrier or child.loop is not None:
             yield child
         else:
             yield from _inner(child)

@@ -129,9 +129,10 @@ class RematPlan:
         installed; it recognises the program by its operations, without their shapes.
 
         Raises:
-            UnsupportedProgramError: The plan has what the code does not say: decisions inside scans
-                and conds, parts of the program that are opened, devices of a mesh, complex values,
-                and pools or conds under a checkpoint. The message names it.
+            UnsupportedProgramError: The plan has what the code does not say: checkpointed segments
+                of scans, decisions in the branches of conds, parts of the program that are opened,
+                devices of a mesh, complex values, and pools or conds under a checkpoint. The
+                message names it.
         """
         return plan_code(self)
 
