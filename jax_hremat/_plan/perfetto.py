@@ -94,20 +94,20 @@ def _blocks(plan: RematPlan, pid: int, moments: Sequence[Moment]) -> Iterator[Ev
 def _memory(
     pid: int, moments: Sequence[Moment], fixed_bytes: int, budget_bytes: int
 ) -> Iterator[Event]:
-    def counters(time_us: float, **counters: Mapping[str, int]) -> Iterator[Event]:
-        for name, args in counters.items():
-            text = name.replace("_", " ")
-            yield {"ph": "C", "name": text, "ts": time_us, "pid": pid, "args": args}
-
     *starts_us, end_us = _starts_us(moments)
     for start_us, m in zip(starts_us, moments, strict=True):
-        yield from counters(
-            start_us,
-            memory={"bytes": fixed_bytes + m.live_bytes},
-            budget={"bytes": budget_bytes},
-            arguments_and_results={"bytes": fixed_bytes - m.reused_bytes},
-            residuals_kept={"bytes": m.kept_bytes},
-            boundary_values={"bytes": m.passed_bytes},
-            temporary_memory={"bytes": m.working_bytes},
-        )
-    yield from counters(end_us, memory={"bytes": fixed_bytes}, budget={"bytes": budget_bytes})
+        sizes = {
+            "memory": fixed_bytes + m.live_bytes,
+            "budget": budget_bytes,
+            "arguments and results": fixed_bytes - m.reused_bytes,
+            "residuals kept": m.kept_bytes,
+            "boundary values": m.passed_bytes,
+            "temporary memory": m.working_bytes,
+        }
+        yield from _counters(pid, start_us, sizes)
+    yield from _counters(pid, end_us, {"memory": fixed_bytes, "budget": budget_bytes})
+
+
+def _counters(pid: int, time_us: float, sizes: Mapping[str, int]) -> Iterator[Event]:
+    for name, size in sizes.items():
+        yield {"ph": "C", "name": name, "ts": time_us, "pid": pid, "args": {"bytes": size}}
