@@ -13,6 +13,7 @@ from typing import Any
 
 from jax_hremat._plan.block import BlockReport
 from jax_hremat._plan.certificate import Certificate
+from jax_hremat._plan.chart import memory_chart
 from jax_hremat._plan.device_mesh import DeviceMesh
 from jax_hremat._plan.fingerprint import Fingerprint
 from jax_hremat._plan.openings import NOTHING_OPENED, Openings
@@ -96,6 +97,24 @@ class RematPlan:
     def slowdown(self) -> float:
         """Estimated step time, divided by that without rematerialization."""
         return self.estimated_step_s / self.baseline_step_s
+
+    def memory_chart(self, width: int = 80, height: int = 12) -> str:
+        """Memory over the step as a picture in Unicode characters, for a terminal.
+
+        From left to right: the forward of every block, then the backwards in reverse order, all
+        equally wide whatever time they take. Heights are predicted bytes, arguments and results
+        included; the peaks in the key below are those of the compiled steps. On a mesh, all bytes
+        are those of one device.
+
+        Args:
+            width: Columns of the whole picture, at least 64.
+            height: About how many lines the vertical axis takes, at least 4.
+
+        Returns:
+            The picture, without a newline at its end; one line of text for a plan that `certify`
+            made, for which no memory is predicted.
+        """
+        return memory_chart(self, width, height)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON; the file appears whole or not at all."""

@@ -1,6 +1,6 @@
 """Bytes and seconds as short strings."""
 
-_IEC_NAMES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+IEC_NAMES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def format_bytes(count_bytes: int) -> str:
@@ -15,10 +15,10 @@ def format_bytes(count_bytes: int) -> str:
         return f"{sign}{abs(count_bytes)} B"
     unit = 0
     # 1023.995 would print as 1024.00, so the next unit begins a little early.
-    while size >= 1023.995 and unit + 1 < len(_IEC_NAMES):
+    while size >= 1023.995 and unit + 1 < len(IEC_NAMES):
         size /= 1024
         unit += 1
-    return f"{sign}{size:.2f} {_IEC_NAMES[unit]}"
+    return f"{sign}{size:.2f} {IEC_NAMES[unit]}"
 
 
 def format_seconds(duration_s: float) -> str:
