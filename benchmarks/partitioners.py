@@ -84,8 +84,8 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         f"# Partitioners beside each other, for the target {target}",
         "",
         f"Made by `python -m benchmarks.partitioners --models … --target {target}`, then "
-        "`--page`. What each is for is said in [partitioners.md](partitioners.md). Budgets are "
-        "parts of the no-remat peak; steps are estimates, over no rematerialization.",
+        "`--page`. What each is for is said in [partitioners.md](reference/partitioners.md). Budgets "
+        "are parts of the no-remat peak; steps are estimates, over no rematerialization.",
         "",
         command.where(first),
         "",
