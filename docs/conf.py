@@ -8,8 +8,9 @@ from jax_hremat import __version__
 project = "jax_hremat"
 author = "The jax_hremat developers"
 release = version = __version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["_build", "data"]
+html_static_path = ["_static"]
 html_theme = "furo"
 html_title = f"jax_hremat {version}"
 # Headings are the targets of links within and between pages.
