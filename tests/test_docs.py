@@ -11,10 +11,20 @@ sys.path.insert(0, str(DOCS))
 
 import snippets  # noqa: E402
 
-PAGES = [page for page in snippets.pages() if page.name not in ("README.md", "guide.md")]
+# `test_examples.py` runs these two, and looks at what they make.
+ELSEWHERE = ("README.md", "guide.md")
+PAGES = [
+    pytest.param(
+        page,
+        id=str(page.relative_to(DOCS.parent)),
+        marks=[pytest.mark.slow] if page.parent.name == "tutorials" else [],
+    )
+    for page in snippets.pages()
+    if page.name not in ELSEWHERE
+]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS.parent)))
+@pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
