@@ -15,6 +15,7 @@ html_css_files = ["site.css"]
 # What is printed is not copied.
 copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"
 html_theme = "furo"
+html_show_copyright = False
 html_title = f"jax_hremat {version}"
 # Headings are the targets of links within and between pages.
 myst_heading_anchors = 4
