@@ -172,7 +172,7 @@ def test_readme_example_runs() -> None:
 def test_guide_runs_from_top_to_bottom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    guide = (Path(__file__).parents[1] / "docs" / "guide.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[1] / "docs" / "how-to" / "guide.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     assert len(blocks) >= 9
     monkeypatch.chdir(tmp_path)
