@@ -236,8 +236,8 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         "A Llama in plain JAX whose attention is a kernel that XLA only calls, compiled under "
         "policies by hand around each layer: MaxText's six; one that keeps what the attention's "
         "backward reads, by the primitive inside its custom rule; and both together. Peaks are "
-        "the compiler's, times a roofline; see [fused attention](fused-attention.md) for what a "
-        "kernel costs in it.",
+        "the compiler's, times a roofline; see [fused attention](how-to/fused-attention.md) for "
+        "what a kernel costs in it.",
     ]
     for one in found:
         lines += [

@@ -1,4 +1,4 @@
-"""Planned steps beside the original ones: values, gradients, peak and flops, on the CPU.
+"""Planned steps compared with the original ones: values, gradients, peak and flops, on the CPU.
 
 Each model is planned for the CPU under a byte budget, with dropout on; the plan is applied, and
 both steps are run on the same real inputs.
@@ -278,7 +278,7 @@ def page(data: Mapping[str, Any]) -> str:
     found = data["models"]
     eps = ", ".join(f"{jax.numpy.finfo(t).eps:.1e} for {t}" for t in _dtypes(found))
     lines = [
-        "# Planned steps beside the original",
+        "# Planned steps compared with the original",
         "",
         "Made by `python -m benchmarks.equality --page` on "
         f"{data['date']}. Each model is planned with `plan_remat` for the CPU, the plan applied "

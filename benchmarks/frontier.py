@@ -134,12 +134,12 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         f"# Frontiers for the target {target}",
         "",
         f"Made by `python -m benchmarks.frontier --models … --target {target}`, then `--page`; how "
-        f"to read peaks and times is said in [measurements-{target}.md](measurements-{target}.md). "
+        f"to read peaks and times: [measurements-{target}.md](measurements-{target}.md). "
         "Every point is compiled; nothing was run.",
         "",
         command.where(found[0]),
         "",
-        "## At the peak of each hand policy",
+        "## At the peak of each hand-written policy",
         "",
         "The added time of the plan whose budget is the policy's compiled peak, as a fraction of "
         "the policy's added time (below 1 the plan is better), and both over no "
@@ -155,7 +155,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         table, more = _beside_policies(with_presets, presets)
         lines += [
             "",
-            "Likewise beside MaxText's presets on every layer, as the pattern of blocks tells it, "
+            "The same for MaxText's presets on every layer, as found by the pattern of blocks, "
             "or on the steps of a scan; the products they save are found by what they read.",
             "",
             *table,

@@ -150,11 +150,11 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         f"# Steps on eight devices, for the target {target}",
         "",
         "Made by `python -m benchmarks.mesh --models … --target "
-        f"{target}`, then `--page`; how to read peaks and times is said in "
+        f"{target}`, then `--page`; how to read peaks and times: "
         f"[measurements-{target}.md](measurements-{target}.md). All figures are of one device: "
-        "bytes in MiB, steps estimated, what devices exchange included, at eight tenths of the "
-        "link's published rate. Steps of plans are over no rematerialization in the same layout. "
-        "Each gradient lies as its weight does.",
+        "bytes in MiB, steps estimated, including what the devices exchange, at eight tenths of "
+        "the link's published rate. Steps of plans are over no rematerialization in the same "
+        "layout. Each gradient is sharded like its weight.",
         "",
         command.where(each[0]),
         "",

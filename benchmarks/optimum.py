@@ -102,7 +102,7 @@ def _flat_rows(context: PlanningContext) -> list[FlatRow]:
 def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     """The Markdown page made of all measurements of a target."""
     lines = [
-        f"# Beside the optimum of a flat program, for the target {target}",
+        f"# Compared with the optimum of a flat program, for the target {target}",
         "",
         f"Made by `python -m benchmarks.optimum --models … --target {target}`, then `--page`. "
         "The flat program has one variable for every value of the loss (kept from the forward or "

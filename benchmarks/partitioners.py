@@ -81,11 +81,11 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     first = found[0]["found"][0]
     plans = " | ".join(f"at {fraction:.0%}: certified ≤ budget MiB, step" for fraction in FRACTIONS)
     lines = [
-        f"# Partitioners beside each other, for the target {target}",
+        f"# Partitioners compared, for the target {target}",
         "",
         f"Made by `python -m benchmarks.partitioners --models … --target {target}`, then "
-        "`--page`. What each is for is said in [partitioners.md](partitioners.md). Budgets are "
-        "parts of the no-remat peak; steps are estimates, over no rematerialization.",
+        "`--page`. What each is for: [partitioners.md](reference/partitioners.md). "
+        "Budgets are parts of the no-remat peak; steps are estimates, over no rematerialization.",
         "",
         command.where(first),
         "",

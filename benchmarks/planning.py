@@ -76,8 +76,8 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         "",
         command.where(found[0]),
         "",
-        "No whole step is compiled here: neither the one without rematerialization, which in use "
-        "compiles beside the cost, nor those that certify a plan. Cost is the compilation of the "
+        "No whole step is compiled here: neither the one without rematerialization, nor those "
+        "that certify a plan. Cost is the compilation of the "
         f"modes of all kinds of blocks. Solving is for {budgets} of the predicted peak without "
         "rematerialization; the total counts the slowest.",
         "",

@@ -125,16 +125,16 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         f"# Deep and scanned models for the target {target}",
         "",
         f"Made by `python -m benchmarks.scale --models … --target {target}`, then `--page`; how to "
-        f"read peaks and times is said in [measurements-{target}.md](measurements-{target}.md).",
+        f"read peaks and times: [measurements-{target}.md](measurements-{target}.md).",
         "",
         command.where(found[0]),
         "",
         "## Planning",
         "",
         "What planning takes by itself is in "
-        f"[planning-{target}.md](planning-{target}.md). Here, as in use, the no-remat step is "
-        "compiled beside the cost, which is the compilation of all modes of all kinds of blocks, "
-        "and for as long after it as the column says. Solve is the slowest of the "
+        f"[planning-{target}.md](planning-{target}.md). Here the no-remat step is "
+        "compiled while the costs are found, which is the compilation of all modes of all kinds of "
+        "blocks, and for as long after it as the column says. Solve is the slowest of the "
         "budgets; certify its compilations of the whole step.",
         "",
         "| model | operations | blocks (kinds) | levels | trace s | partition s "

@@ -147,7 +147,7 @@ def _model_section(data: Mapping[str, Any]) -> list[str]:
 
 def _overhead_section(found: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [
-        "## Overhead beside the hand policies",
+        "## Added time compared with the hand-written policies",
         "",
         "At the compiled peak of each hand policy: the plan's added time over no remat as a "
         "fraction of the policy's. Where either is faster than no remat, as inside a scan, whose "

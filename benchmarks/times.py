@@ -214,10 +214,10 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         lines += _device_sections(found)
     lines += [
         "",
-        "## With nothing to do",
+        "## Without checkpoints",
         "",
-        "The step as it was written beside the emitted one at a budget that needs no checkpoint, "
-        "in ms; in parentheses the distance of the quartiles.",
+        "The step as it was written, and the one that the library emits at a budget that needs "
+        "no checkpoint, in ms; in parentheses the distance of the quartiles.",
         "",
         "| model | as written | emitted | emitted over written |",
         "|---|---|---|---|",

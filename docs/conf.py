@@ -8,9 +8,14 @@ from jax_hremat import __version__
 project = "jax_hremat"
 author = "The jax_hremat developers"
 release = version = __version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["_build", "data"]
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+# What is printed is not copied.
+copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"
 html_theme = "furo"
+html_show_copyright = False
 html_title = f"jax_hremat {version}"
 # Headings are the targets of links within and between pages.
 myst_heading_anchors = 4

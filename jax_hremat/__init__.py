@@ -34,6 +34,7 @@ from jax_hremat._shared.errors import TargetUnavailableError as TargetUnavailabl
 from jax_hremat._shared.errors import UnknownTargetError as UnknownTargetError
 from jax_hremat._shared.errors import UnsupportedConfigError as UnsupportedConfigError
 from jax_hremat._shared.errors import UnsupportedProgramError as UnsupportedProgramError
+from jax_hremat._shared.progress import progress as progress
 from jax_hremat._shared.version import __version__ as __version__
 from jax_hremat._solve.backend import SolverConfig as SolverConfig
 from jax_hremat._xla.calibrate import calibrate as calibrate

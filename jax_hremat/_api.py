@@ -13,7 +13,7 @@ from jax_hremat._calls.planned import GivenPlan, Loss, MadePlans, planned_functi
 from jax_hremat._emit.step import Step, own_step
 from jax_hremat._plan.frontier import Frontier
 from jax_hremat._plan.plan import RematPlan
-from jax_hremat._planner.context import PlannerConfig
+from jax_hremat._planner.context import Effort, PlannerConfig
 from jax_hremat._planner.request import PlanRequest, positions_of, warn_beyond_device
 from jax_hremat._planner.transfer import certified_again
 from jax_hremat._shared.methods import CALL
@@ -33,6 +33,7 @@ def plan_remat(
     target: str | os.PathLike[str] | Target | None = None,
     headroom_bytes: int = 0,
     config: PlannerConfig | None = None,
+    effort: Effort | None = None,
     progress: Progress | None = None,
 ) -> Callable[..., RematPlan]:
     """Plan the rematerialization of a loss function's training step under a byte budget.
@@ -55,8 +56,11 @@ def plan_remat(
             `list_targets`; compiling for a GPU needs no GPU), or the path of a target file.
         headroom_bytes: Subtracted from the budget first, for memory the compiler does not see:
             library workspaces and the allocator.
-        config: How much effort planning takes.
-        progress: Called as `progress(stage, done, total)` while planning.
+        config: How much effort planning takes, in detail.
+        effort: In place of a configuration: "low" plans a small model in seconds, "high" takes
+            about three times as long as "normal", the default; see `PlannerConfig.of_effort`.
+        progress: Called as `progress(stage, done, total)` while planning; `total` is 0 while it is
+            unknown. If None, progress is shown on standard error; see `jax_hremat.progress`.
 
     Returns:
         A function of the loss's arguments (arrays or `jax.ShapeDtypeStruct`s in any pytrees, NNX
@@ -91,7 +95,7 @@ def plan_remat(
     True
     """
     goal = parse_goal(budget, max_slowdown)
-    request = PlanRequest.make(target, headroom_bytes, config, progress)
+    request = PlanRequest.make(target, headroom_bytes, config, effort, progress)
     positions = positions_of(argnums)
 
     def plan(*args: Any, **kwargs: Any) -> RematPlan:
@@ -111,6 +115,7 @@ def pareto(
     target: str | os.PathLike[str] | Target | None = None,
     headroom_bytes: int = 0,
     config: PlannerConfig | None = None,
+    effort: Effort | None = None,
     progress: Progress | None = None,
 ) -> Callable[..., Frontier]:
     """The whole trade-off between memory and time of a loss function's training step.
@@ -119,7 +124,8 @@ def pareto(
     Block costs are determined once for all of them; each plan is compiled and certified.
 
     Args:
-        fun, argnums, has_aux, target, headroom_bytes, config, progress: As in `plan_remat`.
+        fun, argnums, has_aux, target, headroom_bytes, config, effort, progress: As in
+            `plan_remat`.
         num_points: How many budgets, at least 2.
 
     Returns:
@@ -132,7 +138,7 @@ def pareto(
     """
     if num_points < 2:
         raise ValueError(f"num_points={num_points}: a curve takes at least its two ends")
-    request = PlanRequest.make(target, headroom_bytes, config, progress)
+    request = PlanRequest.make(target, headroom_bytes, config, effort, progress)
     positions = positions_of(argnums)
 
     def frontier(*args: Any, **kwargs: Any) -> Frontier:
@@ -213,6 +219,7 @@ def hremat(
     target: str | os.PathLike[str] | Target | None = None,
     headroom_bytes: int = 0,
     config: PlannerConfig | None = None,
+    effort: Effort | None = None,
     progress: Progress | None = None,
     methods: str | Sequence[str] = CALL,
 ) -> Any:
@@ -244,8 +251,8 @@ def hremat(
     Args:
         fun: A loss function or method, or a `flax.linen.Module` or `flax.nnx.Module` class;
             omitted when used as a decorator with options.
-        budget, max_slowdown, argnums, has_aux, target, headroom_bytes, config, progress: As in
-            `plan_remat`; `argnums` and `has_aux` are for functions only.
+        budget, max_slowdown, argnums, has_aux, target, headroom_bytes, config, effort, progress:
+            As in `plan_remat`; `argnums` and `has_aux` are for functions only.
         methods: Names of the methods that are planned; for modules only.
 
     Raises:
@@ -258,6 +265,7 @@ def hremat(
         target=target,
         headroom_bytes=headroom_bytes,
         config=config,
+        effort=effort,
         progress=progress,
     )
     if fun is None:
@@ -270,7 +278,7 @@ def hremat(
         module: Any = fun
         return linen.remat(module, methods=methods, **options)
     goal = parse_goal(budget, max_slowdown)
-    request = PlanRequest.make(target, headroom_bytes, config, progress)
+    request = PlanRequest.make(target, headroom_bytes, config, effort, progress)
     positions = positions_of(argnums)
     made = MadePlans(request, goal, positions, has_aux)
     return planned_function(fun, made, positions, has_aux)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from jax_hremat._emit.step import LossFunction, MakeStep
 from jax_hremat._fit import FittedStep, fit_step
-from jax_hremat._planner.context import PlannerConfig
+from jax_hremat._planner.context import config_of
 from jax_hremat._shared.errors import InfeasibleBudgetError
 from jax_hremat._shared.format import format_bytes, format_seconds
 from jax_hremat._shared.text import plain_table, plain_text
@@ -135,7 +135,8 @@ def max_batch(
         raise ValueError(
             f"budget={budget!r}: a fraction would be another budget for each batch; give bytes"
         )
-    config = replace(options.pop("config", None) or PlannerConfig(), floor_rounds=0)
+    chosen = config_of(options.pop("config", None), options.pop("effort", None))
+    config = replace(chosen, floor_rounds=0)
     fit = fit_step(make_step, loss_fn, budget=budget, config=config, **options)
 
     def search(state: Any, batch_of: Callable[[int], Any]) -> BatchSearch:

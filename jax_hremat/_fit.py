@@ -15,7 +15,7 @@ from jax_hremat._calls.planned import Loss, check_plan_is_for
 from jax_hremat._emit.step import JittedStep, LossFunction, MakeStep, training_step
 from jax_hremat._flax.objects import Leaf, holds_objects, is_object
 from jax_hremat._plan.plan import RematPlan
-from jax_hremat._planner.context import PlannerConfig
+from jax_hremat._planner.context import Effort, PlannerConfig
 from jax_hremat._planner.request import PlanRequest, positions_of
 from jax_hremat._planner.transfer import certified_again
 from jax_hremat._shared.errors import BudgetFormatError
@@ -56,6 +56,7 @@ def fit_step(
     target: str | os.PathLike[str] | Target | None = None,
     headroom_bytes: int | None = None,
     config: PlannerConfig | None = None,
+    effort: Effort | None = None,
     progress: Progress | None = None,
 ) -> Callable[..., FittedStep]:
     """Plan a loss so that the whole training step around it fits.
@@ -80,7 +81,7 @@ def fit_step(
         plan: A plan, or the path of its file, to certify again in place of planning: the step is
             compiled with it, and compiled without it only if the result differs from the plan's
             figures. If no budget is given, the plan's own is used.
-        target, config, progress: As in `plan_remat`.
+        target, config, effort, progress: As in `plan_remat`.
         headroom_bytes: As in `plan_remat`. If None, 0, or with `budget="device"` a twentieth of the
             device's memory.
 
@@ -120,7 +121,7 @@ def fit_step(
             f"max_slowdown={max_slowdown!r} was given with a plan, whose time is what it is; give "
             f"a budget, or neither for the plan's own"
         )
-    request = PlanRequest.make(chosen, headroom_bytes or 0, config, progress)
+    request = PlanRequest.make(chosen, headroom_bytes or 0, config, effort, progress)
     positions, donated = positions_of(argnums), positions_of(donate_argnums)
     names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
     declared = _Declared(positions_of(static_argnums), names)

@@ -14,7 +14,7 @@ from flax.core import lift
 from flax.linen import transforms
 
 from jax_hremat._calls.planned import MadePlans, planned_class, reduce_class, run_planned
-from jax_hremat._planner.context import PlannerConfig
+from jax_hremat._planner.context import Effort, PlannerConfig
 from jax_hremat._planner.request import PlanRequest
 from jax_hremat._shared.errors import UnsupportedProgramError
 from jax_hremat._shared.methods import CALL, methods_of
@@ -37,6 +37,7 @@ def remat(
     target: str | os.PathLike[str] | Target | None = None,
     headroom_bytes: int = 0,
     config: PlannerConfig | None = None,
+    effort: Effort | None = None,
     progress: Progress | None = None,
     methods: str | Sequence[str] = CALL,
 ) -> type[M]:
@@ -53,7 +54,7 @@ def remat(
 
     Args:
         module_class: A `flax.linen.Module` class.
-        budget, max_slowdown, target, headroom_bytes, config, progress: As in
+        budget, max_slowdown, target, headroom_bytes, config, effort, progress: As in
             `jax_hremat.plan_remat`.
         methods: Names of the methods that are planned, each separately under the budget.
 
@@ -75,7 +76,7 @@ def remat(
     _check_module_class(module_class)
     originals = methods_of(module_class, methods)
     goal = parse_goal(budget, max_slowdown)
-    request = PlanRequest.make(target, headroom_bytes, config, progress)
+    request = PlanRequest.make(target, headroom_bytes, config, effort, progress)
     made = MadePlans(request, goal, _DIFFERENTIATED)
 
     def planned(scopes_fun: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,6 +90,7 @@ def remat(
         target=target,
         headroom_bytes=headroom_bytes,
         config=config,
+        effort=effort,
         progress=progress,
         methods=methods,
     )

@@ -19,7 +19,7 @@ from jax_hremat._calls.planned import (
     run_planned,
 )
 from jax_hremat._flax.objects import Leaf, variables_of
-from jax_hremat._planner.context import PlannerConfig
+from jax_hremat._planner.context import Effort, PlannerConfig
 from jax_hremat._planner.request import PlanRequest, positions_of
 from jax_hremat._shared.errors import UnsupportedProgramError
 from jax_hremat._shared.methods import CALL, methods_of
@@ -40,6 +40,7 @@ def remat(
     target: str | os.PathLike[str] | Target | None = None,
     headroom_bytes: int = 0,
     config: PlannerConfig | None = None,
+    effort: Effort | None = None,
     progress: Progress | None = None,
     methods: str | Sequence[str] = CALL,
 ) -> Any:
@@ -65,7 +66,7 @@ def remat(
         wrt: Filter for the state that is differentiated.
         methods: Names of the methods that are planned, each separately under the budget; for
             classes.
-        budget, max_slowdown, target, headroom_bytes, config, progress: As in
+        budget, max_slowdown, target, headroom_bytes, config, effort, progress: As in
             `jax_hremat.plan_remat`.
 
     Returns:
@@ -91,11 +92,12 @@ def remat(
             target=target,
             headroom_bytes=headroom_bytes,
             config=config,
+            effort=effort,
             progress=progress,
             methods=methods,
         )
     goal = parse_goal(budget, max_slowdown)
-    request = PlanRequest.make(target, headroom_bytes, config, progress)
+    request = PlanRequest.make(target, headroom_bytes, config, effort, progress)
     if isinstance(fun, nnx.Module):
         raise UnsupportedProgramError(
             f"this is an instance of `{type(fun).__name__}`; plan its class, or the loss function "
@@ -111,6 +113,7 @@ def remat(
             target=target,
             headroom_bytes=headroom_bytes,
             config=config,
+            effort=effort,
             progress=progress,
             methods=methods,
         )

@@ -9,11 +9,13 @@ import os
 if os.environ.get("JAX_HREMAT_TEST_GPU") != "1":
     os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_HREMAT_TEST_PLATFORM", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA's own chatter.
+os.environ["JAX_HREMAT_CACHE_DIR"] = ""  # No test depends on what was compiled before it.
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+import jax_hremat  # noqa: E402
 from jax_hremat._shared.errors import TargetUnavailableError  # noqa: E402
 from jax_hremat._xla.compile import compile_flat  # noqa: E402
 from jax_hremat._xla.target import Target, get_target  # noqa: E402
@@ -21,6 +23,8 @@ from jax_hremat._xla.target import Target, get_target  # noqa: E402
 # Tracing and compiling make so many objects that Python's collector, as it is set by default, takes
 # a sixth of the suite's time.
 gc.set_threshold(200_000, 50, 1000)
+
+jax_hremat.progress(False)  # But in the tests of what is shown.
 
 # For the tests of steps on a mesh; all others use the first.
 jax.config.update("jax_num_cpu_devices", 8)

@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import json
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -296,6 +297,61 @@ def test_two_processes_may_write_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert [p.name for p in files(tmp_path)] == [f"{i:02}.json.gz" for i in range(5)]
 
 
-def test_no_folder_is_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+def test_an_empty_name_is_no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "")
     assert CompileCache.at(None) is None
+    assert CompileCache.at(tmp_path) == CompileCache(tmp_path)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(tmp_path))
+    assert CompileCache.at("") is None
+
+
+@pytest.fixture
+def users_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The user's cache folder, in which there is nothing."""
+    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+    monkeypatch.setattr(
+        "jax_hremat._xla.cache.platformdirs.user_cache_path", lambda name: tmp_path / "cache" / name
+    )
+    return tmp_path / "cache"
+
+
+def test_the_default_is_a_folder_of_the_users(users_folder: Path) -> None:
+    assert CompileCache.at(None) == CompileCache(users_folder / "jax_hremat")
+    plan = jax_hremat.plan_remat(
+        deep, budget=0.9, target="cpu", config=PlannerConfig(search=QUICK, cost="analytic")
+    )
+    plan(*ARGS)
+    assert files(users_folder)
+
+
+def test_without_a_folder_that_can_be_written_there_is_a_warning_and_no_cache(
+    users_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    users_folder.write_text("a file, and no folder")
+    with caplog.at_level(logging.WARNING, logger="jax_hremat"):
+        assert CompileCache.at(None) is None
+    assert str(users_folder) in caplog.text and ENVIRONMENT_VARIABLE in caplog.text
+
+
+def test_what_was_not_used_for_longest_is_removed(tmp_path: Path) -> None:
+    cache = CompileCache(tmp_path)
+    keys = [f"{i:02}" for i in range(10)]
+    for age, key in enumerate(keys):
+        cache.write(key, key * 1000)
+        (path,) = tmp_path.glob(f"{key}/*")
+        os.utime(path, (1000 + age, 1000 + age))
+    assert cache.read("00", str) == "00" * 1000  # Used now, so it is the newest.
+    size_bytes = sum(path.stat().st_size for path in files(tmp_path))
+    cache.trim(size_bytes)
+    assert len(files(tmp_path)) == 10
+    cache.trim(size_bytes // 2)
+    left = [path.name.partition(".")[0] for path in files(tmp_path)]
+    assert left == ["00", "07", "08", "09"]
+    assert sum(path.stat().st_size for path in files(tmp_path)) <= size_bytes // 2
+
+
+def test_planning_trims_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed: list[Path] = []
+    monkeypatch.setattr(CompileCache, "trim", lambda cache: trimmed.append(cache.folder))
+    planner(tmp_path, 0.8, cost="analytic", max_rounds=0)(*ARGS)
+    assert trimmed == [tmp_path]

@@ -17,8 +17,11 @@ from jax_hremat._xla.compile import (
     compile_flat,
     compiler_versions,
     never_run,
+    with_quick_code,
 )
 from jax_hremat._xla.hlo.parse import parse_hlo
+from jax_hremat._xla.hlo.roofline import estimate_step
+from jax_hremat._xla.rates import rates
 from jax_hremat._xla.target import Target, get_target, list_targets
 
 # Without a GPU the CUDA plugin starts only if none is asked for; with one, this keeps
@@ -136,6 +139,14 @@ def test_a_program_that_is_never_run_takes_the_same_memory(
     run, looked_at = (compile_flat(*mlp(96, 2, checkpoint), t) for t in (target, never_run(target)))
     assert run.memory == looked_at.memory
     assert run.hlo_text == looked_at.hlo_text
+
+
+def test_a_block_compiled_quickly_costs_nearly_the_same() -> None:
+    targets = never_run(CPU), with_quick_code(CPU, "")
+    exact, quick = (compile_flat(*mlp(96, 2, True), target) for target in targets)
+    assert quick.memory.temp_bytes == pytest.approx(exact.memory.temp_bytes, rel=0.01)
+    times_s = [estimate_step(parse_hlo(c.hlo_text), rates(CPU)).time_s for c in (exact, quick)]
+    assert times_s[1] == pytest.approx(times_s[0], rel=0.02)
 
 
 def test_two_threads_give_what_one_gives(target: Target) -> None:

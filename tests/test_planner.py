@@ -84,7 +84,7 @@ MLP = ([struct(8, 32)] * 3, struct(256, 8))
 
 
 def quiet(stage: str, done: int, total: int) -> None:
-    assert 0 <= done <= total or stage in ("certifying", "solving")
+    assert 0 <= done <= total or total == 0
 
 
 @pytest.fixture(scope="module")

@@ -174,6 +174,16 @@ register(
         "tiny": {**_TINY, "layers": 6},
     },
 )
+# What someone tries first.
+register(
+    "gpt2-2",
+    gpt_problem,
+    {
+        "full": dict(layers=2, width=64, heads=4, context=64, vocab=256, batch=8),
+        "small": _TINY,
+        "tiny": _TINY,
+    },
+)
 # Deep stacks of narrow layers: most of the memory is what passes between them.
 _DEEP = dict(width=256, heads=4, context=256, vocab=2048, batch=64)
 

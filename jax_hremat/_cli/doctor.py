@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from jax_hremat._jax.cudnn import cudnn_version, load_cudnn
 from jax_hremat._shared.errors import HRematError
 from jax_hremat._solve.backend import SolverConfig, solve
 from jax_hremat._solve.modelling import cp
-from jax_hremat._xla.cache import ENVIRONMENT_VARIABLE
+from jax_hremat._xla.cache import ENVIRONMENT_VARIABLE, CompileCache
 from jax_hremat._xla.compile import compile_flat, compiler_versions
 from jax_hremat._xla.target import Target, get_target
 
@@ -104,14 +103,14 @@ def _devices() -> Check:
 
 def _cache() -> Check:
     name = f"cache ({ENVIRONMENT_VARIABLE})"
-    folder = os.environ.get(ENVIRONMENT_VARIABLE)
-    if not folder:
-        return Check(name, True, False, "none; set it to a folder, and planning again is quicker")
+    cache = CompileCache.at(None)
+    if cache is None:
+        return Check(name, True, False, "none; name a folder there, and planning again is quicker")
 
     def found() -> str:
-        os.makedirs(folder, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return f"{folder}, writable"
+        cache.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache.folder):
+            return f"{cache.folder}, writable"
 
     return _tried(name, found, needed=True)
 

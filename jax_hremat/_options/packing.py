@@ -1,6 +1,6 @@
 """Which measured runs of a block to checkpoint together: weighted interval scheduling.
 
-The effects of runs that do not overlap add up (measured: docs/devdocs/costs.md). So each set of
+The effects of runs that do not overlap add up (measured: docs/explanation/costs.md). So each set of
 disjoint runs is a point (bytes freed, seconds added), and few of these points are Pareto-optimal.
 
 Glossary

@@ -26,6 +26,9 @@ from jax_hremat._xla.rates import Rates
 
 _logger = logging.getLogger("jax_hremat")
 
+# Waves of candidates of each kind of block.
+_NUM_WAVES = 3
+
 
 def search_options(
     graph: Graph,
@@ -52,7 +55,7 @@ def search_options(
         rates: The rates of the target device.
         config: How many candidates to compile.
         solver: Limits of each integer program.
-        progress: Called with the stage and the counts of candidates done and in all.
+        progress: Called with the stage and the counts of waves of candidates done and in all.
 
     Returns:
         For each kind of block in `partition.unique`, its options.
@@ -110,14 +113,16 @@ class _Prices:
         self._price = price
         self._progress = progress
         self._futures: dict[int, dict[Region, Future[OptionCost | None]]] = {}
+        self._waves: list[list[Future[OptionCost | None]]] = []
 
     def start(self, kind: int, modes: Iterable[Region]) -> None:
         """Begin to find the costs of candidates of a kind, in the background."""
         price = in_settings_of_this_thread(self._price_or_none)
         futures = self._futures.setdefault(kind, {})
-        for mode in modes:
-            if mode not in futures:
-                futures[mode] = self._pool.submit(price, self._partition.blocks[kind], mode)
+        new = [mode for mode in dict.fromkeys(modes) if mode not in futures]
+        for mode in new:
+            futures[mode] = self._pool.submit(price, self._partition.blocks[kind], mode)
+        self._waves.append([futures[mode] for mode in new])
 
     def _price_or_none(self, block: Block, mode: Region) -> OptionCost | None:
         """The cost of a candidate; None if the compiler fails on a candidate other than the plain
@@ -135,9 +140,14 @@ class _Prices:
         """Wait for, and return, the costs of all candidates of a kind that were started."""
         costs = {}
         for mode, future in self._futures[kind].items():
-            asked_for = [f for futures in self._futures.values() for f in futures.values()]
-            self._progress("pricing blocks", sum(f.done() for f in asked_for), len(asked_for))
+            self._report()
             cost = future.result()
             if cost is not None:
                 costs[mode] = cost
+        self._report()
         return costs
+
+    def _report(self) -> None:
+        """Report how many waves of candidates have their costs."""
+        done = sum(all(future.done() for future in wave) for wave in self._waves)
+        self._progress("costs of blocks", done, _NUM_WAVES * len(self._partition.unique))

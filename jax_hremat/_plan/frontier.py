@@ -129,7 +129,7 @@ class Frontier:
         write_whole(Path(path), text.getvalue().encode())
 
     def plot(self, ax: Any = None) -> Any:
-        """Plot added time over peak with matplotlib (`pip install "jax_hremat[plot]"`).
+        """Plot added time over peak with matplotlib (the `plot` extra).
 
         Args:
             ax: Where to draw; a new figure's axes if None.

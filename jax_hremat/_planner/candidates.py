@@ -82,7 +82,11 @@ class Candidates:
 
     def anew(self) -> Candidates:
         """Candidates of the same program of which only the plan without checkpoints is compiled."""
-        return Candidates(self.context, self._progress)
+
+        def progress(stage: str, done: int, total: int) -> None:
+            self._progress(f"smallest budget: {stage}", done, total)
+
+        return Candidates(self.context, progress)
 
     def learn(self, other: Candidates) -> None:
         """Add the plans that other candidates of the same program contain."""
@@ -147,7 +151,7 @@ class Candidates:
         """The plan of a selection, compiled unless it already was."""
         root = selection_region(self.context.costs.graph, chain, selection, barriers)
         if root not in self._found:
-            self._progress("certifying", self.num_compiled, self.num_compiled + 1)
+            self._progress("whole steps compiled", self.num_compiled, 0)
             with timed(self._timings_s, "certify"):
                 step = self.context.compile_step(root)
             prediction = self.context.predict(chain, selection)
@@ -179,7 +183,7 @@ class Candidates:
 
     def _solved(self, space: Space, solve: Callable[[Chain], Schedule]) -> Schedule:
         """The schedule that `solve` finds, expanded to the original chain of a coarsened space."""
-        self._progress("solving", 0, 1)
+        self._progress("choosing what to recompute", 0, 0)
         with timed(self._timings_s, "solve"):
             if isinstance(space, Chain):
                 return solve(space)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import get_args
+from typing import Literal, get_args
 
 from jax_hremat._cost.kernels import kernel_book
 from jax_hremat._cost.option import Option
@@ -55,9 +55,12 @@ _logger = logging.getLogger("jax_hremat")
 _WORTH_REUSE = 0.05
 
 
+Effort = Literal["low", "normal", "high"]
+
+
 @dataclass(frozen=True, slots=True)
 class PlannerConfig:
-    """How hard the planner tries.
+    """How hard the planner tries. `of_effort` gives configurations by name.
 
     Attributes:
         search: How many options of each kind of block are compiled.
@@ -72,9 +75,11 @@ class PlannerConfig:
         cost: Where the costs of blocks come from: "compiled", a roofline over XLA's compiled
             program; "analytic", from the shapes, where only whole steps are compiled; "measured",
             timed on the target's device, which must be attached.
-        cache_dir: Folder for compilation results, so that planning the same program for the same
-            target, in any process, does not compile it again. None for the folder of the
-            environment variable `JAX_HREMAT_CACHE_DIR`, or no cache if that is not set.
+        cache_dir: Folder for compilation results and plans, so that planning the same program for
+            the same target, in any process, does not compile it again. None for the folder of the
+            environment variable `JAX_HREMAT_CACHE_DIR`, or for the user's cache folder if that is
+            not set; an empty text for no cache. A folder is held to about 1 GiB: what was not used
+            for longest is removed.
         kernel_costs: Your own costs of kernels that XLA only calls; they take precedence over
             everything known about a kernel. Keys are the name of the call target, of the Pallas
             kernel or of the primitive; values are functions `(operands, results) -> (flops, bytes)`
@@ -118,11 +123,50 @@ class PlannerConfig:
             known = ", ".join(map(repr, get_args(CostSource)))
             raise ValueError(f"PlannerConfig(cost={self.cost!r}): costs are one of {known}")
 
+    @staticmethod
+    def of_effort(effort: Effort) -> PlannerConfig:
+        """The configuration of a named effort.
+
+        Args:
+            effort: "low": costs of blocks by their shapes, so that only a few whole steps are
+                compiled. "normal": `PlannerConfig()`. "high": about twice as many options of each
+                block, more plans for the budget, and short scans also written out.
+
+        Raises:
+            ValueError: There is no such effort.
+        """
+        match effort:
+            case "low":
+                return PlannerConfig(cost="analytic", max_rounds=1, floor_rounds=2)
+            case "normal":
+                return PlannerConfig()
+            case "high":
+                search = SearchConfig(max_runs=20, max_packings=12, max_saved_sets=6, max_modes=800)
+                return PlannerConfig(search=search, max_rounds=8, floor_rounds=20, unroll_scans=8)
+        known = ", ".join(map(repr, get_args(Effort)))
+        raise ValueError(f"effort={effort!r}: the efforts are {known}")
+
     @property
     def forms(self) -> tuple[Openings, ...]:
         """The forms in which a function is planned, that with its scans as they are first."""
         steps = dict.fromkeys((0, self.unroll_scans))
         return tuple(Openings(self.open_checkpoints, scan_steps) for scan_steps in steps)
+
+
+def config_of(config: PlannerConfig | None, effort: Effort | None) -> PlannerConfig:
+    """The configuration given, or that of the effort given, which is "normal" if neither is.
+
+    Raises:
+        ValueError: Both are given, or there is no such effort.
+    """
+    if config is None:
+        return PlannerConfig.of_effort("normal" if effort is None else effort)
+    if effort is not None:
+        raise ValueError(
+            f"both effort={effort!r} and config={config!r}: give one of them; to change a named "
+            f"effort, give config=dataclasses.replace(PlannerConfig.of_effort({effort!r}), …)"
+        )
+    return config
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,6 +398,8 @@ def prepare(
             f"with cost='compiled'"
         )
     cache = CompileCache.at(config.cache_dir)
+    if cache is not None:
+        cache.trim()
     timings: dict[str, float] = {}
     with timed(timings, "trace"):
         kernels = kernel_book(step, config.kernel_costs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 import os
 import warnings
@@ -13,19 +12,17 @@ from jax_hremat._emit.step import Step
 from jax_hremat._plan.certificate import Certificate
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._planner.candidates import Candidates
-from jax_hremat._planner.context import PlannerConfig, prepare
+from jax_hremat._planner.context import Effort, PlannerConfig, config_of, prepare
 from jax_hremat._planner.forms import better, forms_of, same_goal, undominated
 from jax_hremat._planner.goals import Terms, frontier_plans, plan_for
 from jax_hremat._planner.plan_cache import PlanCache, best_of
 from jax_hremat._shared.errors import HRematWarning, InfeasibleBudgetError
 from jax_hremat._shared.format import format_bytes
-from jax_hremat._shared.progress import Progress
+from jax_hremat._shared.progress import Progress, reporting
 from jax_hremat._shared.units import Budget, Slowdown
 from jax_hremat._xla.cache import CompileCache
 from jax_hremat._xla.certify import compile_step
 from jax_hremat._xla.target import Target, get_target
-
-_logger = logging.getLogger("jax_hremat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +32,26 @@ class PlanRequest:
     target: Target
     headroom_bytes: int
     config: PlannerConfig
-    progress: Progress
+    progress: Progress | None
 
     @staticmethod
     def make(
         target: str | os.PathLike[str] | Target | None,
         headroom_bytes: int,
         config: PlannerConfig | None,
+        effort: Effort | None,
         progress: Progress | None,
     ) -> PlanRequest:
-        """Read the options as the user writes them; raises the errors of `get_target`."""
+        """Read the options as the user writes them.
+
+        Raises:
+            The errors of `get_target` and of `config_of`.
+        """
         return PlanRequest(
             target=get_target(target),
             headroom_bytes=operator.index(headroom_bytes),
-            config=config or PlannerConfig(),
-            progress=progress or _log_progress,
+            config=config_of(config, effort),
+            progress=progress,
         )
 
     def plan(
@@ -70,14 +72,15 @@ class PlanRequest:
 
         def answer(form: Step, goal: Budget | Slowdown) -> RematPlan | InfeasibleBudgetError:
             try:
-                return self._plan(form, trace_s, goal, terms)
+                return self._plan(form, trace_s, goal, terms, progress)
             except InfeasibleBudgetError as refusal:
                 return refusal
 
-        as_is, *others = forms_of(step, self.config)
-        found = answer(as_is, goal)
-        for other in others:
-            found = better(found, answer(other, same_goal(goal, found)), goal)
+        with reporting(self.progress, "planning") as progress:
+            as_is, *others = forms_of(step, self.config)
+            found = answer(as_is, goal)
+            for other in others:
+                found = better(found, answer(other, same_goal(goal, found)), goal)
         if isinstance(found, InfeasibleBudgetError):
             raise found
         warn_beyond_device(found.certificate)
@@ -94,20 +97,28 @@ class PlanRequest:
         """Plans for budgets evenly spread from the least to that of no rematerialization, in each
         form that the configuration asks for."""
         terms = Terms(argnums, has_aux, self.headroom_bytes)
-        return undominated(
-            frontier_plans(self._candidates(form, trace_s), num_points, terms)
-            for form in forms_of(step, self.config)
-        )
+        with reporting(self.progress, "planning") as progress:
+            return undominated(
+                frontier_plans(self._candidates(form, trace_s, progress), num_points, terms)
+                for form in forms_of(step, self.config)
+            )
 
-    def _candidates(self, step: Step, trace_s: float) -> Candidates:
+    def _candidates(self, step: Step, trace_s: float, progress: Progress) -> Candidates:
         """The candidates of a step: costs and baseline, which no goal changes."""
-        context = prepare(step, self.target, self.config, trace_s, self.progress)
-        return Candidates(context, self.progress)
+        context = prepare(step, self.target, self.config, trace_s, progress)
+        return Candidates(context, progress)
 
-    def _plan(self, step: Step, trace_s: float, goal: Budget | Slowdown, terms: Terms) -> RematPlan:
+    def _plan(
+        self,
+        step: Step,
+        trace_s: float,
+        goal: Budget | Slowdown,
+        terms: Terms,
+        progress: Progress,
+    ) -> RematPlan:
         cache = CompileCache.at(self.config.cache_dir)
         if cache is None or self.config.kernel_costs:
-            return plan_for(self._candidates(step, trace_s), goal, terms)
+            return plan_for(self._candidates(step, trace_s, progress), goal, terms)
         known = PlanCache.of(step, self.target, terms, self.config, cache)
         asked = known.asked(goal)
         earlier = known.read()
@@ -115,7 +126,7 @@ class PlanRequest:
             answer = best_of(earlier[asked], earlier.values(), goal)
             if self._is_certified(step, answer, cache):
                 return answer
-        found = plan_for(self._candidates(step, trace_s), goal, terms)
+        found = plan_for(self._candidates(step, trace_s, progress), goal, terms)
         # Read again: another process may have planned meanwhile.
         earlier = known.read()
         plan = best_of(found, earlier.values(), goal)
@@ -148,7 +159,3 @@ def warn_beyond_device(certificate: Certificate) -> None:
 def positions_of(argnums: int | Sequence[int]) -> tuple[int, ...]:
     """`argnums` in the form that `jax.grad` accepts, as a tuple."""
     return (argnums,) if isinstance(argnums, int) else tuple(argnums)
-
-
-def _log_progress(stage: str, done: int, total: int) -> None:
-    _logger.info("%s: %d of %d", stage, done, total)

@@ -9,15 +9,21 @@ import logging
 import os
 import zlib
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+import platformdirs
 
 from jax_hremat._shared.files import write_whole
 from jax_hremat._shared.version import __version__
 
 ENVIRONMENT_VARIABLE = "JAX_HREMAT_CACHE_DIR"
 _SUFFIX = ".json.gz"
+# The most bytes that a folder may hold, and the part of them that is left when it holds more.
+_MOST_BYTES = 2**30
+_LEFT = 0.8
 
 T = TypeVar("T")
 
@@ -31,7 +37,7 @@ class CompileCache:
 
     Several processes may share the folder: a file appears whole or not at all, and two writers of
     one program write the same. A file that cannot be read, for instance because a copy was
-    truncated, is reported, removed and made again.
+    truncated, is reported, removed and made again. `trim` bounds the folder's size.
 
     Attributes:
         folder: The folder; made on first use.
@@ -41,17 +47,36 @@ class CompileCache:
 
     @staticmethod
     def at(folder: str | os.PathLike[str] | None) -> CompileCache | None:
-        """The cache in a folder, or in the folder that `JAX_HREMAT_CACHE_DIR` names if `folder` is
-        None; None if the variable is unset too."""
-        chosen = folder or os.environ.get(ENVIRONMENT_VARIABLE)
-        return CompileCache(Path(chosen).expanduser()) if chosen else None
+        """The cache in a folder; if `folder` is None, in the one that the environment variable
+        `JAX_HREMAT_CACHE_DIR` names, or else in the user's cache folder. An empty name, in either,
+        is no cache.
+
+        If the user's cache folder cannot be written, there is no cache, and a warning is logged.
+        """
+        chosen = os.environ.get(ENVIRONMENT_VARIABLE) if folder is None else folder
+        if chosen is not None:
+            return CompileCache(Path(chosen).expanduser()) if os.fspath(chosen) else None
+        path = platformdirs.user_cache_path("jax_hremat")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            writable = os.access(path, os.W_OK)
+        except OSError:
+            writable = False
+        if not writable:
+            _logger.warning(
+                "%s cannot be written: what is compiled now is compiled again next time. Set %s "
+                "to another folder, or to nothing for no cache",
+                path,
+                ENVIRONMENT_VARIABLE,
+            )
+        return CompileCache(path) if writable else None
 
     def read(self, key: str, decode: Callable[[Any], T]) -> T | None:
         """The stored result for a program, or None. `decode` makes it from the JSON value; an error
         in `decode` means that the file is damaged."""
         path = self._path(key)
         try:
-            return decode(json.loads(gzip.decompress(path.read_bytes())))
+            value = decode(json.loads(gzip.decompress(path.read_bytes())))
         except FileNotFoundError:
             return None
         except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
@@ -63,6 +88,9 @@ class CompileCache:
             )
             path.unlink(missing_ok=True)
             return None
+        with suppress(OSError):  # The folder may be another user's, to read only.
+            os.utime(path)
+        return value
 
     def write(self, key: str, value: Any) -> None:
         """Store a compiler result, as a JSON value."""
@@ -70,6 +98,21 @@ class CompileCache:
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(value).encode()
         write_whole(path, gzip.compress(text, compresslevel=3, mtime=0))
+
+    def trim(self, most_bytes: int = _MOST_BYTES) -> None:
+        """If all files together exceed `most_bytes`, remove those unused for longest."""
+        found = []
+        for path in self.folder.glob(f"??/*{_SUFFIX}"):
+            with suppress(FileNotFoundError):  # Another process may trim at the same time.
+                found.append((path.stat(), path))
+        size_bytes = sum(stat.st_size for stat, _ in found)
+        if size_bytes <= most_bytes:
+            return
+        for stat, path in sorted(found, key=lambda file: (file[0].st_mtime_ns, file[1])):
+            if size_bytes <= _LEFT * most_bytes:
+                break
+            path.unlink(missing_ok=True)
+            size_bytes -= stat.st_size
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}{_SUFFIX}"

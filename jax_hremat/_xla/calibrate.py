@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_hremat._shared.progress import Progress
+from jax_hremat._shared.progress import Progress, reporting
 from jax_hremat._xla.target import Platform, Target, attached_target
 
 # A measurement is made larger until one run takes this long …
@@ -62,7 +62,6 @@ def calibrate(progress: Progress | None = None) -> Target:
     do: the rates serve to compare plans, not to predict run times.
     """
     base = attached_target()
-    tell = progress or (lambda *_: None)
     stages: list[tuple[str, Callable[[], float]]] = [
         *((f"products of {name}", lambda d=d: _matrix_rate(d)) for name, d in _DTYPES.items()),
         *((f"convolutions of {name}", lambda d=d: _conv_rate(d)) for name, d in _DTYPES.items()),
@@ -71,10 +70,11 @@ def calibrate(progress: Progress | None = None) -> Target:
         ("launches", lambda: _launch_s(base.platform)),
     ]
     found = []
-    for index, (stage, measure) in enumerate(stages):
-        tell(stage, index, len(stages))
-        found.append(measure())
-    tell("calibrated", len(stages), len(stages))
+    with reporting(progress, "calibrating") as tell:
+        for index, (stage, measure) in enumerate(stages):
+            tell(stage, index, len(stages))
+            found.append(measure())
+        tell("calibrated", len(stages), len(stages))
     *matrix, bandwidth, vector, launch_s = found
     products, convolutions = matrix[: len(_DTYPES)], matrix[len(_DTYPES) :]
     return dataclasses.replace(
