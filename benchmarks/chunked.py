@@ -9,9 +9,7 @@ above the least that is possible.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -20,12 +18,11 @@ import jax.numpy as jnp
 import optax
 
 import jax_hremat
-
-sys.path.append(str(Path(__file__).parent.parent / "examples"))
-from train_gpt import SIZES, Block  # noqa: E402
+from benchmarks.zoo.gpt import Block, GPTConfig
 
 Loss = Callable[[Any, jax.Array], jax.Array]
-GPT2 = SIZES["gpt2"]
+GPT2 = GPTConfig()
+BATCH = 16
 CHUNKS = 16
 CONFIG = jax_hremat.PlannerConfig(
     cost="analytic", search=jax_hremat.SearchConfig(max_workers=1), floor_rounds=1
@@ -45,7 +42,7 @@ class Trunk(nn.Module):
         x = embed(tokens) + positions.astype(GPT2.dtype)
         for i in range(GPT2.layers):
             x = Block(GPT2, name=f"block_{i}")(x)
-        return nn.LayerNorm(dtype=GPT2.dtype)(x)
+        return nn.LayerNorm(dtype=GPT2.dtype, name="norm")(x)
 
 
 def cross_entropy(table: jax.Array, hidden: jax.Array, labels: jax.Array) -> jax.Array:
@@ -54,13 +51,13 @@ def cross_entropy(table: jax.Array, hidden: jax.Array, labels: jax.Array) -> jax
 
 
 def at_once(params: Any, batch: jax.Array) -> jax.Array:
-    hidden = Trunk().apply({"params": params}, batch[:, :-1])
+    hidden: Any = Trunk().apply({"params": params}, batch[:, :-1])
     return cross_entropy(params["tokens"]["embedding"], hidden, batch[:, 1:]).mean()
 
 
 def in_chunks(checkpoint: bool) -> Loss:
     def loss(params: Any, batch: jax.Array) -> jax.Array:
-        hidden = Trunk().apply({"params": params}, batch[:, :-1])
+        hidden: Any = Trunk().apply({"params": params}, batch[:, :-1])
         labels = batch[:, 1:].reshape(CHUNKS, -1)
 
         def chunk(part: Any) -> jax.Array:
@@ -81,7 +78,7 @@ def main() -> None:
         return Trunk().init(key, jnp.zeros((1, GPT2.context), jnp.int32))["params"]
 
     params = jax.eval_shape(init, jax.random.key(0))
-    batch = jax.ShapeDtypeStruct((GPT2.batch, GPT2.context + 1), jnp.int32)
+    batch = jax.ShapeDtypeStruct((BATCH, GPT2.context + 1), jnp.int32)
     losses = {
         "all logits at once": at_once,
         f"in {CHUNKS} chunks": in_chunks(checkpoint=False),
