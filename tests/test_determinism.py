@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BUDGET = 0.75
 PLAN = """
 import dataclasses, sys
 import jax
@@ -38,10 +37,10 @@ sys.stdout.write(plan(name, float(budget)).to_json())
 """
 
 
-def planned(name: str, workers: int, seed: int, *before: str) -> str:
+def planned(name: str, budget: float, workers: int, seed: int, *before: str) -> str:
     """The file of a plan that another process makes, after plans of the models `before`."""
     done = subprocess.run(
-        [sys.executable, "-c", PLAN, name, str(BUDGET), str(workers), *before],
+        [sys.executable, "-c", PLAN, name, str(budget), str(workers), *before],
         env={
             **os.environ,
             "PYTHONHASHSEED": str(seed),
@@ -71,13 +70,18 @@ def busy_machine(processes: int) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "before"),
-    [("gpt2-6", "lstm"), ("llama-scan", "gpt2-6"), ("moe", "llama-scan"), ("resnet50", "moe")],
+    ("name", "budget", "before"),
+    [
+        ("gpt2-6", 0.75, "lstm"),
+        ("llama-scan", 0.75, "gpt2-6"),
+        ("moe", 0.9, "llama-scan"),
+        ("resnet50", 0.9, "moe"),
+    ],
 )
-def test_a_plan_depends_on_the_question_alone(name: str, before: str) -> None:
-    plan = planned(name, 2, 0)
+def test_a_plan_depends_on_the_question_alone(name: str, budget: float, before: str) -> None:
+    plan = planned(name, budget, 2, 0)
     assert '"checkpointed": true' in plan
-    assert planned(name, 1, 1) == plan, "one worker"
-    assert planned(name, 2, 2, before, name) == plan, "after other plans"
+    assert planned(name, budget, 1, 1) == plan, "one worker"
+    assert planned(name, budget, 2, 2, before, name) == plan, "after other plans"
     with busy_machine(8):
-        assert planned(name, 2, 3) == plan, "on a busy machine"
+        assert planned(name, budget, 2, 3) == plan, "on a busy machine"
