@@ -177,7 +177,7 @@ def test_batch_statistics_are_updated(name):
 
 
 def test_overrides_and_untied_head():
-    problem = zoo.make("gpt2-small", "tiny", layers=1, dtype="bfloat16", barrier=False, batch=3)
+    problem = zoo.make("gpt2-small", "tiny", layers=1, dtype="bfloat16", tied=False, batch=3)
     params, batch = problem.args
     assert set(params) == {"tokens", "positions", "block_0", "norm", "head"}
     assert batch["tokens"].shape[0] == 3

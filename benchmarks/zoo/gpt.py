@@ -38,7 +38,7 @@ class GPTConfig:
     vocab: int = 50257
     dropout: float = 0.0
     dtype: DTypeLike = jnp.bfloat16
-    barrier: bool = True
+    tied: bool = True
 
 
 class CausalSelfAttention(nn.Module):
@@ -112,7 +112,7 @@ class GPT(nn.Module):
         for i in range(cfg.layers):
             x = self.block(cfg, self.train, name=f"block_{i}")(x)
         x = nn.LayerNorm(dtype=cfg.dtype, name="norm")(x)
-        if cfg.barrier:
+        if cfg.tied:
             logits = embed.attend(x)
         else:
             head = nn.Dense(
