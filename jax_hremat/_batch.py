@@ -15,7 +15,7 @@ from jax_hremat._emit.step import LossFunction, MakeStep
 from jax_hremat._fit import FittedStep, fit_step
 from jax_hremat._planner.context import PlannerConfig
 from jax_hremat._shared.errors import InfeasibleBudgetError
-from jax_hremat._shared.format import format_bytes, format_seconds
+from jax_hremat._shared.format import format_bytes, format_seconds, format_signed_percent
 from jax_hremat._shared.text import plain_table, plain_text
 
 
@@ -82,7 +82,7 @@ class BatchSearch:
                 str(trial.size),
                 format_bytes(plan.certificate.peak_bytes),
                 format_seconds(plan.estimated_step_s),
-                f"{100 * (plan.slowdown - 1):+.1f} %",
+                format_signed_percent(plan.slowdown - 1),
                 f"{trial.per_s:.4g}",
                 "best" if trial == self.best else "",
             )

@@ -15,7 +15,7 @@ from rich.text import Text
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._shared.errors import InfeasibleBudgetError
 from jax_hremat._shared.files import write_whole
-from jax_hremat._shared.format import format_bytes, format_seconds
+from jax_hremat._shared.format import format_bytes, format_seconds, format_signed_percent
 from jax_hremat._shared.text import plain_table, plain_text
 from jax_hremat._shared.units import parse_budget
 
@@ -90,7 +90,7 @@ class Frontier:
                 format_bytes(plan.certificate.peak_bytes),
                 f"{100 * plan.certificate.peak_bytes / peak_bytes:.0f} %",
                 format_seconds(plan.estimated_step_s),
-                f"{100 * (plan.slowdown - 1):+.1f} %",
+                format_signed_percent(plan.slowdown - 1),
                 "" if price is None else f"{1e3 * price * _GIB:.3g}",
                 str(plan.root.num_checkpointed),
             )
