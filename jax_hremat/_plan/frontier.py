@@ -20,6 +20,10 @@ from jax_hremat._shared.text import plain_table, plain_text
 from jax_hremat._shared.units import parse_budget
 
 _GIB = 2.0**30
+_LEGEND = (
+    "Peaks are certified, times estimated. Share and added time: compared with the step without "
+    "rematerialization. ms per GiB: time saved per step for each further GiB, up to the next plan."
+)
 _COLUMNS = ("peak_bytes", "budget_bytes", "step_s", "slowdown", "s_per_gib", "checkpoints")
 
 
@@ -65,7 +69,7 @@ class Frontier:
             raise InfeasibleBudgetError(
                 min_budget_bytes=lowest,
                 budget_bytes=budget_bytes,
-                bottleneck="what the lowest plan of this frontier keeps",
+                bottleneck="the peak of the first plan of this frontier",
                 plan=self.plans[0],
             )
         return min(fitting, key=lambda plan: plan.estimated_step_s)
@@ -81,7 +85,7 @@ class Frontier:
 
     def __str__(self) -> str:
         table = plain_table()
-        for column in ("peak", "of no remat", "step", "over no remat", "ms per GiB", "checkpoints"):
+        for column in ("peak", "share", "step", "added time", "ms per GiB", "checkpoints"):
             table.add_column(column, justify="right")
         peak_bytes, step_s = self.no_remat
         for index, plan in enumerate(self.plans):
@@ -94,8 +98,8 @@ class Frontier:
                 "" if price is None else f"{1e3 * price * _GIB:.3g}",
                 str(plan.root.num_checkpointed),
             )
-        title = f"without rematerialization: {format_bytes(peak_bytes)}, {format_seconds(step_s)}"
-        return plain_text(Text(title), Text(), table)
+        title = f"Without rematerialization: {format_bytes(peak_bytes)}, {format_seconds(step_s)}"
+        return plain_text(Text(title), Text(), table, Text(), Text(_LEGEND))
 
     def __repr__(self) -> str:
         low, high = self.plans[0], self.plans[-1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
@@ -32,7 +31,8 @@ _NAME_WIDTH = 40
 _KINDS = {"parameter": "argument", "output": "result", "temp": "temporary"}
 _LEGEND = (
     "Residuals: what is held from the forward for the backward. Every row is the sum over "
-    "all that it stands for; the rows below it, further in, are its parts. Times are estimates."
+    "all that it stands for; the indented rows below it are its parts. The values listed are those "
+    "of one block; where several are equal (4 ×), of the first. Times are estimates."
 )
 
 
@@ -42,7 +42,7 @@ def plan_text(plan: RematPlan) -> str:
     if plan.blocks:
         parts += [Text(), *_blocks(plan)]
     if plan.buffers:
-        parts += [Text(), _buffers(plan)]
+        parts += [Text(), Text("Largest buffers at the peak:"), _buffers(plan)]
     return plain_text(*parts)
 
 
@@ -56,9 +56,9 @@ def _summary(plan: RematPlan) -> Table:
     table.add_row(
         "certified peak",
         format_bytes(c.peak_bytes),
-        f"{share:.0f} % of the {format_bytes(plan.baseline_peak_bytes)} without rematerialization, "
-        f"compiled for {devices_words(c)}",
+        f"{share:.0f} % of the {format_bytes(plan.baseline_peak_bytes)} without rematerialization",
     )
+    table.add_row("", "", Text(f"compiled for {devices_words(c)}"))
     table.add_row("", "", Text(f"= {_peak_words(c)}"))
     table.add_row("budget", format_bytes(c.budget_bytes), _budget_words(c))
     if c.exceeds_device and c.device_bytes is not None:
@@ -66,8 +66,8 @@ def _summary(plan: RematPlan) -> Table:
     table.add_row(
         "estimated step",
         format_seconds(plan.estimated_step_s),
-        f"{format_signed_percent(plan.slowdown - 1)} over the {format_seconds(plan.baseline_step_s)} "
-        f"without rematerialization",
+        f"{format_signed_percent(plan.slowdown - 1)} over the "
+        f"{format_seconds(plan.baseline_step_s)} without rematerialization",
     )
     if plan.bound_step_s is not None:
         table.add_row(
@@ -137,17 +137,17 @@ def own_words(plan: RematPlan) -> str:
     stay = (
         "opened: the plan is for the function as if they were not there"
         if plan.opened.checkpoints
-        else "they stay in every plan, in that without rematerialization too; "
+        else "they stay in every plan, and in the step without rematerialization; "
         "PlannerConfig(open_checkpoints=True) plans as if they were not there"
     )
     return f"{words(plan.own_checkpoints)}: {stay}"
 
 
 def opened_words(plan: RematPlan) -> str:
-    """Which scans are planned as if their steps were written out; empty if none."""
+    """Which scans are planned as if they were unrolled; empty if none."""
     if not plan.opened.scan_steps:
         return ""
-    return f"in this plan those of up to {plan.opened.scan_steps} steps are written out"
+    return f"those of up to {plan.opened.scan_steps} steps are unrolled in this plan"
 
 
 def unpriced_words(plan: RematPlan) -> str:
@@ -217,12 +217,11 @@ def _row(
 
 def _buffers(plan: RematPlan) -> Table:
     table = plain_table()
-    table.add_column("largest at the peak", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("array", no_wrap=True)
     table.add_column("kind", no_wrap=True)
     table.add_column("made by", overflow="fold")
-    for buffer, equal in groupby(plan.buffers):
-        count = len(list(equal))
+    for buffer, count in Counter(plan.buffers).items():
         size = format_bytes(buffer.size_bytes)
         table.add_row(
             f"{count} × {size}" if count > 1 else size,

@@ -33,13 +33,11 @@ class Names:
     input_names: Sequence[str]
 
     def block(self, start: int, stop: int) -> str:
-        """The innermost common scope and the parts of it that the block spans; where its operations
-        have no scope, the same of the paths of the parameters that it reads, or of their modules;
-        where it reads none, its source line."""
-        scopes = [op.scope.split("/") for op in self.graph.operations[start:stop] if op.active]
-        found = _spanned([s for s in scopes if s != [""]], "/")
-        found = found or _spanned(self._parameters(start, stop), "")
-        return found or self.source(start, stop) or _NOWHERE
+        """The innermost common path of its operations and the parts that follow it in the block;
+        where none of them has a path, the block's source line."""
+        paths = [self.path(op.id) for op in self.graph.operations[start:stop] if op.active]
+        is_scoped = any(op.scope for op in self.graph.operations[start:stop] if op.active)
+        return _spanned(paths, "/" if is_scoped else "") or self.source(start, stop) or _NOWHERE
 
     def source(self, start: int, stop: int) -> str:
         """File, line and function of the first operation whose source is not an installed package.
@@ -48,20 +46,31 @@ class Names:
         own = [line for line in lines if _is_own(line)]
         return PurePath(own[0]).name if own else ""
 
-    def _parameters(self, start: int, stop: int) -> list[list[str]]:
-        names = dict(zip(self.graph.arguments, self.input_names, strict=True))
-        read = (v for op in self.graph.operations[start:stop] if op.active for v in op.reads)
-        parameters = [v for v in map(self._origin, read) if v in self.graph.differentiated]
-        return [_path_of(names[v]) for v in dict.fromkeys(parameters)]
+    def path(self, operation: int) -> list[str]:
+        """The keys of an operation's scope; where it has none, those of the first parameter that it
+        reads, or of the parameter's module. Empty if it reads none."""
+        op = self.graph.operations[operation]
+        if op.scope:
+            return op.scope.split("/")
+        names = map(self.parameter, op.reads)
+        return _path_of(next((name for name in names if name), ""))
 
-    def _origin(self, value: int) -> int:
-        """The value of which this one is a copy in another type or shape."""
+    def parameter(self, value: int) -> str:
+        """The name of the parameter that a value is, or is a copy of in another type or shape;
+        empty if it is none."""
         producer = self.graph.values[value].producer
-        if producer is None:
-            return value
-        operation = self.graph.operations[producer]
-        inputs = operation.reads
-        return self._origin(inputs[0]) if operation.fusible and len(inputs) == 1 else value
+        if producer is not None:
+            operation = self.graph.operations[producer]
+            inputs = operation.reads
+            return self.parameter(inputs[0]) if operation.fusible and len(inputs) == 1 else ""
+        if value not in self.graph.differentiated:
+            return ""
+        return self.input_names[self.graph.arguments.index(value)]
+
+    def inside(self, operation: int, body: Graph) -> Names:
+        """The names in the body of a scan: a step's slice of a parameter has the parameter's."""
+        inputs = self.graph.operations[operation].inputs
+        return Names(body, ["" if v is None else self.parameter(v) for v in inputs])
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +78,23 @@ class OperationNames:
     """The names of the operations and values of one block, the same for blocks that do the same.
 
     Attributes:
-        graph: The program, or the body of a scan.
-        scope: The scope that the block's operations have in common.
+        names: The names of the program, or of the body of a scan.
+        common: The keys that the paths of all the block's operations start with.
     """
 
-    graph: Graph
-    scope: str
+    names: Names
+    common: Sequence[str]
 
     @staticmethod
-    def of(graph: Graph, start: int, stop: int) -> OperationNames:
+    def of(names: Names, start: int, stop: int) -> OperationNames:
         """The names of the operations `start … stop − 1`."""
-        scopes = [op.scope.split("/") for op in graph.operations[start:stop] if op.scope]
-        return OperationNames(graph, "/".join(_common(scopes)))
+        paths = (names.path(op) for op in range(start, stop))
+        return OperationNames(names, _common([path for path in paths if path]))
+
+    @property
+    def graph(self) -> Graph:
+        """The program."""
+        return self.names.graph
 
     def run(self, run: Region) -> str:
         """The first and last operation of a run that are not fused, with their source lines."""
@@ -101,9 +115,9 @@ class OperationNames:
         return f"{words}, {line})" if line else f"{words})"
 
     def _operation(self, index: int) -> str:
-        operation = self.graph.operations[index]
-        tail = "" if operation.scope == self.scope else operation.scope.split("/")[-1]
-        return f"{tail}:{operation.primitive}" if tail else operation.primitive
+        path = self.names.path(index)
+        primitive = self.graph.operations[index].primitive
+        return f"{_part(path[-1])}:{primitive}" if len(path) > len(self.common) else primitive
 
 
 def _common(paths: Sequence[Sequence[str]]) -> list[str]:
@@ -118,8 +132,9 @@ def _common(paths: Sequence[Sequence[str]]) -> list[str]:
 
 def _spanned(paths: Sequence[Sequence[str]], separator: str) -> str:
     """What all paths start with, and the different parts that follow; empty if there are none."""
+    paths = [path for path in paths if path]
     common = _common(paths)
-    parts = list(dict.fromkeys(p[len(common)].strip(".[]'") for p in paths if len(p) > len(common)))
+    parts = list(dict.fromkeys(_part(p[len(common)]) for p in paths if len(p) > len(common)))
     if len(parts) > _MAX_PARTS:
         parts = [parts[0], "…", parts[-1]]
     prefix = separator.join(common)
@@ -128,9 +143,16 @@ def _spanned(paths: Sequence[Sequence[str]], separator: str) -> str:
     return f"{prefix}: {', '.join(parts)}" if prefix else ", ".join(parts)
 
 
+def _part(key: str) -> str:
+    """A key as it is shown alone."""
+    return key.strip(".[]'")
+
+
 def _path_of(parameter: str) -> list[str]:
     """Its path as keys: `args[0]`, `['w']`; of an object's parameter those of its module: `blocks`,
     `[3]`, `.mlp` for `args[0].blocks[3].mlp.kernel`."""
+    if not parameter:
+        return []
     root, *keys = _KEY.findall(parameter)
     if keys and keys[0].startswith("."):
         keys = [key for key in keys if key != _HELD][:-1]

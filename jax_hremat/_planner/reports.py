@@ -67,12 +67,12 @@ def block_reports(decision: Decision) -> tuple[BlockReport, ...]:
         mode = option.region.shifted(block.start)
         body = decision.bodies.get(block.start) if len(block) == 1 else None
         if isinstance(body, Scan) and not mode.checkpointed:
-            done, saved, runs = _scan_words(body, mode)
+            done, saved, runs = _scan_words(names.inside(block.start, body.body.graph), body, mode)
             if in_group:
                 done = f"recomputed with its group: {done}"
         else:
             done = _mode_words(mode, in_group)
-            values = OperationNames.of(decision.graph, block.start, block.stop)
+            values = OperationNames.of(names, block.start, block.stop)
             saved = _saved(values, (kept or option).region.shifted(block.start))
             runs = tuple(values.run(child) for child in mode.children if child.checkpointed)
         reports.append(
@@ -129,7 +129,7 @@ def closed_words(program: Program) -> str:
         return ""
     return (
         f" under the function's own {words(program.own_checkpoints)}, which no plan changes: "
-        f"PlannerConfig(open_checkpoints=True) plans as if it were not there"
+        f"PlannerConfig(open_checkpoints=True) plans as if they were not there"
     )
 
 
@@ -144,29 +144,35 @@ def _mode_words(mode: Region, in_group: bool) -> str:
     return "recomputed with its group" if in_group else "not checkpointed"
 
 
-def _scan_words(scan: Scan, mode: Region) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+def _scan_words(
+    body_names: Names, scan: Scan, mode: Region
+) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     """What is done with each step and with the steps together; the values of its own that a step
     keeps; the runs that it recomputes."""
     graph = scan.body.graph
     loop = next((c.loop for c in mode.children if c.loop is not None), None)
     body = Region(0, len(graph.operations)) if loop is None else loop.body
     segments = () if loop is None else loop.segments
-    words = f"scan of {scan.trips} steps, each {_body_words(body)}"
+    names = OperationNames.of(body_names, 0, len(graph.operations))
+    sized = {v: scan.body.kept.values[v].size_bytes for v in _made_and_kept(graph, body)}
+    order = sorted(sized, key=lambda v: -sized[v])
+    saved = tuple(names.value(v, sized[v], " per step") for v in order)
+    runs = tuple(names.run(run) for run in body.children if run.checkpointed)
+    keeps = f"{_count(order, 'value')} ({format_bytes(sum(sized.values()))})"
+    if body.checkpointed:
+        kept_words = f"keeps the carry it starts with and {keeps}, recomputes the rest"
+    elif runs:
+        kept_words = f"keeps {keeps}, recomputes {_count(runs, 'run')} of operations"
+    else:
+        kept_words = f"keeps {keeps}"
+    words = f"scan of {scan.trips} steps, each {_body_words(body)}: {kept_words}"
     if segments:
         lengths = ", each in segments of ".join(map(str, segments))
         words += (
             f"; in checkpointed segments of {lengths} steps, each of which keeps only the carry "
             f"that it starts with until its backward"
         )
-    names = OperationNames.of(graph, 0, len(graph.operations))
-    sized = {v: scan.body.kept.values[v].size_bytes for v in _made_and_kept(graph, body)}
-    order = sorted(sized, key=lambda v: -sized[v])
-    saved = tuple(names.value(v, sized[v], " per step") for v in order)
-    if sized:
-        words += (
-            f"; each keeps {_count(order, 'value')} of its own, {format_bytes(sum(sized.values()))}"
-        )
-    return words, saved, tuple(names.run(run) for run in body.children if run.checkpointed)
+    return words, saved, runs
 
 
 def _made_and_kept(graph: Graph, region: Region) -> list[int]:
