@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 from jax_hremat._plan.region import Region
 from jax_hremat._shared.format import format_bytes
-from jax_hremat._trace.graph import Graph
+from jax_hremat._trace.graph import Graph, Operation
 
 _MAX_PARTS = 3
 _NOWHERE = "(no scope)"
@@ -35,9 +35,10 @@ class Names:
     def block(self, start: int, stop: int) -> str:
         """The innermost common path of its operations and the parts that follow it in the block;
         where none of them has a path, the block's source line."""
-        paths = [self.path(op.id) for op in self.graph.operations[start:stop] if op.active]
-        is_scoped = any(op.scope for op in self.graph.operations[start:stop] if op.active)
-        return _spanned(paths, "/" if is_scoped else "") or self.source(start, stop) or _NOWHERE
+        operations = [op for op in self.graph.operations[start:stop] if op.active]
+        separator = "/" if any(op.scope for op in operations) else ""
+        found = _spanned(self.paths_of(operations), separator)
+        return found or self.source(start, stop) or _NOWHERE
 
     def source(self, start: int, stop: int) -> str:
         """File, line and function of the first operation whose source is not an installed package.
@@ -46,14 +47,18 @@ class Names:
         own = [line for line in lines if _is_own(line)]
         return PurePath(own[0]).name if own else ""
 
-    def path(self, operation: int) -> list[str]:
-        """The keys of an operation's scope; where it has none, those of the first parameter that it
-        reads, or of the parameter's module. Empty if it reads none."""
+    def paths(self, operation: int) -> list[list[str]]:
+        """The keys of an operation's scope; where it has none, those of each parameter that it
+        reads, or of the parameter's module."""
         op = self.graph.operations[operation]
         if op.scope:
-            return op.scope.split("/")
-        names = map(self.parameter, op.reads)
-        return _path_of(next((name for name in names if name), ""))
+            return [op.scope.split("/")]
+        return [_path_of(name) for name in map(self.parameter, op.reads) if name]
+
+    def paths_of(self, operations: Sequence[Operation]) -> list[list[str]]:
+        """The paths of several operations; only scopes, if any of them has one."""
+        scoped = [op for op in operations if op.scope]
+        return [path for op in scoped or operations for path in self.paths(op.id)]
 
     def parameter(self, value: int) -> str:
         """The name of the parameter that a value is, or is a copy of in another type or shape;
@@ -88,8 +93,7 @@ class OperationNames:
     @staticmethod
     def of(names: Names, start: int, stop: int) -> OperationNames:
         """The names of the operations `start … stop − 1`."""
-        paths = (names.path(op) for op in range(start, stop))
-        return OperationNames(names, _common([path for path in paths if path]))
+        return OperationNames(names, _common(names.paths_of(names.graph.operations[start:stop])))
 
     @property
     def graph(self) -> Graph:
@@ -103,7 +107,9 @@ class OperationNames:
         first, last = (self._operation(op.id) for op in (operations[0], operations[-1]))
         named = first if first == last else f"{first} … {last}"
         lines = [line for line in (_line(op.source) for op in operations) if line]
-        where = "" if not lines else lines[0] if lines[0] == lines[-1] else f"{lines[0]} …"
+        where = (
+            "" if not lines else lines[0] if lines[0] == lines[-1] else f"{lines[0]} … {lines[-1]}"
+        )
         return f"{named} ({where})" if where else named
 
     def value(self, value: int, size_bytes: int, each: str = "") -> str:
@@ -115,7 +121,7 @@ class OperationNames:
         return f"{words}, {line})" if line else f"{words})"
 
     def _operation(self, index: int) -> str:
-        path = self.names.path(index)
+        path = _common(self.names.paths(index))
         primitive = self.graph.operations[index].primitive
         return f"{_part(path[-1])}:{primitive}" if len(path) > len(self.common) else primitive
 
@@ -132,7 +138,6 @@ def _common(paths: Sequence[Sequence[str]]) -> list[str]:
 
 def _spanned(paths: Sequence[Sequence[str]], separator: str) -> str:
     """What all paths start with, and the different parts that follow; empty if there are none."""
-    paths = [path for path in paths if path]
     common = _common(paths)
     parts = list(dict.fromkeys(_part(p[len(common)]) for p in paths if len(p) > len(common)))
     if len(parts) > _MAX_PARTS:
@@ -151,8 +156,6 @@ def _part(key: str) -> str:
 def _path_of(parameter: str) -> list[str]:
     """Its path as keys: `args[0]`, `['w']`; of an object's parameter those of its module: `blocks`,
     `[3]`, `.mlp` for `args[0].blocks[3].mlp.kernel`."""
-    if not parameter:
-        return []
     root, *keys = _KEY.findall(parameter)
     if keys and keys[0].startswith("."):
         keys = [key for key in keys if key != _HELD][:-1]
