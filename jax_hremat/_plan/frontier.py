@@ -22,7 +22,7 @@ from jax_hremat._shared.units import parse_budget
 _GIB = 2.0**30
 _LEGEND = (
     "Peaks are certified, times estimated. Share and added time: compared with the step without "
-    "rematerialization. ms per GiB: time saved per step for each further GiB, up to the next plan."
+    "rematerialization. Time per GiB: saved per step for each further GiB, up to the next plan."
 )
 _COLUMNS = ("peak_bytes", "budget_bytes", "step_s", "slowdown", "s_per_gib", "checkpoints")
 
@@ -85,7 +85,7 @@ class Frontier:
 
     def __str__(self) -> str:
         table = plain_table()
-        for column in ("peak", "share", "step", "added time", "ms per GiB", "checkpoints"):
+        for column in ("peak", "share", "step", "added time", "time per GiB", "checkpoints"):
             table.add_column(column, justify="right")
         peak_bytes, step_s = self.no_remat
         for index, plan in enumerate(self.plans):
@@ -95,7 +95,7 @@ class Frontier:
                 f"{100 * plan.certificate.peak_bytes / peak_bytes:.0f} %",
                 format_seconds(plan.estimated_step_s),
                 format_signed_percent(plan.slowdown - 1),
-                "" if price is None else f"{1e3 * price * _GIB:.3g}",
+                "" if price is None else format_seconds(price * _GIB),
                 str(plan.root.num_checkpointed),
             )
         title = f"Without rematerialization: {format_bytes(peak_bytes)}, {format_seconds(step_s)}"

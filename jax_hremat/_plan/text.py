@@ -31,8 +31,8 @@ _NAME_WIDTH = 40
 _KINDS = {"parameter": "argument", "output": "result", "temp": "temporary"}
 _LEGEND = (
     "Residuals: what is held from the forward for the backward. Every row is the sum over "
-    "all that it stands for; the indented rows below it are its parts. The values listed are those "
-    "of one block; where several are equal (4 ×), of the first. Times are estimates."
+    "all that it stands for; the indented rows below it are its parts. Values are listed "
+    "for a single block: where several are equal (4 ×), for the first. Times are estimates."
 )
 
 
