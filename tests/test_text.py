@@ -13,6 +13,11 @@ from flax import nnx
 
 import jax_hremat
 from jax_hremat import PlannerConfig, RematPlan, SearchConfig
+from jax_hremat._plan.region import Region
+from jax_hremat._planner.names import Names, OperationNames
+from jax_hremat._trace.bodies import Scan, bodies_of
+from jax_hremat._trace.graph import build_graph
+from jax_hremat._trace.trace import trace_loss
 
 CONFIG = PlannerConfig(
     search=SearchConfig(max_runs=2, max_packings=1, max_saved_sets=1), max_rounds=1, cost="analytic"
@@ -122,3 +127,25 @@ def test_a_scan_says_what_each_step_keeps() -> None:
     assert any(value.startswith("up:dot_general f32[256,64]") for value in scan.saved)
     assert all(" per step, test_text.py:" in value for value in scan.saved)
     assert RematPlan.from_json(plan.to_json()) == plan
+
+
+def test_a_run_in_a_scan_has_the_names_of_the_parameters_it_reads() -> None:
+    loss_fn, params = of_scan()
+    program = trace_loss(loss_fn, (params, X), {})
+    graph = build_graph(program)
+    ((at, scan),) = bodies_of(program, graph).items()
+    assert isinstance(scan, Scan)
+    body = scan.body.graph
+    names = Names(graph, program.input_names).inside(at, body)
+    words = OperationNames.of(names, 0, len(body.operations)).run(Region(0, len(body.operations)))
+    assert words.startswith("up:dot_general … down:dot_general (test_text.py:")
+
+
+def test_an_nnx_module_is_named_by_its_path_whatever_its_name() -> None:
+    class Net(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            self.value = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+
+    program = trace_loss(lambda m, x: jnp.mean(m.value(x) ** 2), (Net(nnx.Rngs(0)), X), {})
+    graph = build_graph(program)
+    assert Names(graph, program.input_names).block(0, len(graph.operations)) == "value"

@@ -158,7 +158,7 @@ def _path_of(parameter: str) -> list[str]:
     `[3]`, `.mlp` for `args[0].blocks[3].mlp.kernel`."""
     root, *keys = _KEY.findall(parameter)
     if keys and keys[0].startswith("."):
-        keys = [key for key in keys if key != _HELD][:-1]
+        keys = keys[:-2] if keys[-1] == _HELD else keys[:-1]
         return [key.lstrip(".") if i == 0 else key for i, key in enumerate(keys)]
     return [root, *keys]
 

@@ -160,7 +160,8 @@ def _scan_words(
     runs = tuple(names.run(run) for run in body.children if run.checkpointed)
     keeps = f"{_count(order, 'value')} ({format_bytes(sum(sized.values()))})"
     if body.checkpointed:
-        kept_words = f"keeps the carry it starts with and {keeps}, recomputes the rest"
+        also = f" and {keeps}" if sized else ""
+        kept_words = f"keeps the carry it starts with{also}, recomputes the rest"
     elif runs:
         kept_words = f"keeps {keeps}, recomputes {_count(runs, 'run')} of operations"
     else:
