@@ -15,8 +15,13 @@ from jax_hremat._emit.step import LossFunction, MakeStep
 from jax_hremat._fit import FittedStep, fit_step
 from jax_hremat._planner.context import config_of
 from jax_hremat._shared.errors import InfeasibleBudgetError
-from jax_hremat._shared.format import format_bytes, format_seconds
+from jax_hremat._shared.format import format_bytes, format_seconds, format_signed_percent
 from jax_hremat._shared.text import plain_table, plain_text
+
+_LEGEND = (
+    "Peaks are certified, times estimated. Added time: compared with the same batch without "
+    "rematerialization."
+)
 
 
 @dataclass(frozen=True)
@@ -68,13 +73,13 @@ class BatchSearch:
 
     def __str__(self) -> str:
         table = plain_table()
-        for column in ("batch", "certified peak", "est. step", "over no remat", "examples/s"):
+        for column in ("batch", "peak", "step", "added time", "examples/s"):
             table.add_column(column, justify="right")
         table.add_column("")
         for trial in self.trials:
             if trial.fitted is None:
                 assert trial.min_budget_bytes is not None
-                needs = f"needs {format_bytes(trial.min_budget_bytes)}"
+                needs = f"needs a budget of {format_bytes(trial.min_budget_bytes)}"
                 table.add_row(str(trial.size), "", "", "", "", Text(needs))
                 continue
             plan = trial.fitted.plan
@@ -82,11 +87,12 @@ class BatchSearch:
                 str(trial.size),
                 format_bytes(plan.certificate.peak_bytes),
                 format_seconds(plan.estimated_step_s),
-                f"{100 * (plan.slowdown - 1):+.1f} %",
+                format_signed_percent(plan.slowdown - 1),
                 f"{trial.per_s:.4g}",
                 "best" if trial == self.best else "",
             )
-        return plain_text(Text(f"budget: {format_bytes(self.budget_bytes)}"), Text(), table)
+        title = f"Budget: {format_bytes(self.budget_bytes)}"
+        return plain_text(Text(title), Text(), table, Text(), Text(_LEGEND))
 
     def __repr__(self) -> str:
         sizes = ", ".join(str(trial.size) for trial in self.trials)

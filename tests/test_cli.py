@@ -177,7 +177,11 @@ def test_doctor_with_an_unwritable_cache(
         (("plan", "cli_problem:returns_three", "--budget", "0.5"), 2, "and returned int"),
         (("plan", "cli_problem:problem"), 2, "exactly one of --budget and --max-slowdown"),
         (("plan", "cli_problem:problem", "--budget", "7G"), 1, "cannot be read"),
-        (("plan", "cli_problem:problem", "--budget", "9B"), 1, "smallest that would do is"),
+        (
+            ("plan", "cli_problem:problem", "--budget", "9B"),
+            1,
+            "smallest budget that a plan was found for is",
+        ),
         (("plan", "cli_problem:problem", "--budget", "1GB", "--argnums", "a"), 2, "is not 0 or"),
         (("plan", "cli_problem:problem", "--budget", "1GB", "--target", "h20"), 1, "'h200'?"),
         (("plan", "cli_problem:problem", "--budget", "1GB", "-o", "no/p.json"), 1, "no/p.json"),

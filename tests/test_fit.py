@@ -187,7 +187,8 @@ def test_the_largest_batch(sizes: list[int]) -> None:
     larger = [t.size for t in found.trials if t.fitted is None]
     assert larger and found.largest.size < min(larger)
     assert found.best.per_s == max(t.per_s for t in found.trials) > 0
-    assert "best" in str(found) and "needs" in str(found)
+    assert "best" in str(found) and "needs a budget of" in str(found)
+    assert max(map(len, str(found).splitlines())) <= 80
     state, _ = found.best.fitted.step(new_state(), batch_of(found.best.size))
     assert jax.tree.structure(state) == jax.tree.structure(new_state())
 

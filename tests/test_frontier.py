@@ -71,9 +71,12 @@ def test_within_takes_the_fastest_that_fits(frontier: Frontier) -> None:
 
 
 def test_table_and_csv(frontier: Frontier, tmp_path: Any) -> None:
-    lines = str(frontier).splitlines()
-    assert len(lines) == len(frontier) + 3
-    assert "without rematerialization" in lines[0]
+    title, table, legend = str(frontier).split("\n\n")
+    assert title.startswith("Without rematerialization: ")
+    assert len(table.splitlines()) == len(frontier) + 1
+    assert all(word in table for word in ("peak", "share", "added time", "time per GiB"))
+    assert "certified" in legend
+    assert max(map(len, str(frontier).splitlines())) <= 80
     path = tmp_path / "frontier.csv"
     frontier.to_csv(path)
     rows = list(csv.DictReader(path.read_text().splitlines()))

@@ -165,7 +165,7 @@ def test_a_scanned_stack_keeps_its_budget(stacked: PlanningContext, budget: floa
     assert RematPlan.from_json(plan.to_json()) == plan
     if budget < 1:
         assert loops_of(plan)
-        assert f"each of {STEPS} steps" in str(plan)
+        assert f"scan of {STEPS} steps, each" in str(plan)
 
 
 def test_a_scanned_stack_is_no_slower_than_by_hand(stacked: PlanningContext) -> None:

@@ -143,8 +143,8 @@ def test_each_step_is_planned_by_itself(tmp_path: Path) -> None:
     assert plan.opened == Openings(scan_steps=STEPS)
     # Some of the equal steps are checkpointed, and some are not.
     assert {block.recomputed > 0 for block in plan.blocks} == {True, False}
-    assert "those of up to 4 steps are written out" in str(plan)
-    assert "those of up to 4 steps are written out" in page(plan)
+    assert "those of up to 4 steps are unrolled" in str(plan)
+    assert "those of up to 4 steps are unrolled" in page(plan)
 
     plan.save(tmp_path / "plan.json")
     loaded = RematPlan.load(tmp_path / "plan.json")

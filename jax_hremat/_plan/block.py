@@ -13,15 +13,20 @@ class BlockReport:
         start: First operation.
         stop: One past the last operation.
         scope: `jax.named_scope` path of the block (Flax linen: the module path); where there is
-            none, `source`.
+            none, the path of the parameters that it reads (Flax NNX: the module path); where there
+            are none either, `source`.
         mode: What is done, in words.
-        kept_bytes: Bytes held between the block's forward and its backward, without its inputs.
-        plain_bytes: Bytes it would hold without rematerialization.
+        kept_bytes: Bytes of its residuals: what is held between the block's forward and its
+            backward, without its inputs.
+        plain_bytes: Bytes of its residuals without rematerialization.
         added_s: Estimated seconds added to the step; negative if the step gets faster.
         recomputed: Number of operations that are recomputed.
-        saved: Names, shapes and bytes of the values kept by name.
+        saved: Names, shapes, bytes and source lines of the values kept by name, largest first; of a
+            scan, the values made in a step that each step keeps.
         source: The line of the user's code that the block's first differentiated operation comes
             from; empty if all come from installed packages.
+        runs: The runs of operations that have a checkpoint of their own inside the block, or inside
+            each step of its scan.
     """
 
     start: int
@@ -34,3 +39,4 @@ class BlockReport:
     recomputed: int
     saved: tuple[str, ...]
     source: str
+    runs: tuple[str, ...] = ()

@@ -16,11 +16,15 @@ from jax_hremat._plan.notebook import frontier_html
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._shared.errors import InfeasibleBudgetError
 from jax_hremat._shared.files import write_whole
-from jax_hremat._shared.format import format_bytes, format_seconds
+from jax_hremat._shared.format import format_bytes, format_seconds, format_signed_percent
 from jax_hremat._shared.text import plain_table, plain_text
 from jax_hremat._shared.units import parse_budget
 
 _GIB = 2.0**30
+_LEGEND = (
+    "Peaks are certified, times estimated. Share and added time: compared with the step without "
+    "rematerialization. Time per GiB: saved per step for each further GiB, up to the next plan."
+)
 _COLUMNS = ("peak_bytes", "budget_bytes", "step_s", "slowdown", "s_per_gib", "checkpoints")
 
 
@@ -66,7 +70,7 @@ class Frontier:
             raise InfeasibleBudgetError(
                 min_budget_bytes=lowest,
                 budget_bytes=budget_bytes,
-                bottleneck="what the lowest plan of this frontier keeps",
+                bottleneck="the peak of the first plan of this frontier",
                 plan=self.plans[0],
             )
         return min(fitting, key=lambda plan: plan.estimated_step_s)
@@ -82,7 +86,7 @@ class Frontier:
 
     def __str__(self) -> str:
         table = plain_table()
-        for column in ("peak", "of no remat", "step", "over no remat", "ms per GiB", "checkpoints"):
+        for column in ("peak", "share", "step", "added time", "time per GiB", "checkpoints"):
             table.add_column(column, justify="right")
         peak_bytes, step_s = self.no_remat
         for index, plan in enumerate(self.plans):
@@ -91,12 +95,12 @@ class Frontier:
                 format_bytes(plan.certificate.peak_bytes),
                 f"{100 * plan.certificate.peak_bytes / peak_bytes:.0f} %",
                 format_seconds(plan.estimated_step_s),
-                f"{100 * (plan.slowdown - 1):+.1f} %",
-                "" if price is None else f"{1e3 * price * _GIB:.3g}",
+                format_signed_percent(plan.slowdown - 1),
+                "" if price is None else format_seconds(price * _GIB),
                 str(plan.root.num_checkpointed),
             )
-        title = f"without rematerialization: {format_bytes(peak_bytes)}, {format_seconds(step_s)}"
-        return plain_text(Text(title), Text(), table)
+        title = f"Without rematerialization: {format_bytes(peak_bytes)}, {format_seconds(step_s)}"
+        return plain_text(Text(title), Text(), table, Text(), Text(_LEGEND))
 
     def _repr_html_(self) -> str:
         return frontier_html(self)

@@ -288,7 +288,9 @@ def _decode_plan(data: Mapping[str, Any]) -> RematPlan:
         mesh = {key: tuple(value) for key, value in certificate["mesh"].items()}
         axes = tuple((name, int(size)) for name, size in mesh.pop("axes"))
         certificate["mesh"] = DeviceMesh(axes, **mesh)
-    blocks = [{**b, "saved": tuple(b["saved"])} for b in data["blocks"]]
+    blocks = [
+        {**b, "saved": tuple(b["saved"]), "runs": tuple(b.get("runs", ()))} for b in data["blocks"]
+    ]
     plain = (
         "has_aux estimated_step_s baseline_step_s baseline_peak_bytes predicted_peak_bytes "
         "predicted_step_s cost_source solver_status solver_gap bound_step_s"

@@ -2,78 +2,124 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from jax_hremat._plan.certificate import Certificate
 from jax_hremat._plan.own_checkpoint import words
-from jax_hremat._plan.tree import tree_lines
-from jax_hremat._shared.format import format_bytes, format_seconds, format_signed_seconds
-from jax_hremat._shared.text import plain_table, plain_text
+from jax_hremat._plan.tree import Line, module, tree_lines
+from jax_hremat._shared.format import (
+    format_bytes,
+    format_seconds,
+    format_signed_percent,
+    format_signed_seconds,
+)
+from jax_hremat._shared.text import indented, plain_table, plain_text, shortened, wide_row
 
 if TYPE_CHECKING:
     from jax_hremat._plan.plan import RematPlan
 
-_MAX_SAVED = 4
+_MAX_LISTED = 6
+_INDENT = 2
+_FIGURE_WIDTHS = (11, 11, 10)
+_NAME_WIDTH = 40
+_KINDS = {"parameter": "argument", "output": "result", "temp": "temporary"}
+_LEGEND = (
+    "Residuals: what is held from the forward for the backward. Every row is the sum over "
+    "all that it stands for; the indented rows below it are its parts. Values are listed "
+    "for a single block: where several are equal (4 ×), for the first. Times are estimates."
+)
 
 
 def plan_text(plan: RematPlan) -> str:
     """The plan as plain text: its cost, its blocks, and the largest buffers at the peak."""
-    return plain_text(_summary(plan), Text(), _blocks(plan), Text(), _buffers(plan))
+    parts: list[RenderableType] = [_summary(plan)]
+    if plan.blocks:
+        parts += [Text(), *_blocks(plan)]
+    if plan.buffers:
+        parts += [Text(), Text("Largest buffers at the peak:"), _buffers(plan)]
+    return plain_text(*parts)
 
 
 def _summary(plan: RematPlan) -> Table:
     c = plan.certificate
     table = plain_table(show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column()
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
     share = 100 * c.peak_bytes / plan.baseline_peak_bytes
     table.add_row(
         "certified peak",
         format_bytes(c.peak_bytes),
-        f"compiled for {devices_words(c)}: arguments {format_bytes(c.argument_bytes)}, results "
-        f"{format_bytes(c.output_bytes)}, temporaries {format_bytes(c.temp_bytes)}",
+        f"{share:.0f} % of the {format_bytes(plan.baseline_peak_bytes)} without rematerialization",
     )
-    kept = f"kept, {format_bytes(c.headroom_bytes)} of it headroom" if c.headroom_bytes else "kept"
+    table.add_row("", "", Text(f"compiled for {devices_words(c)}"))
+    table.add_row("", "", Text(f"= {_peak_words(c)}"))
+    table.add_row("budget", format_bytes(c.budget_bytes), _budget_words(c))
     if c.exceeds_device and c.device_bytes is not None:
-        kept += f"; more than the {format_bytes(c.device_bytes)} of one {c.target}"
-    table.add_row("budget", format_bytes(c.budget_bytes), kept)
-    table.add_row(
-        "no-remat peak", format_bytes(plan.baseline_peak_bytes), f"the plan takes {share:.0f} %"
-    )
+        table.add_row("", "", f"more than the {format_bytes(c.device_bytes)} of one {c.target}")
     table.add_row(
         "estimated step",
         format_seconds(plan.estimated_step_s),
-        f"{format_seconds(plan.baseline_step_s)} without rematerialization "
-        f"({100 * (plan.slowdown - 1):+.1f} %)",
+        f"{format_signed_percent(plan.slowdown - 1)} over the "
+        f"{format_seconds(plan.baseline_step_s)} without rematerialization",
     )
     if plan.bound_step_s is not None:
         table.add_row(
             "predicted step",
             format_seconds(plan.predicted_step_s),
-            f"no selection of the priced options is predicted below "
-            f"{format_seconds(plan.bound_step_s)} within the budget",
+            f"before the whole step was compiled; no plan of the options tried is predicted to "
+            f"take less than {format_seconds(plan.bound_step_s)} within the budget",
         )
     if plan.own_checkpoints:
         count = sum(checkpoint.count for checkpoint in plan.own_checkpoints)
-        table.add_row("of the function", str(count), own_words(plan))
+        table.add_row("own checkpoints", str(count), Text(own_words(plan)))
     if plan.opened.scan_steps:
         table.add_row("scans", "", opened_words(plan))
     if plan.unpriced:
-        table.add_row("not priced", "", unpriced_words(plan))
+        table.add_row("not priced", "", Text(unpriced_words(plan)))
+    count = plan.root.num_checkpointed
     table.add_row(
-        "decisions",
-        str(plan.root.num_checkpointed),
-        f"checkpoints, nested {plan.root.depth} deep; solver: {plan.solver_status}"
-        f" (gap {100 * plan.solver_gap:.2g} %); costs of blocks: {plan.cost_source}",
+        "checkpoints",
+        str(count),
+        (f"nested {plan.root.depth} deep; " if plan.root.depth > 1 else "")
+        + f"solver: {plan.solver_status} (gap {100 * plan.solver_gap:.2g} %); "
+        f"costs of blocks: {plan.cost_source}",
     )
     if plan.timings_s:
-        spent = ", ".join(f"{k} {format_seconds(v)}" for k, v in plan.timings_s.items())
-        table.add_row("planning", format_seconds(sum(plan.timings_s.values())), spent)
+        longest = max(plan.timings_s, key=lambda stage: plan.timings_s[stage])
+        table.add_row(
+            "planning time",
+            format_seconds(sum(plan.timings_s.values())),
+            f"longest stage: {longest}, {format_seconds(plan.timings_s[longest])}",
+        )
     return table
+
+
+def _peak_words(certificate: Certificate) -> str:
+    """The peak as a sum."""
+    c = certificate
+    aliased_bytes = c.argument_bytes + c.output_bytes + c.temp_bytes - c.peak_bytes
+    said = (
+        f"arguments {format_bytes(c.argument_bytes)} + results {format_bytes(c.output_bytes)} + "
+        f"temporaries {format_bytes(c.temp_bytes)}"
+    )
+    if aliased_bytes:
+        said += f" − results in the memory of arguments {format_bytes(aliased_bytes)}"
+    return said
+
+
+def _budget_words(certificate: Certificate) -> str:
+    c = certificate
+    left = format_bytes(c.budget_bytes - c.headroom_bytes - c.peak_bytes)
+    if c.headroom_bytes:
+        return f"met, with {left} to spare beyond the headroom of {format_bytes(c.headroom_bytes)}"
+    return f"met, with {left} to spare"
 
 
 def devices_words(certificate: Certificate) -> str:
@@ -91,17 +137,17 @@ def own_words(plan: RematPlan) -> str:
     stay = (
         "opened: the plan is for the function as if they were not there"
         if plan.opened.checkpoints
-        else "they stay in every plan, in that without rematerialization too; "
+        else "they stay in every plan, and in the step without rematerialization; "
         "PlannerConfig(open_checkpoints=True) plans as if they were not there"
     )
     return f"{words(plan.own_checkpoints)}: {stay}"
 
 
 def opened_words(plan: RematPlan) -> str:
-    """Which scans are planned as if their steps were written out; empty if none."""
+    """Which scans are planned as if they were unrolled; empty if none."""
     if not plan.opened.scan_steps:
         return ""
-    return f"in this plan those of up to {plan.opened.scan_steps} steps are written out"
+    return f"those of up to {plan.opened.scan_steps} steps are unrolled in this plan"
 
 
 def unpriced_words(plan: RematPlan) -> str:
@@ -109,38 +155,78 @@ def unpriced_words(plan: RematPlan) -> str:
     return ", ".join(f"{count} × {name}" for name, count in plan.unpriced.items())
 
 
-def _blocks(plan: RematPlan) -> Table:
-    table = plain_table()
-    table.add_column("block")
-    table.add_column("keeps", justify="right")
-    table.add_column("of", justify="right")
-    table.add_column("adds", justify="right")
-    table.add_column("what is done", overflow="fold")
+def _blocks(plan: RematPlan) -> Iterator[RenderableType]:
+    yield wide_row("", ("residuals", "without the", "added"), _FIGURE_WIDTHS)
+    yield wide_row("block", ("kept", "plan", "time"), _FIGURE_WIDTHS)
+    around: list[str] = []
     for line in tree_lines(plan.root, plan.blocks):
-        done, last = line.report, line.last_scope
-        scope = done.scope if done.scope == last else f"{done.scope} … {last}"
-        count = f"{line.count} × " if line.count > 1 else ""
-        words = [done.mode, *(f"  keeps {s}" for s in done.saved[:_MAX_SAVED])]
-        if len(done.saved) > _MAX_SAVED:
-            words.append(f"  and {len(done.saved) - _MAX_SAVED} more")
-        indent = "  " * line.depth
-        table.add_row(
-            Text(indent + count + scope),
-            format_bytes(done.kept_bytes),
-            format_bytes(done.plain_bytes),
-            format_signed_seconds(done.added_s),
-            Text("\n".join(indent + w for w in words)),
-        )
-    return table
+        del around[line.depth :]
+        yield from _line(line, around[-1] if around else "")
+        around.append(line.report.scope)
+    added_s = sum(block.added_s for block in plan.blocks)
+    compiled_s = plan.estimated_step_s - plan.baseline_step_s
+    yield _row(
+        "all blocks",
+        sum(block.kept_bytes for block in plan.blocks),
+        sum(block.plain_bytes for block in plan.blocks),
+        added_s,
+    )
+    rest = ("", "", format_signed_seconds(compiled_s - added_s))
+    whole = ("", "", format_signed_seconds(compiled_s))
+    yield wide_row("compiled step, beyond its blocks", rest, _FIGURE_WIDTHS)
+    yield wide_row("compiled step", whole, _FIGURE_WIDTHS)
+    yield Text()
+    yield Text(_LEGEND)
+
+
+def _line(line: Line, around: str) -> Iterator[RenderableType]:
+    done, indent = line.report, _INDENT * line.depth
+    yield _row(_name(line, around), line.kept_bytes, line.plain_bytes, line.added_s, indent)
+    if done.source and done.source != done.scope:
+        yield indented(done.source, indent + _INDENT)
+    yield indented(done.mode, indent + _INDENT)
+    for label, listed in (("keeps", done.saved), ("checkpoint around", done.runs)):
+        counts = Counter(listed)
+        for one in list(counts)[:_MAX_LISTED]:
+            times = f"{counts[one]} × " if counts[one] > 1 else ""
+            yield indented(f"{label} {times}{one}", indent + _INDENT)
+        more = sum(list(counts.values())[_MAX_LISTED:])
+        if more:
+            yield indented(f"{label} {more} more", indent + _INDENT)
+
+
+def _name(line: Line, around: str) -> str:
+    """The scope, without what the line around it says already."""
+    first, last = line.report.scope, line.last_scope
+    if line.count > 1 and module(first) != module(last):
+        first, last = module(first), module(last)
+    elif around:
+        first, last = (scope.removeprefix(f"{around}: ") for scope in (first, last))
+    name = shortened(first, _NAME_WIDTH)
+    if last != first:
+        name += f" … {shortened(last, _NAME_WIDTH)}"
+    return f"{line.count} × {name}" if line.count > 1 else name
+
+
+def _row(
+    name: str, kept_bytes: int, plain_bytes: int, added_s: float, indent: int = 0
+) -> RenderableType:
+    figures = (format_bytes(kept_bytes), format_bytes(plain_bytes), format_signed_seconds(added_s))
+    return wide_row(name, figures, _FIGURE_WIDTHS, indent=indent)
 
 
 def _buffers(plan: RematPlan) -> Table:
     table = plain_table()
-    table.add_column("largest buffers at the peak", justify="right")
-    table.add_column("")
-    table.add_column("kind")
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("array", no_wrap=True)
+    table.add_column("kind", no_wrap=True)
     table.add_column("made by", overflow="fold")
-    for buffer in plan.buffers:
+    for buffer, count in Counter(plan.buffers).items():
         size = format_bytes(buffer.size_bytes)
-        table.add_row(size, Text(buffer.text), buffer.kind, Text(buffer.made_by))
+        table.add_row(
+            f"{count} × {size}" if count > 1 else size,
+            Text(shortened(buffer.text, _NAME_WIDTH // 2)),
+            _KINDS[buffer.kind],
+            Text(buffer.made_by),
+        )
     return table

@@ -11,6 +11,7 @@ from jax_hremat._plan.certificate import Certificate
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._planner.budget_search import BudgetSearch
 from jax_hremat._planner.candidates import Candidate, Candidates
+from jax_hremat._planner.names import Names
 from jax_hremat._planner.reports import (
     Decision,
     block_reports,
@@ -99,7 +100,10 @@ def _of_least_peak(
         min_budget_bytes=min_budget_bytes,
         budget_bytes=budget_bytes,
         bottleneck=bottleneck_words(
-            context.costs.graph, context.costs.partition, floor.prediction.peak.block, floor.step
+            Names(context.costs.graph, context.program.input_names),
+            context.costs.partition,
+            floor.prediction.peak.block,
+            floor.step,
         )
         + closed_words(context.program)
         + once_words(context.costs.graph),
@@ -135,7 +139,9 @@ def _plan(
         blocks=block_reports(
             Decision(
                 graph=context.costs.graph,
+                input_names=context.program.input_names,
                 partition=context.costs.partition,
+                bodies=context.costs.bodies,
                 chain=best.chain,
                 selection=best.selection,
                 plain=[context.costs.options[kind].plain for kind in context.costs.partition.kinds],

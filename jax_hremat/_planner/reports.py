@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 
 from jax_hremat._cost.option import Option
 from jax_hremat._partition.blocks import Partition
 from jax_hremat._plan.block import BlockReport
 from jax_hremat._plan.own_checkpoint import words
-from jax_hremat._plan.region import Loop, Region
+from jax_hremat._plan.region import Region
+from jax_hremat._planner.names import Names, OperationNames
 from jax_hremat._shared.format import format_bytes
 from jax_hremat._solve.chain import Chain, Selection
 from jax_hremat._solve.prediction import recompute_s
+from jax_hremat._trace.bodies import Cond, Scan
 from jax_hremat._trace.graph import Graph
 from jax_hremat._trace.trace import Program
 from jax_hremat._xla.certify import CompiledStep
 
 _MAX_PARTS = 3
-_NOWHERE = "(no scope)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,9 @@ class Decision:
 
     Attributes:
         graph: The program.
+        input_names: A path for each of its arguments.
         partition: Its blocks.
+        bodies: Its scans and conds that have a backward, by operation.
         chain: Blocks with their options.
         selection: The selection to describe.
         plain: For each block, its plain option.
@@ -36,7 +38,9 @@ class Decision:
     """
 
     graph: Graph
+    input_names: Sequence[str]
     partition: Partition
+    bodies: Mapping[int, Scan | Cond]
     chain: Chain
     selection: Selection
     plain: Sequence[Option]
@@ -48,6 +52,7 @@ def block_reports(decision: Decision) -> tuple[BlockReport, ...]:
     grouped = {b for first, last in decision.selection.groups for b in range(first, last + 1)}
     keeps = dict(decision.selection.keeps)
     block_recompute_s = recompute_s(decision.chain, decision.selection)
+    names = Names(decision.graph, decision.input_names)
     reports = []
     for index, block in enumerate(decision.partition.blocks):
         options = decision.chain.options[index]
@@ -60,62 +65,41 @@ def block_reports(decision: Decision) -> tuple[BlockReport, ...]:
             kept = options[keeps[index]]
         plain = decision.plain[index]
         mode = option.region.shifted(block.start)
-        source = _source(decision.graph, block.start, block.stop)
+        body = decision.bodies.get(block.start) if len(block) == 1 else None
+        if isinstance(body, Scan) and not mode.checkpointed:
+            done, saved, runs = _scan_words(names.inside(block.start, body.body.graph), body, mode)
+            if in_group:
+                done = f"recomputed with its group: {done}"
+        else:
+            done = _mode_words(mode, in_group)
+            values = OperationNames.of(names, block.start, block.stop)
+            saved = _saved(values, (kept or option).region.shifted(block.start))
+            runs = tuple(values.run(child) for child in mode.children if child.checkpointed)
         reports.append(
             BlockReport(
                 start=block.start,
                 stop=block.stop,
-                # NNX names no scopes; there the source line locates the block.
-                scope=block_scope(decision.graph, block.start, block.stop) or source or _NOWHERE,
-                mode=_mode_words(decision.graph, mode),
+                scope=names.block(block.start, block.stop),
+                mode=done,
                 kept_bytes=kept.cost.kept_bytes if kept else 0,
                 plain_bytes=plain.cost.kept_bytes,
                 added_s=option.cost.time_s - plain.cost.time_s + block_recompute_s[index],
                 recomputed=sum(
                     count > 0 for count in decision.recomputed[block.start : block.stop]
                 ),
-                saved=tuple(
-                    _value_words(decision.graph, op, k)
-                    for _, region in (kept or option).region.shifted(block.start).walk()
-                    for op, k in region.saved
-                ),
-                source=source,
+                saved=saved,
+                source=names.source(block.start, block.stop),
+                runs=runs,
             )
         )
     return tuple(reports)
 
 
-def block_scope(graph: Graph, start: int, stop: int) -> str:
-    """The block's innermost common scope and the parts of the scope that the block spans; empty if
-    its operations have no scope."""
-    paths = [op.scope.split("/") for op in graph.operations[start:stop] if op.scope and op.active]
-    if not paths:
-        return ""
-    shared = 0
-    while all(len(p) > shared and p[shared] == paths[0][shared] for p in paths):
-        shared += 1
-    parts = list(dict.fromkeys(p[shared] for p in paths if len(p) > shared))
-    if len(parts) > _MAX_PARTS:
-        parts = [parts[0], "…", parts[-1]]
-    prefix = "/".join(paths[0][:shared])
-    if not parts:
-        return prefix
-    return f"{prefix}: {', '.join(parts)}" if prefix else ", ".join(parts)
-
-
-def _source(graph: Graph, start: int, stop: int) -> str:
-    """File, line and function of the first operation whose source is not an installed package. The
-    folder is left out: it says where the code is stored, not what it is."""
-    lines = [op.source for op in graph.operations[start:stop] if op.active]
-    own = [line for line in lines if line and "site-packages" not in PurePath(line).parts]
-    return PurePath(own[0]).name if own else ""
-
-
-def bottleneck_words(graph: Graph, partition: Partition, block: int, step: CompiledStep) -> str:
+def bottleneck_words(names: Names, partition: Partition, block: int, step: CompiledStep) -> str:
     """What sets the smallest peak: the largest buffer alive there, and the scope of the block where
     the peak occurs."""
     at = partition.blocks[block]
-    scope = block_scope(graph, at.start, at.stop) or _NOWHERE
+    scope = names.block(at.start, at.stop)
     if not step.buffers:
         return "its arguments and results"
     largest = step.buffers[0]
@@ -145,68 +129,93 @@ def closed_words(program: Program) -> str:
         return ""
     return (
         f" under the function's own {words(program.own_checkpoints)}, which no plan changes: "
-        f"PlannerConfig(open_checkpoints=True) plans as if it were not there"
+        f"PlannerConfig(open_checkpoints=True) plans as if they were not there"
     )
 
 
-def _mode_words(graph: Graph, mode: Region) -> str:
-    loops = [c.loop for c in mode.children if c.loop is not None]
+def _mode_words(mode: Region, in_group: bool) -> str:
     branches = [b for c in mode.children for b in c.branches]
-    inner = [_run_words(graph, c) for c in mode.children]
-    if loops:
-        words = _loop_words(loops[0], graph.operations[mode.start].trips)
-    elif branches:
-        words = "branches: " + " | ".join(_body_words(b) for b in branches)
-    elif mode.checkpointed:
-        words = "checkpointed"
-        if mode.saved:
-            words += f", keeps {len(mode.saved)} values"
-        if inner:
-            words += ", inside it " + ", ".join(inner)
-    elif inner:
-        words = "checkpoints " + ", ".join(inner)
+    if branches:
+        return "branches: " + " | ".join(_body_words(b) for b in branches)
+    if mode.checkpointed:
+        return "checkpointed again inside the group" if in_group else "checkpointed"
+    if mode.children:
+        return "checkpointed in part"
+    return "recomputed with its group" if in_group else "not checkpointed"
+
+
+def _scan_words(
+    body_names: Names, scan: Scan, mode: Region
+) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """What is done with each step and with the steps together; the values of its own that a step
+    keeps; the runs that it recomputes."""
+    graph = scan.body.graph
+    loop = next((c.loop for c in mode.children if c.loop is not None), None)
+    body = Region(0, len(graph.operations)) if loop is None else loop.body
+    segments = () if loop is None else loop.segments
+    names = OperationNames.of(body_names, 0, len(graph.operations))
+    sized = {v: scan.body.kept.values[v].size_bytes for v in _made_and_kept(graph, body)}
+    order = sorted(sized, key=lambda v: -sized[v])
+    saved = tuple(names.value(v, sized[v], " per step") for v in order)
+    runs = tuple(names.run(run) for run in body.children if run.checkpointed)
+    keeps = f"{_count(order, 'value')} ({format_bytes(sum(sized.values()))})"
+    if body.checkpointed:
+        also = f" and {keeps}" if sized else ""
+        kept_words = f"keeps the carry it starts with{also}, recomputes the rest"
+    elif runs:
+        kept_words = f"keeps {keeps}, recomputes {_count(runs, 'run')} of operations"
     else:
-        words = "plain"
-    return words
+        kept_words = f"keeps {keeps}"
+    words = f"scan of {scan.trips} steps, each {_body_words(body)}: {kept_words}"
+    if segments:
+        lengths = ", each in segments of ".join(map(str, segments))
+        words += (
+            f"; in checkpointed segments of {lengths} steps, each of which keeps only the carry "
+            f"that it starts with until its backward"
+        )
+    return words, saved, runs
 
 
-def _loop_words(loop: Loop, trips: int) -> str:
-    """Such as `each of 32 steps checkpointed, keeps 3 values; in segments of 8`."""
-    words = f"each of {trips} steps {_body_words(loop.body)}"
-    if loop.segments:
-        words += "; in segments of " + " of ".join(map(str, reversed(loop.segments)))
-    return words
+def _made_and_kept(graph: Graph, region: Region) -> list[int]:
+    """The values made in a region that it keeps for its backward, in program order."""
+    if region.checkpointed:
+        return [graph.operations[op].outputs[k] for op, k in region.saved]
+    runs = [child for child in region.children if child.checkpointed]
+    within = {op: run for run in runs for op in range(run.start, run.stop)}
+    kept: set[int] = set()
+    for op in graph.operations[region.start : region.stop]:
+        run = within.get(op.id)
+        # What a run reads of what was made before it is kept, as its recompute starts from it.
+        before = region.stop if run is None else run.start
+        read = op.needs if run is None else op.reads if op.on_path else ()
+        kept.update(v for v in read if _maker(graph, v) < before)
+    for run in runs:
+        kept.update(_made_and_kept(graph, run))
+    return sorted(v for v in kept if _maker(graph, v) >= region.start)
+
+
+def _maker(graph: Graph, value: int) -> int:
+    producer = graph.values[value].producer
+    return -1 if producer is None else producer
 
 
 def _body_words(body: Region) -> str:
-    """Such as `checkpointed, keeps 3 values`."""
-    if body.checkpointed:
-        words = "checkpointed"
-        if body.saved:
-            words += f", keeps {len(body.saved)} values"
-        if body.children:
-            words += f", {len(body.children)} runs checkpointed inside it"
-        return words
-    return f"checkpoints {len(body.children)} runs" if body.children else "plain"
+    if not body.checkpointed:
+        return "checkpointed in part" if body.children else "not checkpointed"
+    return "checkpointed, with runs checkpointed again" if body.children else "checkpointed"
 
 
-def _run_words(graph: Graph, run: Region) -> str:
-    heavy = [op for op in graph.operations[run.start : run.stop] if not op.fusible]
-    first, last = graph.operations[run.start], graph.operations[run.stop - 1]
-    if heavy:
-        first, last = heavy[0], heavy[-1]
-    a = _op_words(first.scope, first.primitive)
-    b = _op_words(last.scope, last.primitive)
-    return f"[{a}]" if a == b else f"[{a} … {b}]"
+def _count(things: Sequence[object], noun: str) -> str:
+    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
 
 
-def _op_words(scope: str, primitive: str) -> str:
-    tail = scope.split("/")[-1]
-    return f"{tail}:{primitive}" if tail else primitive
-
-
-def _value_words(graph: Graph, op: int, k: int) -> str:
-    operation = graph.operations[op]
-    value = graph.values[operation.outputs[k]]
-    words = _op_words(operation.scope, operation.primitive)
-    return f"{words} {value.text} ({format_bytes(value.size_bytes)})"
+def _saved(names: OperationNames, region: Region) -> tuple[str, ...]:
+    """The values that a region and those inside it keep by name, largest first."""
+    graph = names.graph
+    values = [
+        graph.values[graph.operations[op].outputs[k]]
+        for _, inner in region.walk()
+        for op, k in inner.saved
+    ]
+    values.sort(key=lambda value: -value.size_bytes)
+    return tuple(names.value(value.id, value.size_bytes) for value in values)

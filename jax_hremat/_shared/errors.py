@@ -99,10 +99,10 @@ class InfeasibleBudgetError(HRematError):
         self.bottleneck = bottleneck
         self.plan = plan
         super().__init__(
-            f"no plan fits the budget of {format_bytes(budget_bytes)}; the smallest that would "
-            f"do is {format_bytes(min_budget_bytes)}, set by {bottleneck}. Raise the budget to "
-            f"at least {min_budget_bytes} bytes, or make that part of the step smaller (smaller "
-            "batch, donated arguments, narrower dtype)."
+            f"no plan fits the budget of {format_bytes(budget_bytes)}; the smallest budget that a "
+            f"plan was found for is {format_bytes(min_budget_bytes)}, set by {bottleneck}. Raise "
+            f"the budget to at least {min_budget_bytes} bytes, or make that part of the step "
+            "smaller (smaller batch, donated arguments, narrower dtype)."
         )
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""Bytes and seconds as short strings."""
+"""Bytes, seconds and percentages as short strings."""
 
 IEC_NAMES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -41,6 +41,11 @@ def format_signed_seconds(difference_s: float) -> str:
     if abs(difference_s) < 1e-12:
         return "0"
     return ("+" if difference_s > 0 else "−") + format_seconds(abs(difference_s))
+
+
+def format_signed_percent(share: float) -> str:
+    """Returns a change as a percentage with its sign: -0.126 gives "−12.6 %"."""
+    return f"{100 * share:+.1f} %".replace("-", "−")
 
 
 def _three_digits(value: float) -> str:
