@@ -1,4 +1,7 @@
 import dataclasses
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -115,6 +118,37 @@ def test_it_compiles_while_another_function_is_traced(target: Target) -> None:
 
     jax.grad(lambda x: jax.jit(outer)(x).sum())(jnp.ones((64, 64)))
     assert seen[0].memory.argument_bytes == 64 * 64 * 4
+
+
+TOO_LARGE = """
+import os, jax, jax.numpy as jnp
+from jax_hremat._xla.compile import compile_flat
+from jax_hremat._xla.target import get_target
+
+def loss(x, w):
+    for _ in range(4):
+        x = jnp.tanh(x @ w)
+    return x.sum()
+
+shapes = [jax.ShapeDtypeStruct((rows, 4096), "bfloat16") for rows in (20_000_000, 4096)]
+before = dict(os.environ)
+compile_flat(jax.grad(loss, 1), shapes, get_target("h200"))
+assert dict(os.environ) == before
+"""
+
+
+@pytest.mark.parametrize("level", [None, "0"])
+def test_a_trial_larger_than_the_device_gives_no_warning(h200: Target, level: str | None) -> None:
+    del h200  # For its skip.
+    environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
+    if level is not None:
+        environment["TF_CPP_MIN_LOG_LEVEL"] = level
+    done = subprocess.run(
+        [sys.executable, "-c", TOO_LARGE], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    # Who asks for XLA's warnings gets them.
+    assert ("Can't reduce memory use" in done.stderr) is (level is not None)
 
 
 @pytest.mark.parametrize("name", GPU_NAMES)

@@ -9,7 +9,8 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -34,6 +35,8 @@ from jax_hremat._xla.target import DEVICES_PER_HOST, Target
 # XLA's messages when the assembler or the device library of the CUDA toolkit is missing, or is of a
 # release that does not know the target. No error code tells these apart.
 _NO_TOOLKIT = ("PTX compilation provider", "libdevice not found", "ptxas too old")
+_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_LOG_LEVEL_OF_JAX = "1"  # What JAX sets if the user has set nothing: warnings and errors.
 _INSTALL = 'Install it with: pip install "jax_hremat[gpu-aot]". No GPU and no driver is needed.'
 # Options that change how machine code is made, and nothing that this module reads.
 _QUICK_CODE = (
@@ -391,11 +394,12 @@ def _topology(config_text: str | None, num_devices: int) -> Any:
     """A topology of `num_devices` GPUs, `DEVICES_PER_HOST` on each host."""
     hosts = max(1, num_devices // DEVICES_PER_HOST)
     try:
-        return topologies.get_topology_desc(
-            platform="cuda",
-            target_config=config_text,
-            topology=f"1x{hosts}x{num_devices // hosts}",
-        )
+        with _errors_only():
+            return topologies.get_topology_desc(
+                platform="cuda",
+                target_config=config_text,
+                topology=f"1x{hosts}x{num_devices // hosts}",
+            )
     except NotImplementedError as error:
         raise TargetUnavailableError(_why_no_plugin()) from error
     except jax.errors.JaxRuntimeError as error:
@@ -405,6 +409,27 @@ def _topology(config_text: str | None, num_devices: int) -> Any:
             "'config_text' of the target is not a GPU target configuration that this version "
             f"of XLA reads: {error}"
         ) from error
+
+
+@contextmanager
+def _errors_only() -> Iterator[None]:
+    """Has XLA's plugin log errors alone if it is loaded now, unless the user has said what to log.
+
+    It reads the variable when it is loaded. If JAX runs on a GPU it is loaded already; otherwise it
+    serves trial compiles alone, and its warnings that a trial exceeds the device are of no use.
+    """
+    before = os.environ.get(_LOG_LEVEL)
+    if before not in (None, _LOG_LEVEL_OF_JAX):
+        yield
+        return
+    os.environ[_LOG_LEVEL] = "2"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_LOG_LEVEL]
+        else:
+            os.environ[_LOG_LEVEL] = before
 
 
 def _why_no_plugin() -> str:
