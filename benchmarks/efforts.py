@@ -60,43 +60,46 @@ class Efforts(Setting):
 def measure(name: str, target: str, size: zoo.Size = "full") -> Efforts:
     """Plan one model with each effort, twice."""
     problem = zoo.make(name, size)
-    trials = []
-    for effort in get_args(Effort):
-        with tempfile.TemporaryDirectory() as folder:
-            config = replace(jax_hremat.PlannerConfig.of_effort(effort), cache_dir=folder)
-            plan = jax_hremat.plan_remat(
-                problem.loss_fn,
-                budget=BUDGET,
-                argnums=problem.argnums,
-                has_aux=problem.has_aux,
-                target=target,
-                config=config,
-                progress=say,
-            )
-            start_s = time.perf_counter()
-            found = plan(*problem.args)
-            cold_s = time.perf_counter() - start_s
-            start_s = time.perf_counter()
-            assert plan(*problem.args) == found
-            warm_s = time.perf_counter() - start_s
-        trials.append(
-            Trial(
-                effort=effort,
-                cold_s=cold_s,
-                warm_s=warm_s,
-                num_steps=found.num_compiles["steps"],
-                num_blocks=found.num_compiles["blocks"],
-                peak_bytes=found.certificate.peak_bytes,
-                step_s=found.estimated_step_s,
-            )
-        )
+    found = [_planned(problem, target, effort) for effort in get_args(Effort)]
+    _, plan = found[-1]
     return Efforts(
         **setting_of(problem, target),
-        no_remat_bytes=found.baseline_peak_bytes,
-        no_remat_s=found.baseline_step_s,
-        budget_bytes=found.certificate.budget_bytes,
-        trials=trials,
+        no_remat_bytes=plan.baseline_peak_bytes,
+        no_remat_s=plan.baseline_step_s,
+        budget_bytes=plan.certificate.budget_bytes,
+        trials=[trial for trial, _ in found],
     )
+
+
+def _planned(
+    problem: zoo.Problem, target: str, effort: Effort
+) -> tuple[Trial, jax_hremat.RematPlan]:
+    with tempfile.TemporaryDirectory() as folder:
+        plan = jax_hremat.plan_remat(
+            problem.loss_fn,
+            budget=BUDGET,
+            argnums=problem.argnums,
+            has_aux=problem.has_aux,
+            target=target,
+            config=replace(jax_hremat.PlannerConfig.of_effort(effort), cache_dir=folder),
+            progress=say,
+        )
+        start_s = time.perf_counter()
+        found = plan(*problem.args)
+        cold_s = time.perf_counter() - start_s
+        start_s = time.perf_counter()
+        assert plan(*problem.args) == found
+        warm_s = time.perf_counter() - start_s
+    trial = Trial(
+        effort=effort,
+        cold_s=cold_s,
+        warm_s=warm_s,
+        num_steps=found.num_compiles["steps"],
+        num_blocks=found.num_compiles["blocks"],
+        peak_bytes=found.certificate.peak_bytes,
+        step_s=found.estimated_step_s,
+    )
+    return trial, found
 
 
 def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:

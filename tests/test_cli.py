@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,17 @@ def larger():
 def deeper():
     params = [(jnp.ones((8, 32)), jnp.ones((32, 8)))] * 4
     return loss_fn, (params, jax.ShapeDtypeStruct((1024, 8), jnp.float32))
+
+
+def step():
+    def make_step(loss_fn):
+        def train_step(params, x):
+            grads = jax.grad(loss_fn)(params, x)
+            return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+        return train_step
+
+    return (make_step, *problem())
 
 
 def takes_one(a):
@@ -129,6 +141,38 @@ def test_a_slowdown_in_place_of_a_budget(run: Callable[..., Result]) -> None:
     assert made.exit_code == 0
 
 
+def test_a_whole_step_is_planned_and_certified_again(
+    run: Callable[..., Result], tmp_path: Path
+) -> None:
+    asked = ("cli_problem:step", "--budget", "0.6", "--target", "cpu", "--donate-argnums", "0")
+    made = run(
+        "plan", *asked, "--effort", "low", "-o", "p.json", "--html", "p.html", "--json", "-q"
+    )
+    assert made.exit_code == 0
+    plan = jax_hremat.RematPlan.load(tmp_path / "p.json")
+    # The parameters are donated, and what is returned takes their place.
+    certificate = plan.certificate
+    assert certificate.peak_bytes < (
+        certificate.argument_bytes + certificate.output_bytes + certificate.temp_bytes
+    )
+    figures = json.loads(made.stdout)
+    assert figures["peak_bytes"] == certificate.peak_bytes <= figures["budget_bytes"]
+    assert figures["holds"] is True and figures["num_compiles"]["blocks"] == 0
+    assert (tmp_path / "p.html").read_text().startswith("<!doctype html>")
+    again = run("certify", "p.json", *asked, "--json")
+    assert again.exit_code == 0
+    assert json.loads(again.stdout)["peak_bytes"] == certificate.peak_bytes
+    assert json.loads(run("explain", "p.json", "--json").stdout)["program"] == figures["program"]
+
+
+def test_json_of_a_frontier(run: Callable[..., Result]) -> None:
+    options = ("--points", "2", "--target", "cpu", "--effort", "low", "--json", "-q")
+    figures = json.loads(run("pareto", "cli_problem:problem", *options).stdout)
+    peaks = [one["peak_bytes"] for one in figures]
+    assert len(peaks) >= 2 and peaks == sorted(peaks)
+    assert peaks[-1] == figures[0]["no_remat_peak_bytes"]
+
+
 def test_targets_lists_all(run: Callable[..., Result]) -> None:
     lines = run("targets").output.splitlines()
     assert [line.split()[0] for line in lines[1:]] == list(jax_hremat.list_targets())
@@ -183,6 +227,17 @@ def test_doctor_with_an_unwritable_cache(
             "smallest budget that a plan was found for is",
         ),
         (("plan", "cli_problem:problem", "--budget", "1GB", "--argnums", "a"), 2, "is not 0 or"),
+        (
+            ("plan", "cli_problem:problem", "--budget", "1GB", "--effort", "all"),
+            2,
+            "'low', 'normal'",
+        ),
+        (
+            ("plan", "cli_problem:problem", "--budget", "1GB", "--donate-argnums", "0"),
+            2,
+            "is for a whole training step",
+        ),
+        (("pareto", "cli_problem:step", "--target", "cpu"), 2, "the trade-off is for a loss"),
         (("plan", "cli_problem:problem", "--budget", "1GB", "--target", "h20"), 1, "'h200'?"),
         (("plan", "cli_problem:problem", "--budget", "1GB", "-o", "no/p.json"), 1, "no/p.json"),
         (("plan", "cli_problem:problem", "--budget", "140%"), 1, "at most 100 %"),

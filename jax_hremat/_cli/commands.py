@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
+import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import jax
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import jax_hremat
 from jax_hremat._cli.doctor import check_all
-from jax_hremat._cli.problem import load_problem
+from jax_hremat._cli.problem import Problem, load_problem
 from jax_hremat._cli.users_errors import users_traceback
+from jax_hremat._planner.context import Effort
 from jax_hremat._shared.errors import HRematError
 from jax_hremat._shared.format import format_bytes
 from jax_hremat._shared.text import plain_table
@@ -28,6 +29,8 @@ from jax_hremat._shared.units import parse_budget
 _PROBLEM_HELP = """PROBLEM is `package.module:function` or `path/to/file.py:function`: a function
 without parameters that returns `(loss_fn, args)`, the loss and the tuple of its arguments (arrays
 or jax.ShapeDtypeStruct). For a module, the current folder is searched first."""
+_STEP_HELP = """It may also return `(make_step, loss_fn, args)`: a function that makes the whole
+training step from a loss, the loss, and the step's arguments. The budget then bounds the step."""
 
 
 class _Output(click.Path):
@@ -74,7 +77,10 @@ def main() -> None:
             return loss_fn, (params, batch)
     plan it for an H200 within 40 GiB, and read what was decided:
         jax-hremat plan train:problem --budget 40GiB --target h200 -o plan.json
-        jax-hremat explain plan.json
+        jax-hremat explain plan.json --html plan.html
+
+    The exit status is 0 if all went well, 1 if there is an error (for a budget that no plan fits,
+    the message has the smallest that one was found for), and 2 for a wrong command line.
     """
 
 
@@ -97,40 +103,60 @@ _planning_options = _with_options(
         "--argnums", default="0", show_default=True, help="Arguments differentiated, as in 0,1."
     ),
     click.option("--has-aux", is_flag=True, help="The loss returns (loss, aux)."),
-    click.option("--cache-dir", type=click.Path(file_okay=False), help="Keep what was compiled."),
+    click.option(
+        "--effort", type=click.Choice(get_args(Effort)), default="normal", show_default=True
+    ),
+    click.option(
+        "--cache-dir",
+        type=click.Path(file_okay=False),
+        help="Where to keep what was compiled, in place of the user's cache folder.",
+    ),
     click.option("--quiet", "-q", is_flag=True, help="Show no progress."),
+)
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+_plan_outputs = _with_options(
+    click.option("--output", "-o", type=_OUTPUT, help="Save the plan here (JSON)."),
+    click.option("--html", type=_OUTPUT, help="Write one page with pictures here."),
+    _json_option,
+)
+_donate_option = click.option(
+    "--donate-argnums", help="Arguments that a whole training step donates, as in 0,1."
 )
 
 
-@main.command(help=f"Plan a loss function's training step.\n\n{_PROBLEM_HELP}")
+@main.command(help=f"Plan a loss function's training step.\n\n{_PROBLEM_HELP}\n\n{_STEP_HELP}")
 @_problem_options
 @_planning_options
-@click.option("--budget", help='Bytes, "40GiB", or a share of the peak as it is: 0.5, 50%.')
+@_donate_option
+@click.option("--budget", help="Bytes, 40GiB, or a share of the peak without remat: 0.5, 50%.")
 @click.option("--max-slowdown", type=float, help="In place of a budget: least memory at 1.1 x.")
-@click.option("--output", "-o", type=_OUTPUT, help="Save the plan here (JSON).")
+@_plan_outputs
 def plan(
     problem: str,
     budget: str | None,
     max_slowdown: float | None,
-    output: str | None,
+    donate_argnums: str | None,
     quiet: bool,
+    output: str | None,
+    html: str | None,
+    as_json: bool,
     **options: Any,
 ) -> None:
     if (budget is None) == (max_slowdown is None):
         raise click.UsageError("give exactly one of --budget and --max-slowdown")
-    loss_fn, args = _load(problem, options["target"])
-    with _progress(quiet) as progress:
-        found = jax_hremat.plan_remat(
-            loss_fn,
-            budget=None if budget is None else _budget(budget),
-            max_slowdown=max_slowdown,
-            progress=progress,
-            **_planning(**options),
-        )(*args)
-    click.echo(str(found))
-    if output is not None:
-        _write(found.save, output)
-        click.echo(f"\nwrote {output}")
+    found = _load(problem, options["target"])
+    how: dict[str, Any] = dict(
+        budget=None if budget is None else _budget(budget),
+        max_slowdown=max_slowdown,
+        **_planning(quiet, **options),
+    )
+    if found.make_step is None:
+        _refuse_donation(donate_argnums, problem)
+        made = jax_hremat.plan_remat(found.loss_fn, **how)(*found.args)
+    else:
+        how["donate_argnums"] = _positions(donate_argnums, "--donate-argnums")
+        made = jax_hremat.fit_step(found.make_step, found.loss_fn, **how)(*found.args).plan
+    _show(made, output, html, as_json)
 
 
 @main.command(help=f"Show the whole trade between memory and time.\n\n{_PROBLEM_HELP}")
@@ -139,63 +165,76 @@ def plan(
 @click.option("--points", default=8, show_default=True, type=click.IntRange(min=2))
 @click.option("--output", "-o", type=_OUTPUT, help="Save the table (CSV).")
 @click.option("--plot", type=_OUTPUT, help="Save a picture (PNG, SVG, PDF).")
+@_json_option
 def pareto(
-    problem: str, points: int, output: str | None, plot: str | None, quiet: bool, **options: Any
+    problem: str,
+    points: int,
+    quiet: bool,
+    output: str | None,
+    plot: str | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError('--plot takes matplotlib: pip install "jax_hremat[plot]"')
-    loss_fn, args = _load(problem, options["target"])
-    with _progress(quiet) as progress:
-        found = jax_hremat.pareto(
-            loss_fn, num_points=points, progress=progress, **_planning(**options)
-        )(*args)
-    click.echo(str(found))
+    loss = _load(problem, options["target"])
+    if loss.make_step is not None:
+        raise click.UsageError(f"{problem} is a whole training step; the trade-off is for a loss")
+    planning = jax_hremat.pareto(loss.loss_fn, num_points=points, **_planning(quiet, **options))
+    found = planning(*loss.args)
+    click.echo(json.dumps([_figures(p) for p in found], indent=1) if as_json else str(found))
     if output is not None:
         _write(found.to_csv, output)
-        click.echo(f"\nwrote {output}")
     if plot is not None:
         _write(found.plot().figure.savefig, plot)
-        click.echo(f"wrote {plot}")
 
 
-@main.command(help=f"Certify a saved plan for other shapes or another device.\n\n{_PROBLEM_HELP}")
+@main.command(
+    help=f"Certify a saved plan for other shapes or another device.\n\n{_PROBLEM_HELP}"
+    f"\n\n{_STEP_HELP}"
+)
 @click.argument("path", type=click.Path(exists=True, dir_okay=False))
 @_problem_options
+@_donate_option
 @click.option("--budget", required=True, help="As for `jax-hremat plan`.")
-@click.option("--output", "-o", type=_OUTPUT, help="Save the plan here (JSON).")
+@_plan_outputs
 def certify(
     path: str,
     problem: str,
     target: str | None,
     headroom: str,
+    donate_argnums: str | None,
     budget: str,
     output: str | None,
+    html: str | None,
+    as_json: bool,
 ) -> None:
-    loss_fn, args = _load(problem, target)
-    found = jax_hremat.certify(
-        loss_fn,
-        jax_hremat.RematPlan.load(path),
-        budget=_budget(budget),
-        target=target,
-        headroom_bytes=_headroom_bytes(headroom),
-    )(*args)
-    click.echo(str(found))
-    if output is not None:
-        _write(found.save, output)
-        click.echo(f"\nwrote {output}")
+    found = _load(problem, target)
+    saved = jax_hremat.RematPlan.load(path)
+    how: dict[str, Any] = dict(
+        budget=_budget(budget), target=target, headroom_bytes=_headroom_bytes(headroom)
+    )
+    if found.make_step is None:
+        _refuse_donation(donate_argnums, problem)
+        made = jax_hremat.certify(found.loss_fn, saved, **how)(*found.args)
+    else:
+        how |= dict(
+            plan=saved,
+            argnums=saved.argnums,
+            has_aux=saved.has_aux,
+            donate_argnums=_positions(donate_argnums, "--donate-argnums"),
+        )
+        made = jax_hremat.fit_step(found.make_step, found.loss_fn, **how)(*found.args).plan
+    _show(made, output, html, as_json)
 
 
 @main.command()
 @click.argument("path", type=click.Path(exists=True, dir_okay=False))
 @click.option("--html", type=_OUTPUT, help="Write one page with pictures here.")
-def explain(path: str, html: str | None) -> None:
+@_json_option
+def explain(path: str, html: str | None, as_json: bool) -> None:
     """Show what a saved plan does: certificate, every block, the largest buffers."""
-    plan = jax_hremat.RematPlan.load(path)
-    if html is None:
-        click.echo(str(plan))
-        return
-    _write(functools.partial(jax_hremat.report, plan), html)
-    click.echo(f"wrote {html}")
+    _show(jax_hremat.RematPlan.load(path), None, html, as_json)
 
 
 @main.command()
@@ -220,12 +259,10 @@ def targets() -> None:
 @click.option("--output", "-o", required=True, type=_OUTPUT, help="TOML file.")
 def calibrate(output: str) -> None:
     """Measure the attached device, to plan for it elsewhere with --target FILE."""
-    with _progress(quiet=False) as progress:
-        target = jax_hremat.calibrate(progress)
+    target = jax_hremat.calibrate()
     _write(target.save, output)
     flops = ", ".join(f"{k} {v / 1e12:.3g}" for k, v in target.matrix_flops_per_s.items())
     click.echo(f"products {flops} TFLOP/s, memory {target.bandwidth_bytes_per_s / 1e9:.3g} GB/s")
-    click.echo(f"wrote {output}")
 
 
 @main.command()
@@ -245,20 +282,40 @@ def doctor(target: str) -> None:
 
 
 def _planning(
-    target: str | None, argnums: str, has_aux: bool, headroom: str, cache_dir: str | None
+    quiet: bool,
+    target: str | None,
+    argnums: str,
+    has_aux: bool,
+    headroom: str,
+    effort: Effort,
+    cache_dir: str | None,
 ) -> dict[str, Any]:
-    """The options of `plan_remat` that both planning commands share."""
-    try:
-        positions = tuple(int(part) for part in argnums.split(","))
-    except ValueError as error:
-        raise click.BadParameter(f"{argnums!r} is not 0 or 0,1", param_hint="--argnums") from error
+    """The options of `plan_remat` that the planning commands share."""
+    config = jax_hremat.PlannerConfig.of_effort(effort)
     return dict(
         target=target,
-        argnums=positions,
+        argnums=_positions(argnums, "--argnums"),
         has_aux=has_aux,
         headroom_bytes=_headroom_bytes(headroom),
-        config=jax_hremat.PlannerConfig(cache_dir=cache_dir),
+        config=dataclasses.replace(config, cache_dir=cache_dir),
+        progress=(lambda stage, done, total: None) if quiet else None,
     )
+
+
+def _positions(text: str | None, option: str) -> tuple[int, ...]:
+    """Positions of arguments; none if nothing was given."""
+    try:
+        return tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is not 0 or 0,1", param_hint=option) from error
+
+
+def _refuse_donation(donate_argnums: str | None, problem: str) -> None:
+    if donate_argnums is not None:
+        raise click.UsageError(
+            f"--donate-argnums is for a whole training step, and {problem} returns a loss; return "
+            f"(make_step, loss_fn, args) to plan the step"
+        )
 
 
 def _headroom_bytes(text: str) -> int:
@@ -274,8 +331,8 @@ def _budget(text: str) -> int | float | str:
     return value if 0 < value <= 1 and "." in text else text
 
 
-def _load(problem: str, target: str | None) -> tuple[Callable[..., Any], Sequence[Any]]:
-    """The loss and its arguments, loaded without initialising a GPU unless one is needed."""
+def _load(problem: str, target: str | None) -> Problem:
+    """What is to be planned, loaded without initialising a GPU unless one is needed."""
     if target is not None or not _has_gpu():
         _without_gpu()
     return load_problem(problem)
@@ -292,29 +349,43 @@ def _without_gpu() -> None:
         jax.config.update("jax_platforms", "cpu")
 
 
+def _show(plan: jax_hremat.RematPlan, output: str | None, html: str | None, as_json: bool) -> None:
+    """Print a plan, and write what was asked for."""
+    click.echo(json.dumps(_figures(plan), indent=1) if as_json else str(plan))
+    if output is not None:
+        _write(plan.save, output)
+    if html is not None:
+        _write(functools.partial(jax_hremat.report, plan), html)
+
+
+def _figures(plan: jax_hremat.RematPlan) -> dict[str, Any]:
+    """What a script may want to know of a plan; all else is in its file."""
+    c = plan.certificate
+    return {
+        "program": plan.fingerprint.digest,
+        "target": c.target,
+        "devices": 1 if c.mesh is None else c.mesh.num_devices,
+        "versions": dict(c.versions),
+        "holds": c.holds,
+        "peak_bytes": c.peak_bytes,
+        "budget_bytes": c.budget_bytes,
+        "headroom_bytes": c.headroom_bytes,
+        "argument_bytes": c.argument_bytes,
+        "output_bytes": c.output_bytes,
+        "temp_bytes": c.temp_bytes,
+        "no_remat_peak_bytes": plan.baseline_peak_bytes,
+        "estimated_step_s": plan.estimated_step_s,
+        "no_remat_step_s": plan.baseline_step_s,
+        "num_checkpoints": plan.root.num_checkpointed,
+        "num_compiles": dict(plan.num_compiles),
+        "planning_s": sum(plan.timings_s.values()),
+    }
+
+
 def _write(save: Callable[[str], Any], path: str) -> None:
+    """Write a file and say so, beside the results."""
     try:
         save(path)
     except OSError as error:
         raise click.FileError(path, hint=error.strerror or str(error)) from error
-
-
-@contextmanager
-def _progress(quiet: bool) -> Any:
-    """Show a progress line for each stage on standard error, if that is a terminal."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bars:
-        tasks: dict[str, Any] = {}
-
-        def progress(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done, total=total)
-
-        yield progress
+    click.echo(f"wrote {path}", err=True)

@@ -1,4 +1,4 @@
-"""`package.module:function` or `path/to/file.py:function` -> the loss and its arguments."""
+"""`package.module:function` or `path/to/file.py:function` -> what is to be planned."""
 
 from __future__ import annotations
 
@@ -8,15 +8,33 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import click
 
+_RETURNS = "return (loss_fn, args), or for a whole training step (make_step, loss_fn, args)"
 
-def load_problem(problem: str) -> tuple[Callable[..., Any], Sequence[Any]]:
-    """Import the named function and return its loss and arguments.
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be planned.
+
+    Attributes:
+        loss_fn: The loss.
+        args: The arguments of the loss, or of the step.
+        make_step: For a whole training step: makes it from a loss, as for `fit_step`.
+    """
+
+    loss_fn: Callable[..., Any]
+    args: Sequence[Any]
+    make_step: Callable[..., Any] | None = None
+
+
+def load_problem(problem: str) -> Problem:
+    """Import the named function and return what it returns.
 
     Raises:
         click.BadParameter: There is no such module or function, or it does not have this form.
@@ -39,13 +57,12 @@ def load_problem(problem: str) -> tuple[Callable[..., Any], Sequence[Any]]:
         if traceback.extract_tb(error.__traceback__)[-1].name != load_problem.__name__:
             raise
         raise click.BadParameter(
-            f"{problem} must take no arguments and return (loss_fn, args): {error}"
+            f"{problem} must take no arguments and {_RETURNS}: {error}"
         ) from error
-    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
-        raise click.BadParameter(
-            f"{problem} must return (loss_fn, args), and returned {type(made).__name__}"
-        )
-    return made[0], made[1]
+    if isinstance(made, tuple) and len(made) in (2, 3) and all(map(callable, made[:-1])):
+        *make_step, loss_fn, args = made
+        return Problem(loss_fn, args, *make_step)
+    raise click.BadParameter(f"{problem} must {_RETURNS}, and returned {type(made).__name__}")
 
 
 def _named(name: str) -> ModuleType:
