@@ -179,7 +179,7 @@ register(
     "gpt2-2",
     gpt_problem,
     {
-        "full": dict(layers=2, width=64, heads=4, context=64, vocab=256, batch=8),
+        "full": dict(layers=2, width=64, heads=4, context=64, vocab=256, batch=8, dtype="float32"),
         "small": _TINY,
         "tiny": _TINY,
     },
