@@ -27,7 +27,7 @@ def plan_html(plan: RematPlan) -> str:
     checkpoints = plan.root.num_checkpointed
     rows = [
         ("certified peak", format_bytes(c.peak_bytes), f"compiled for {devices_words(c)}"),
-        ("budget", format_bytes(c.budget_bytes), "kept"),
+        ("budget", format_bytes(c.budget_bytes), "met"),
         (
             "without rematerialization",
             format_bytes(plan.baseline_peak_bytes),

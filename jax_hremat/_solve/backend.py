@@ -19,7 +19,7 @@ class Status(enum.Enum):
     NODE_LIMIT = "best found within the limit of nodes"
     INFEASIBLE = "no solution exists"
     UNDECIDED = "neither a solution nor a proof of none within the limit of nodes"
-    NOT_SOLVED = "a standard plan, taken as it is"
+    NOT_SOLVED = "a standard policy, no slower than the solver's plans"
 
 
 @dataclass(frozen=True, slots=True)

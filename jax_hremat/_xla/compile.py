@@ -486,7 +486,7 @@ def _build(lowered: jax.stages.Lowered, target: Target) -> jax.stages.Compiled:
             ) from error
         raise CompilationError(
             f"XLA could not compile a part of the step, or the step, for target {target.name!r}. "
-            f"If it cannot compile the step as it is either, with no plan, the fault is XLA's: "
+            f"If it cannot compile the step without a plan either, the fault is XLA's: "
             f"try shapes that are multiples of a larger power of two, or another version of jax. "
             f"XLA said: {said}"
         ) from error
