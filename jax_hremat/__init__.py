@@ -1,5 +1,9 @@
 """Automatic rematerialization for JAX and Flax under a byte budget, with a certificate."""
 
+import importlib as _importlib
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
 from jax_hremat._api import apply_plan as apply_plan
 from jax_hremat._api import certify as certify
 from jax_hremat._api import hremat as hremat
@@ -42,3 +46,20 @@ from jax_hremat._xla.target import Target as Target
 from jax_hremat._xla.target import compiler_options as compiler_options
 from jax_hremat._xla.target import get_target as get_target
 from jax_hremat._xla.target import list_targets as list_targets
+
+if _TYPE_CHECKING:
+    from jax_hremat import linen as linen
+    from jax_hremat import nnx as nnx
+
+# They import Flax, which takes longer than the rest, so they wait until they are asked for.
+_ON_USE = ("linen", "nnx")
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _ON_USE:
+        return _importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ON_USE})

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax_hremat import linen, nnx
 from jax_hremat._calls.planned import GivenPlan, Loss, MadePlans, planned_function
 from jax_hremat._emit.step import Step, own_step
+from jax_hremat._flax.modules import is_linen_instance, is_nnx_class
 from jax_hremat._plan.frontier import Frontier
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._planner.context import Effort, PlannerConfig
@@ -272,9 +273,13 @@ def hremat(
         return functools.partial(
             hremat, argnums=argnums, has_aux=has_aux, methods=methods, **options
         )
-    if nnx.is_module_class(fun):
+    if is_nnx_class(fun):
+        from jax_hremat import nnx
+
         return nnx.remat(fun, methods=methods, **options)
-    if linen.is_module(fun):
+    if inspect.isclass(fun) or is_linen_instance(fun):
+        from jax_hremat import linen
+
         module: Any = fun
         return linen.remat(module, methods=methods, **options)
     goal = parse_goal(budget, max_slowdown)

@@ -105,11 +105,6 @@ class PlannedMeta(type(nn.Module)):
 copyreg.pickle(PlannedMeta, reduce_class)
 
 
-def is_module(value: Any) -> bool:
-    """Whether `value` is a class, or an instance of a Flax module class."""
-    return inspect.isclass(value) or isinstance(value, nn.Module)
-
-
 def _check_module_class(module_class: Any) -> None:
     is_class = inspect.isclass(module_class)
     if not (is_class and issubclass(module_class, nn.Module)):

@@ -123,11 +123,6 @@ def remat(
     return planned_function(fun, made, positions, has_aux, wrt)
 
 
-def is_module_class(value: Any) -> bool:
-    """Whether `value` is an NNX module class."""
-    return inspect.isclass(value) and issubclass(value, nnx.Module)
-
-
 class PlannedMeta(type(nnx.Module)):
     """The metaclass of planned classes, through which they are pickled."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +38,9 @@ TOP = ("__init__", "__main__", "_api", "_batch", "_cli", "_fit", "linen", "nnx")
 ONLY_IN = {
     "jax._src": {"_jax"},
     "flax": {"_flax", "linen", "nnx"},
+    "cvxpy": {"_solve"},
+    "scipy": {"_solve"},
+    "matplotlib": {"_plan"},
     "jinja2": {"_report"},
     "click": {"_cli"},
     "rich": {"_shared", "_plan", "_cli", "_batch"},
@@ -51,13 +56,15 @@ def room_of(path: Path) -> str:
 
 
 def imported(path: Path) -> Iterator[str]:
-    """What a module imports, by full name; what only a type checker sees is left out."""
+    """What a module imports, at once or deferred, by full name; what only a type checker sees is
+    left out."""
     tree = ast.parse(path.read_text())
     typing_only = {
         id(node)
         for block in ast.walk(tree)
         if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
-        for node in ast.walk(block)
+        for statement in block.body
+        for node in ast.walk(statement)
     }
     for node in ast.walk(tree):
         if id(node) in typing_only:
@@ -67,6 +74,10 @@ def imported(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "Deferred":
+            (name,) = node.args
+            assert isinstance(name, ast.Constant), "the name of a deferred package is written out"
+            yield name.value
 
 
 def test_every_module_is_in_a_room() -> None:
@@ -105,7 +116,7 @@ def test_plans_are_data() -> None:
 
 def test_the_solver_s_modelling_language_stays_with_it() -> None:
     # It is imported when a program is first solved: plans are applied where there is none.
-    loaders = {path.name for path in modules() if 'import_module("cvxpy")' in path.read_text()}
+    loaders = {path.name for path in modules() if "cvxpy" in imported(path)}
     assert loaders == {"modelling.py"}
     users = {
         room_of(path)
@@ -113,3 +124,51 @@ def test_the_solver_s_modelling_language_stays_with_it() -> None:
         if any(name.startswith("jax_hremat._solve.modelling") for name in imported(path))
     }
     assert users == {"_solve", "_cli"}
+
+
+# What takes long to import, and is not needed by all who import the library.
+ON_USE = ("flax", "cvxpy", "scipy", "matplotlib", "jinja2")
+
+AFTER_IMPORT = """
+import sys
+import jax_hremat
+"""
+
+# Planning two blocks of a function that has nothing of Flax, and applying the plan.
+AFTER_PLANNING = """
+import sys
+import jax, jax.numpy as jnp, jax_hremat
+config = jax_hremat.PlannerConfig(cost="analytic", max_rounds=0, cache_dir=None)
+loss = lambda w, x: jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ w) ** 2)
+w, x = jnp.ones((8, 8)), jnp.ones((16, 8))
+plan = jax_hremat.plan_remat(loss, budget=1.0, target="cpu", config=config)(w, x)
+jax.grad(jax_hremat.apply_plan(loss, plan))(w, x)
+jax_hremat.hremat(loss, budget=1.0, target="cpu", config=config)(w, x)
+"""
+
+PRINT_IMPORTED = f"""
+print(*(name for name in {ON_USE!r} if name in sys.modules))
+"""
+
+
+def imported_by(code: str) -> set[str]:
+    """Which of the packages above a program has imported at its end."""
+    run = [sys.executable, "-c", code + PRINT_IMPORTED]
+    done = subprocess.run(run, cwd=PACKAGE.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_the_library_is_quick_to_import() -> None:
+    assert imported_by(AFTER_IMPORT) == set()
+
+
+def test_a_function_without_flax_is_planned_without_it() -> None:
+    assert "flax" not in imported_by(AFTER_PLANNING)
+
+
+def test_the_modules_for_flax_are_there_when_asked_for() -> None:
+    asked = "\nassert jax_hremat.linen.remat and jax_hremat.nnx.remat"
+    assert imported_by(AFTER_IMPORT + asked) == {"flax"}
+    listed = "\nassert {'linen', 'nnx'} <= set(dir(jax_hremat))"
+    assert imported_by(AFTER_IMPORT + listed) == set()

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax_hremat._calls.applied import warned_of
 from jax_hremat._emit.run import run_call
 from jax_hremat._emit.step import own_step
-from jax_hremat._flax.objects import PARAMETERS, Leaf, holds_objects, variables_of
+from jax_hremat._flax.objects import Leaf, holds_objects, is_parameter, variables_of
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._planner.request import PlanRequest
 from jax_hremat._shared.errors import StalePlanError
@@ -53,12 +53,12 @@ class Loss:
     fun: Callable[..., Any]
     argnums: tuple[int, ...]
     has_aux: bool
-    wrt: Any = PARAMETERS
+    wrt: Any = is_parameter
     is_bound: bool = False
 
     @staticmethod
     def of(
-        fun: Callable[..., Any], argnums: tuple[int, ...], has_aux: bool, wrt: Any = PARAMETERS
+        fun: Callable[..., Any], argnums: tuple[int, ...], has_aux: bool, wrt: Any = is_parameter
     ) -> tuple[Loss, tuple[Any, ...]]:
         """The loss, and the arguments that precede those of a call: `self` for a bound method."""
         if inspect.ismethod(fun):
@@ -264,7 +264,7 @@ def planned_function(
     source: PlanSource,
     argnums: tuple[int, ...],
     has_aux: bool,
-    wrt: Any = PARAMETERS,
+    wrt: Any = is_parameter,
 ) -> Any:
     """A function, or a bound method, whose plans come from `source`."""
     loss, bound_to = Loss.of(fun, argnums, has_aux, wrt)

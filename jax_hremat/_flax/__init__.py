@@ -1,1 +1,1 @@
-"""Flax NNX objects in arguments and results."""
+"""Flax: NNX objects in arguments and results, and module classes; imported on use."""

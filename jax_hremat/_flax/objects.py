@@ -11,14 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from flax import nnx
-from flax.errors import TraceContextError as TraceContextError
-from flax.nnx import graphlib
 
+from jax_hremat._flax.deferred import errors, graphlib, is_imported, nnx
 from jax_hremat._shared.errors import UnsupportedProgramError
-
-# The default filter for the state of an object that is differentiated.
-PARAMETERS = nnx.Param
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +74,19 @@ class Structure:
 
 def is_object(value: Any) -> bool:
     """Whether a value is an NNX object: a module, a variable or another graph node."""
+    if not is_imported("nnx"):
+        return False
     return graphlib.is_graph_node(value) and not isinstance(value, jax.Ref)
+
+
+def is_parameter(path: Any, value: Any) -> bool:
+    """The default filter for the state of an object that is differentiated: `nnx.Param`."""
+    return nnx.filterlib.OfType(nnx.Param)(path, value)
+
+
+def trace_context_errors() -> tuple[type[Exception], ...]:
+    """What Flax raises when an object is changed that belongs to another trace."""
+    return (errors.TraceContextError,) if is_imported("errors") else ()
 
 
 def holds_objects(tree: Any) -> bool:
@@ -91,7 +98,8 @@ def flatten(
     tree: Any, known: Mapping[int, Any] | None = None
 ) -> tuple[Structure, list[Leaf], dict[int, Any]]:
     """A tree's structure, its leaves, and all objects by number; `known` ones keep theirs."""
-    refs = graphlib.RefMap((value, index) for index, value in (known or {}).items())
+    pairs = ((value, index) for index, value in (known or {}).items())
+    refs: Any = graphlib.RefMap(pairs) if is_imported("nnx") else dict(pairs)
     found, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_object)
     parts: list[tuple[Any, tuple[Any, ...]] | None] = []
     leaves: list[Leaf] = []
@@ -116,6 +124,8 @@ def flatten(
 def variables_of(tree: Any, wrt: Any) -> set[int]:
     """The `id`s of the variables in a tree that match a filter. A variable that is not in another
     object is included whatever the filter, as in `nnx.grad`."""
+    if not is_imported("nnx"):
+        return set()
     matches = nnx.filterlib.to_predicate(wrt)
     chosen: set[int] = set()
     for value in jax.tree.leaves(tree, is_leaf=is_object):

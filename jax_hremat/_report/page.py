@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path, PurePath
 
-from jinja2 import Environment, StrictUndefined
-
 from jax_hremat._plan.frontier import Frontier
 from jax_hremat._plan.memory import memory_over_step
 from jax_hremat._plan.plan import RematPlan
@@ -62,6 +60,8 @@ def page(
     hand: Mapping[str, tuple[int, float]] | None = None,
 ) -> str:
     """The page's HTML."""
+    from jinja2 import Environment, StrictUndefined
+
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

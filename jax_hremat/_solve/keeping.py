@@ -24,10 +24,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import scipy.sparse as sp
 
 from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.column import MAX_GROUP, MIB, Column, Prices
+from jax_hremat._solve.modelling import sp
 from jax_hremat._solve.prediction import block_recompute_s, kept_cost
 
 # The most choices of kept values per range of blocks, spread over the bytes kept.

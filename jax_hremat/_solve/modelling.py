@@ -1,22 +1,20 @@
-"""cvxpy, imported when the first program is built.
+"""cvxpy and SciPy's sparse matrices, imported when the first program is built.
 
-A user who only applies a saved plan solves no program, and so needs neither cvxpy nor the time to
-import it.
+A user who only applies a saved plan solves no program, and so needs neither of them nor
+the time to import them.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from jax_hremat._shared.deferred import Deferred
 
 if TYPE_CHECKING:
     import cvxpy as cp
+    import scipy.sparse as sp
 else:
+    cp = Deferred("cvxpy")
+    sp = Deferred("scipy.sparse")
 
-    class _Deferred:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(importlib.import_module("cvxpy"), name)
-
-    cp = _Deferred()
-
-__all__ = ["cp"]
+__all__ = ["cp", "sp"]

@@ -40,13 +40,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status, solve, undecided
 from jax_hremat._solve.chain import Chain, Selection
 from jax_hremat._solve.column import MIB, Column, Prices
 from jax_hremat._solve.groups import Groups, single_columns
-from jax_hremat._solve.modelling import cp
+from jax_hremat._solve.modelling import cp, sp
 from jax_hremat._solve.prediction import predict
 
 # The most groups that enter the relaxation in one round of pricing, and the most rounds.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jax_hremat._flax.objects import Changes, Leaf, Structure, TraceContextError, Watch, flatten
+from jax_hremat._flax.objects import Changes, Leaf, Structure, Watch, flatten, trace_context_errors
 from jax_hremat._plan.openings import Openings
 from jax_hremat._shared.errors import UnsupportedProgramError
 from jax_hremat._trace.trace import Input, Program, trace_flat
@@ -165,7 +165,7 @@ def call_flat(
     watch = Watch(objects)
     try:
         result = fun(*args, **kwargs)
-    except TraceContextError as error:
+    except trace_context_errors() as error:
         raise UnsupportedProgramError(
             f"`{name}` changes Flax NNX state that it was not given: {error}. A change in a "
             f"closure or a global would be lost, as `nnx.grad` and `nnx.jit` say too. Pass the "
