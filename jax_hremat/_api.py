@@ -58,7 +58,7 @@ def plan_remat(
         headroom_bytes: Subtracted from the budget first, for memory the compiler does not see:
             library workspaces and the allocator.
         config: How much effort planning takes, in detail.
-        effort: In place of a configuration: "low" plans a small model in seconds, "high" takes
+        effort: In place of a configuration: "low" compiles about half as much, "high" takes
             about three times as long as "normal", the default; see `PlannerConfig.of_effort`.
         progress: Called as `progress(stage, done, total)` while planning; `total` is 0 while it is
             unknown. If None, progress is shown on standard error; see `jax_hremat.progress`.

@@ -17,6 +17,7 @@ from jax_hremat._xla.compile import memory_stats
 # Name of the benchmark, of its page and of its folder of data; the target is at the end of both.
 PAGES = {
     "batches": "batches-h200",
+    "efforts": "efforts-h200",
     "frontier": "frontier-h200",
     "mesh": "mesh-h200",
     "optimum": "optimum-h200",
@@ -53,6 +54,11 @@ def test_a_page_says_what_the_data_say(name: str) -> None:
     target = PAGES[name].rpartition("-")[2]
     text = (command.DOCS / f"{PAGES[name]}.md").read_text()
     assert text == benchmark(name).page(target, data_of(PAGES[name]))
+
+
+def test_the_page_of_efforts_for_the_cpu_says_what_the_data_say() -> None:
+    text = (command.DOCS / "efforts-cpu.md").read_text()
+    assert text == benchmark("efforts").page("cpu", data_of("efforts-cpu"))
 
 
 def test_the_page_of_the_table_says_what_the_data_say() -> None:

@@ -27,7 +27,6 @@ OPTIONS: dict[str, Any] = dict(
     config=PlannerConfig(
         search=SearchConfig(max_runs=1, max_packings=1, max_saved_sets=1),
         max_rounds=1,
-        cost="analytic",
     ),
 )
 # XLA:CPU before jaxlib 0.11.1 merges recomputes with first runs, which the library prevents.

@@ -128,16 +128,19 @@ class PlannerConfig:
         """The configuration of a named effort.
 
         Args:
-            effort: "low": costs of blocks by their shapes, so that only a few whole steps are
-                compiled. "normal": `PlannerConfig()`. "high": about twice as many options of each
-                block, more plans for the budget, and short scans also written out.
+            effort: "low": about half as many options of each block are compiled, and fewer plans
+                for the budget. "normal": `PlannerConfig()`. "high": about twice as many options of
+                each block, more plans for the budget, and short scans also written out.
 
         Raises:
             ValueError: There is no such effort.
         """
         match effort:
             case "low":
-                return PlannerConfig(cost="analytic", max_rounds=1, floor_rounds=2)
+                search = SearchConfig(
+                    max_runs=3, max_packings=2, max_saved_sets=1, max_segments=2, max_modes=100
+                )
+                return PlannerConfig(search=search, max_rounds=2, floor_rounds=2)
             case "normal":
                 return PlannerConfig()
             case "high":
