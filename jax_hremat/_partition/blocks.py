@@ -33,6 +33,8 @@ class Block:
         inputs: Values read inside and made outside, in order of first use; arguments included.
         outputs: Values made inside and read outside or returned, in order.
         fingerprint: A text that is equal for blocks that compute the same on the same shapes.
+        form: A text that is equal for blocks of the same primitives, wired in the same way, of
+            whatever shapes and parameters.
     """
 
     start: int
@@ -40,6 +42,7 @@ class Block:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     fingerprint: str
+    form: str
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -61,6 +64,14 @@ class Partition:
     def unique(self) -> tuple[int, ...]:
         """The first block of each kind."""
         return tuple(dict.fromkeys(self.kinds))
+
+    @property
+    def families(self) -> tuple[tuple[int, ...], ...]:
+        """The kinds, those of one form together."""
+        families: dict[str, list[int]] = {}
+        for kind in self.unique:
+            families.setdefault(self.blocks[kind].form, []).append(kind)
+        return tuple(map(tuple, families.values()))
 
     def __repr__(self) -> str:
         return f"Partition({len(self.blocks)} blocks, {len(self.unique)} unique)"
@@ -112,7 +123,8 @@ def make_block(graph: Graph, start: int, stop: int) -> Block:
         stop=stop,
         inputs=inputs,
         outputs=outputs,
-        fingerprint=_fingerprint(graph, start, stop, inputs, outputs),
+        fingerprint=_fingerprint(graph, start, stop, inputs, outputs, sizes=True),
+        form=_fingerprint(graph, start, stop, inputs, outputs, sizes=False),
     )
 
 
@@ -159,20 +171,28 @@ def has_deferrable_input(graph: Graph, block: Block, start: int, stop: int) -> b
 
 
 def _fingerprint(
-    graph: Graph, start: int, stop: int, inputs: Sequence[int], outputs: Sequence[int]
+    graph: Graph,
+    start: int,
+    stop: int,
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    *,
+    sizes: bool,
 ) -> str:
-    """A hash of the structure only: signatures, wiring by position, which values are arguments,
-    active or outputs, and on a mesh the sharding of each value."""
+    """A hash of the structure only: signatures, or without sizes primitives, wiring by position,
+    which values are arguments, active or outputs, and on a mesh the sharding of each value."""
     names: dict[int | None, str] = {None: "lit"}
     for i, v in enumerate(inputs):
         value = graph.values[v]
-        names[v] = f"in{i}{value.kind[0]}{'*' if value.active else ''}:{value.text}"
+        names[v] = f"in{i}{value.kind[0]}{'*' if value.active else ''}"
+        names[v] += f":{value.text}" if sizes else ""
     lines = [names[v] for v in inputs]
     for op in graph.operations[start:stop]:
         for k, v in enumerate(op.outputs):
             names[v] = f"{op.id - start}.{k}"
         wires = ",".join(names[v] for v in op.inputs)
-        lines.append(f"{op.signature}({wires}){'*' if op.active else ''}{'!' * op.effectful}")
+        computed = op.signature if sizes else op.primitive
+        lines.append(f"{computed}({wires}){'*' if op.active else ''}{'!' * op.effectful}")
     lines += [f"{names[v]}{'*' if graph.values[v].active else ''}" for v in outputs]
     made = [v for op in graph.operations[start:stop] for v in op.outputs]
     lines += [f"{names[v]}@{spec}" for v in (*inputs, *made) if (spec := graph.values[v].spec)]
