@@ -14,6 +14,7 @@ from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._options.block_options import BlockOptions, BlockSearch
 from jax_hremat._options.option_search import OptionSearch
 from jax_hremat._options.scaling import End, interpolated_cost
+from jax_hremat._partition.blocks import Block
 from jax_hremat._plan.region import Region
 
 
@@ -37,11 +38,13 @@ class Family:
         kind: The kind that is searched.
         search: Its search.
         others: The searches of the other kinds, that of the other end last.
+        blocks: A block of each kind.
     """
 
     kind: int
     search: OptionSearch
     others: Mapping[int, BlockSearch]
+    blocks: Mapping[int, Block]
 
     @property
     def waves(self) -> Sequence[Callable[[Costs], None]]:
@@ -95,7 +98,7 @@ class Family:
     ) -> dict[Region, OptionCost]:
         as_it_is = self.others[kind].plain
         plain = costs.of(kind)[as_it_is]
-        both = [_ends(self._modes(end, regions), costs.of(end)) for end in (self.kind, *self._end)]
+        both = [self._at(end, kind, regions, costs) for end in (self.kind, *self._end)]
         found = {
             mode: interpolated_cost(plain, ends)
             for mode, *at_ends in zip(self._modes(kind, regions), *both, strict=True)
@@ -103,9 +106,17 @@ class Family:
         }
         return {**found, as_it_is: plain}
 
+    def _at(self, end: int, kind: int, regions: Sequence[Region], costs: Costs) -> list[End | None]:
+        """The options, the plain one first, as compiled at an end of the family, and what they keep
+        in terms of another kind's inputs; None where one does not compile."""
+        modes, compiled = self._modes(end, regions), costs.of(end)
+        blocks = self.blocks
 
-def _ends(modes: Sequence[Region], costs: Mapping[Region, OptionCost]) -> list[End | None]:
-    """For each candidate, the plain one first, its cost and that one's; None if it does not
-    compile."""
-    plain = costs[modes[0]]
-    return [End(plain, costs[mode]) if mode in costs else None for mode in modes]
+        def of_kind(cost: OptionCost) -> OptionCost:
+            kept = blocks[kind].inputs_alike(cost.kept_inputs, blocks[end])
+            return replace(cost, kept_inputs=kept)
+
+        return [
+            End(compiled[modes[0]], of_kind(compiled[mode])) if mode in compiled else None
+            for mode in modes
+        ]

@@ -88,6 +88,7 @@ def search_options(
             kind=kind,
             search=search(kind, limits[kind]),
             others={other: of_block(other, limits[kind]) for other in others},
+            blocks={k: partition.blocks[k] for k in (kind, *others)},
         )
         for kind, *others in families
     ]

@@ -10,8 +10,9 @@ block is the same for all partitioners.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from jax_hremat._partition.width import widths
 from jax_hremat._trace.graph import Graph, is_cond, is_loop
@@ -34,7 +35,10 @@ class Block:
         outputs: Values made inside and read outside or returned, in order.
         fingerprint: A text that is equal for blocks that compute the same on the same shapes.
         form: A text that is equal for blocks of the same primitives, wired in the same way, of
-            whatever shapes and parameters.
+            whatever shapes and parameters. Operands in a row that come from outside in the same
+            way count as one, such as those of a concatenation.
+        input_roles: For each input, a number that says where it is read; equal for operands that
+            count as one, and for inputs of blocks of one form that stand in the same place.
     """
 
     start: int
@@ -43,9 +47,15 @@ class Block:
     outputs: tuple[int, ...]
     fingerprint: str
     form: str
+    input_roles: tuple[int, ...]
 
     def __len__(self) -> int:
         return self.stop - self.start
+
+    def inputs_alike(self, positions: Collection[int], other: Block) -> tuple[int, ...]:
+        """The inputs of this block in the place of those inputs of another block of its form."""
+        roles = {other.input_roles[i] for i in positions}
+        return tuple(i for i, role in enumerate(self.input_roles) if role in roles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +128,15 @@ def _split_long(width: Sequence[int], cuts: list[int]) -> list[int]:
 def make_block(graph: Graph, start: int, stop: int) -> Block:
     """The block of operations `start … stop − 1`, with its boundary and fingerprint."""
     inputs, outputs = boundary(graph, start, stop)
+    roles = _input_roles(graph, start, stop, inputs)
     return Block(
         start=start,
         stop=stop,
         inputs=inputs,
         outputs=outputs,
-        fingerprint=_fingerprint(graph, start, stop, inputs, outputs, sizes=True),
-        form=_fingerprint(graph, start, stop, inputs, outputs, sizes=False),
+        fingerprint=_fingerprint(graph, start, stop, inputs, outputs),
+        form=_form(graph, start, stop, dict(zip(inputs, roles, strict=True)), outputs),
+        input_roles=roles,
     )
 
 
@@ -171,29 +183,59 @@ def has_deferrable_input(graph: Graph, block: Block, start: int, stop: int) -> b
 
 
 def _fingerprint(
-    graph: Graph,
-    start: int,
-    stop: int,
-    inputs: Sequence[int],
-    outputs: Sequence[int],
-    *,
-    sizes: bool,
+    graph: Graph, start: int, stop: int, inputs: Sequence[int], outputs: Sequence[int]
 ) -> str:
-    """A hash of the structure only: signatures, or without sizes primitives, wiring by position,
-    which values are arguments, active or outputs, and on a mesh the sharding of each value."""
+    """A hash of the structure only: signatures, wiring by position, which values are arguments,
+    active or outputs, and on a mesh the sharding of each value."""
     names: dict[int | None, str] = {None: "lit"}
     for i, v in enumerate(inputs):
         value = graph.values[v]
-        names[v] = f"in{i}{value.kind[0]}{'*' if value.active else ''}"
-        names[v] += f":{value.text}" if sizes else ""
+        names[v] = f"in{i}{_origin(graph, v)}:{value.text}"
     lines = [names[v] for v in inputs]
     for op in graph.operations[start:stop]:
         for k, v in enumerate(op.outputs):
             names[v] = f"{op.id - start}.{k}"
         wires = ",".join(names[v] for v in op.inputs)
-        computed = op.signature if sizes else op.primitive
-        lines.append(f"{computed}({wires}){'*' if op.active else ''}{'!' * op.effectful}")
+        lines.append(f"{op.signature}({wires}){'*' if op.active else ''}{'!' * op.effectful}")
     lines += [f"{names[v]}{'*' if graph.values[v].active else ''}" for v in outputs]
     made = [v for op in graph.operations[start:stop] for v in op.outputs]
     lines += [f"{names[v]}@{spec}" for v in (*inputs, *made) if (spec := graph.values[v].spec)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _origin(graph: Graph, value: int) -> str:
+    return f"{graph.values[value].kind[0]}{'*' if graph.values[value].active else ''}"
+
+
+def _input_roles(graph: Graph, start: int, stop: int, inputs: Sequence[int]) -> tuple[int, ...]:
+    """See `Block.input_roles`."""
+    outside = set(inputs)
+    roles: dict[int, int] = {}
+    for op in graph.operations[start:stop]:
+        before = ""
+        for v in op.inputs:
+            new = v is not None and v in outside and v not in roles
+            # The first of its role, or one more like the operand before.
+            origin = _origin(graph, v) if v is not None and new else ""
+            if v is not None and new:
+                roles[v] = len(set(roles.values())) - (origin == before)
+            before = origin
+    return tuple(roles[v] for v in inputs)
+
+
+def _form(
+    graph: Graph, start: int, stop: int, roles: Mapping[int, int], outputs: Sequence[int]
+) -> str:
+    """A hash of the structure without shapes and parameters: see `Block.form`."""
+    names: dict[int | None, str] = {None: "lit"}
+    names |= {v: f"in{role}{_origin(graph, v)}" for v, role in roles.items()}
+    lines = []
+    for op in graph.operations[start:stop]:
+        for k, v in enumerate(op.outputs):
+            names[v] = f"{op.id - start}.{k}"
+        wires = ",".join(name for name, _ in groupby(names[v] for v in op.inputs))
+        lines.append(f"{op.primitive}({wires}){'*' if op.active else ''}{'!' * op.effectful}")
+    lines += [f"{names[v]}{'*' if graph.values[v].active else ''}" for v in outputs]
+    made = [v for op in graph.operations[start:stop] for v in op.outputs]
+    lines += [f"{names[v]}@{spec}" for v in (*roles, *made) if (spec := graph.values[v].spec)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
