@@ -31,7 +31,7 @@ class Delaying(Candidates):
 
     def add(self, *given: Any, **options: Any) -> Candidate:
         candidate = super().add(*given, **options)
-        if candidate.root.children[-1:] and _is_barrier_at_the_loss(candidate):
+        if _is_barrier_at_the_loss(candidate):
             return candidate
         memory = candidate.step.memory
         more = replace(memory, temp_bytes=memory.temp_bytes + self.delayed_bytes)
@@ -41,6 +41,8 @@ class Delaying(Candidates):
 
 
 def _is_barrier_at_the_loss(candidate: Candidate) -> bool:
+    if not candidate.root.children:
+        return False
     last = candidate.root.children[-1]
     return last.barrier and not last.checkpointed and last.stop == candidate.root.stop
 
@@ -76,3 +78,35 @@ def test_a_barrier_that_lowers_no_peak_is_left_out(context: PlanningContext) -> 
     best = BudgetSearch(Candidates(context, lambda *_: None), limit).search()
     assert best is not None and best.peak_bytes <= limit
     assert not _is_barrier_at_the_loss(best)
+
+
+class Larger(Candidates):
+    """Compiled plans, all of which take more memory than predicted."""
+
+    more_bytes = 0
+
+    def __init__(self, *given: Any) -> None:
+        self.num_with_barrier = 0
+        super().__init__(*given)
+
+    def add(self, *given: Any, **options: Any) -> Candidate:
+        before = self.num_compiled if self._found else 0
+        candidate = super().add(*given, **options)
+        if self.num_compiled == before:
+            return candidate
+        self.num_with_barrier += _is_barrier_at_the_loss(candidate)
+        memory = candidate.step.memory
+        more = replace(memory, temp_bytes=memory.temp_bytes + self.more_bytes)
+        self._found[candidate.root] = replace(candidate, step=replace(candidate.step, memory=more))
+        return self._found[candidate.root]
+
+
+def test_a_barrier_that_lowered_no_peak_is_not_tried_again(
+    context: PlanningContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = int(0.7 * context.baseline.memory.peak_bytes)
+    monkeypatch.setattr(Larger, "more_bytes", int(0.06 * limit))
+    found = Larger(context, lambda *_: None)
+    BudgetSearch(found, limit).search()
+    assert sum(c.peak_bytes > 1.02 * limit for c in found._found.values()) > 2
+    assert found.num_with_barrier == 1

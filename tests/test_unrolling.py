@@ -25,7 +25,7 @@ from jax_hremat._planner.forms import forms_of
 from jax_hremat._report.page import page
 from jax_hremat._trace.trace import Program, trace_loss
 
-STEPS, WIDTH, ROWS = 4, 16, 64
+STEPS, WIDTH, ROWS = 3, 16, 64
 CONFIG = PlannerConfig(
     search=SearchConfig(max_runs=1, max_packings=1, max_saved_sets=1),
     cost="analytic",
@@ -143,8 +143,8 @@ def test_each_step_is_planned_by_itself(tmp_path: Path) -> None:
     assert plan.opened == Openings(scan_steps=STEPS)
     # Some of the equal steps are checkpointed, and some are not.
     assert {block.recomputed > 0 for block in plan.blocks} == {True, False}
-    assert "those of up to 4 steps are unrolled" in str(plan)
-    assert "those of up to 4 steps are unrolled" in page(plan)
+    assert f"those of up to {STEPS} steps are unrolled" in str(plan)
+    assert f"those of up to {STEPS} steps are unrolled" in page(plan)
 
     plan.save(tmp_path / "plan.json")
     loaded = RematPlan.load(tmp_path / "plan.json")

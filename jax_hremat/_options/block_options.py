@@ -93,6 +93,13 @@ class BlockOptions:
     num_measured: int
 
     @property
+    def regions(self) -> tuple[Region, ...]:
+        """The regions of all options, the plain one first, their operations counted from 0."""
+        by_hand = (option for _, option in self.by_hand)
+        every = (self.plain, self.checkpointed, *by_hand, *self.options)
+        return tuple(dict.fromkeys(option.region for option in every))
+
+    @property
     def in_groups(self) -> tuple[Option, ...]:
         """The options that a group may use: the Pareto-optimal ones, the plain one, and every
         option of `by_hand` that keeps values by name, even if it is dominated."""
@@ -243,6 +250,17 @@ class BlockSearch:
             name: replace(self.checkpointed, saved=value_refs(self._graph, kept))
             for name, kept in saved.items()
         }
+
+    def adopted(self, region: Region) -> Region:
+        """The region of another block of the same form, for this block."""
+
+        def here(region: Region) -> Region:
+            barrier = region.checkpointed and has_deferrable_input(
+                self._graph, self._block, region.start, region.stop
+            )
+            return replace(region, barrier=barrier, children=tuple(map(here, region.children)))
+
+        return here(region.shifted(self._block.start - region.start))
 
     def _saved_sets(self) -> list[tuple[ValueRef, ...]]:
         sets = saved_value_sets(

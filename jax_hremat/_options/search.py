@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
@@ -12,6 +13,7 @@ from jax_hremat._cost.source import Price
 from jax_hremat._jax.trace_context import in_settings_of_this_thread
 from jax_hremat._options.block_options import BlockOptions, BlockSearch, SearchConfig
 from jax_hremat._options.branch_options import BranchSearch
+from jax_hremat._options.family import Family
 from jax_hremat._options.loop_options import LoopSearch
 from jax_hremat._options.option_search import OptionSearch
 from jax_hremat._options.roles import product_roles
@@ -25,9 +27,6 @@ from jax_hremat._trace.graph import Graph
 from jax_hremat._xla.rates import Rates
 
 _logger = logging.getLogger("jax_hremat")
-
-# Waves of candidates of each kind of block.
-_NUM_WAVES = 3
 
 
 def search_options(
@@ -45,7 +44,8 @@ def search_options(
     Candidates are compiled in parallel, in waves: first the whole block, plain, checkpointed and
     under the standard policies; then single runs, which are searched for meanwhile, and sets of
     values to keep; then, chosen by the measured costs, the best sets of runs, alone and inside the
-    checkpointed block. A candidate that does not compile is left out, with a warning.
+    checkpointed block. A candidate that does not compile is left out, with a warning. Of kinds of
+    blocks that differ only in sizes, one is searched (`_options/family.py`).
 
     Args:
         graph: The program's graph.
@@ -66,27 +66,58 @@ def search_options(
     times_s = operation_times_s(graph, rates)
     roles = product_roles(graph.operations)
     byte_s = 1 / rates.bytes_per_s
-    limits = config.for_shares(_residual_shares(graph, partition))
+    shares = _residual_shares(graph, partition)
+    families = _families(partition, bodies, shares)
+    limits = config.for_shares({family[0]: sum(shares[k] for k in family) for family in families})
 
-    def search(kind: int) -> OptionSearch:
-        block, scaled = partition.blocks[kind], limits[kind]
-        inside = bodies.get(block.start) if len(block) == 1 else None
+    def of_block(kind: int, scaled: SearchConfig) -> BlockSearch:
+        block = partition.blocks[kind]
+        return BlockSearch(graph, block, roles, times_s, byte_s, scaled, solver)
+
+    def search(kind: int, scaled: SearchConfig) -> OptionSearch:
+        block = partition.blocks[kind]
+        inside = _body(block, bodies)
         if isinstance(inside, Scan):
             return LoopSearch(graph, block, inside, rates, scaled, solver)
         if isinstance(inside, Cond):
             return BranchSearch(graph, block, inside, rates, scaled, solver)
-        return BlockSearch(graph, block, roles, times_s, byte_s, scaled, solver)
+        return of_block(kind, scaled)
 
-    searches = {kind: search(kind) for kind in partition.unique}
+    searches = [
+        Family(
+            kind=kind,
+            search=search(kind, limits[kind]),
+            others={other: of_block(other, limits[kind]) for other in others},
+            blocks={k: partition.blocks[k] for k in (kind, *others)},
+        )
+        for kind, *others in families
+    ]
     with ThreadPoolExecutor(config.max_workers) as pool:
-        prices = _Prices(pool, partition, price, progress)
-        for kind, one in searches.items():
-            prices.start(kind, one.plain_modes())
-        for kind, one in searches.items():
-            prices.start(kind, one.first_wave())
-        for kind, one in searches.items():
-            prices.start(kind, one.second_wave(prices.of(kind)))
-        return {kind: one.options(prices.of(kind)) for kind, one in searches.items()}
+        num_waves = sum(family.num_started for family in searches)
+        prices = _Prices(pool, partition, price, progress, num_waves)
+        for wave in zip(*(family.waves for family in searches), strict=True):
+            for start in wave:
+                start(prices)
+        found = {k: options for family in searches for k, options in family.options(prices).items()}
+        return {kind: found[kind] for kind in partition.unique}
+
+
+def _families(
+    partition: Partition, bodies: Mapping[int, Scan | Cond], shares: Mapping[int, float]
+) -> list[tuple[int, ...]]:
+    """The kinds of each form, that with the largest blocks first; a scan or a cond is alone."""
+    counts = Counter(partition.kinds)
+    families: list[tuple[int, ...]] = []
+    for kinds in partition.families:
+        if _body(partition.blocks[kinds[0]], bodies) is None:
+            families.append(tuple(sorted(kinds, key=lambda k: (-shares[k] / counts[k], k))))
+        else:
+            families += [(kind,) for kind in kinds]
+    return families
+
+
+def _body(block: Block, bodies: Mapping[int, Scan | Cond]) -> Scan | Cond | None:
+    return bodies.get(block.start) if len(block) == 1 else None
 
 
 def _residual_shares(graph: Graph, partition: Partition) -> dict[int, float]:
@@ -106,12 +137,18 @@ class _Prices:
     """The costs requested for each kind of block, each candidate once."""
 
     def __init__(
-        self, pool: Executor, partition: Partition, price: Price, progress: Progress
+        self,
+        pool: Executor,
+        partition: Partition,
+        price: Price,
+        progress: Progress,
+        num_waves: int,
     ) -> None:
         self._pool = pool
         self._partition = partition
         self._price = price
         self._progress = progress
+        self._num_waves = num_waves
         self._futures: dict[int, dict[Region, Future[OptionCost | None]]] = {}
         self._waves: list[list[Future[OptionCost | None]]] = []
 
@@ -150,4 +187,4 @@ class _Prices:
     def _report(self) -> None:
         """Report how many waves of candidates have their costs."""
         done = sum(all(future.done() for future in wave) for wave in self._waves)
-        self._progress("costs of blocks", done, _NUM_WAVES * len(self._partition.unique))
+        self._progress("costs of blocks", done, self._num_waves)

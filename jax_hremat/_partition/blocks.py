@@ -10,8 +10,9 @@ block is the same for all partitioners.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from jax_hremat._partition.width import widths
 from jax_hremat._trace.graph import Graph, is_cond, is_loop
@@ -33,6 +34,11 @@ class Block:
         inputs: Values read inside and made outside, in order of first use; arguments included.
         outputs: Values made inside and read outside or returned, in order.
         fingerprint: A text that is equal for blocks that compute the same on the same shapes.
+        form: A text that is equal for blocks of the same primitives, wired in the same way, of
+            whatever shapes and parameters. Operands in a row that come from outside in the same
+            way count as one, such as those of a concatenation.
+        input_roles: For each input, a number that says where it is read; equal for operands that
+            count as one, and for inputs of blocks of one form that stand in the same place.
     """
 
     start: int
@@ -40,9 +46,16 @@ class Block:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     fingerprint: str
+    form: str
+    input_roles: tuple[int, ...]
 
     def __len__(self) -> int:
         return self.stop - self.start
+
+    def inputs_alike(self, positions: Collection[int], other: Block) -> tuple[int, ...]:
+        """The inputs of this block in the place of those inputs of another block of its form."""
+        roles = {other.input_roles[i] for i in positions}
+        return tuple(i for i, role in enumerate(self.input_roles) if role in roles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +74,14 @@ class Partition:
     def unique(self) -> tuple[int, ...]:
         """The first block of each kind."""
         return tuple(dict.fromkeys(self.kinds))
+
+    @property
+    def families(self) -> tuple[tuple[int, ...], ...]:
+        """The kinds, those of one form together."""
+        families: dict[str, list[int]] = {}
+        for kind in self.unique:
+            families.setdefault(self.blocks[kind].form, []).append(kind)
+        return tuple(map(tuple, families.values()))
 
     def __repr__(self) -> str:
         return f"Partition({len(self.blocks)} blocks, {len(self.unique)} unique)"
@@ -107,12 +128,15 @@ def _split_long(width: Sequence[int], cuts: list[int]) -> list[int]:
 def make_block(graph: Graph, start: int, stop: int) -> Block:
     """The block of operations `start … stop − 1`, with its boundary and fingerprint."""
     inputs, outputs = boundary(graph, start, stop)
+    roles = _input_roles(graph, start, stop, inputs)
     return Block(
         start=start,
         stop=stop,
         inputs=inputs,
         outputs=outputs,
         fingerprint=_fingerprint(graph, start, stop, inputs, outputs),
+        form=_form(graph, start, stop, dict(zip(inputs, roles, strict=True)), outputs),
+        input_roles=roles,
     )
 
 
@@ -166,7 +190,7 @@ def _fingerprint(
     names: dict[int | None, str] = {None: "lit"}
     for i, v in enumerate(inputs):
         value = graph.values[v]
-        names[v] = f"in{i}{value.kind[0]}{'*' if value.active else ''}:{value.text}"
+        names[v] = f"in{i}{_origin(graph, v)}:{value.text}"
     lines = [names[v] for v in inputs]
     for op in graph.operations[start:stop]:
         for k, v in enumerate(op.outputs):
@@ -176,4 +200,42 @@ def _fingerprint(
     lines += [f"{names[v]}{'*' if graph.values[v].active else ''}" for v in outputs]
     made = [v for op in graph.operations[start:stop] for v in op.outputs]
     lines += [f"{names[v]}@{spec}" for v in (*inputs, *made) if (spec := graph.values[v].spec)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _origin(graph: Graph, value: int) -> str:
+    return f"{graph.values[value].kind[0]}{'*' if graph.values[value].active else ''}"
+
+
+def _input_roles(graph: Graph, start: int, stop: int, inputs: Sequence[int]) -> tuple[int, ...]:
+    """See `Block.input_roles`."""
+    outside = set(inputs)
+    roles: dict[int, int] = {}
+    for op in graph.operations[start:stop]:
+        before = ""
+        for v in op.inputs:
+            new = v is not None and v in outside and v not in roles
+            # The first of its role, or one more like the operand before.
+            origin = _origin(graph, v) if v is not None and new else ""
+            if v is not None and new:
+                roles[v] = len(set(roles.values())) - (origin == before)
+            before = origin
+    return tuple(roles[v] for v in inputs)
+
+
+def _form(
+    graph: Graph, start: int, stop: int, roles: Mapping[int, int], outputs: Sequence[int]
+) -> str:
+    """A hash of the structure without shapes and parameters: see `Block.form`."""
+    names: dict[int | None, str] = {None: "lit"}
+    names |= {v: f"in{role}{_origin(graph, v)}" for v, role in roles.items()}
+    lines = []
+    for op in graph.operations[start:stop]:
+        for k, v in enumerate(op.outputs):
+            names[v] = f"{op.id - start}.{k}"
+        wires = ",".join(name for name, _ in groupby(names[v] for v in op.inputs))
+        lines.append(f"{op.primitive}({wires}){'*' if op.active else ''}{'!' * op.effectful}")
+    lines += [f"{names[v]}{'*' if graph.values[v].active else ''}" for v in outputs]
+    made = [v for op in graph.operations[start:stop] for v in op.outputs]
+    lines += [f"{names[v]}@{spec}" for v in (*roles, *made) if (spec := graph.values[v].spec)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

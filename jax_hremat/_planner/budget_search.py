@@ -44,6 +44,7 @@ class BudgetSearch:
         self._max_rounds = candidates.context.config.max_rounds
         self._bound_step_s: float | None = None
         self._barriers = Barriers.CHECKPOINTED
+        self._may_be_delayed = True
         self._missed = False
         self._undecided = False
 
@@ -112,7 +113,7 @@ class BudgetSearch:
             candidate = self._candidates.add(
                 chain, schedule.selection, schedule.outcome, self._barriers
             )
-            if candidate.peak_bytes > (1 + _DELAYED) * self._limit:
+            if self._may_be_delayed and candidate.peak_bytes > (1 + _DELAYED) * self._limit:
                 candidate = self._behind_the_loss(candidate)
             excess = candidate.peak_bytes - self._limit
             if excess > 0:
@@ -150,20 +151,21 @@ class BudgetSearch:
                     self._with_barriers(candidate, Barriers.CHECKPOINTED)
 
     def _behind_the_loss(self, candidate: Candidate) -> Candidate:
-        """The same plan with a barrier at the loss as well, if that lowers its peak; if it lowers
-        it by much, the next plans of this search have one too."""
-        less = self._with_barriers(candidate, Barriers.LOSS_TOO)
-        if less.peak_bytes <= (1 - _WORTH_A_BARRIER) * candidate.peak_bytes:
+        """The same plan with a barrier at the loss as well, if that lowers its peak. If it lowers
+        it by much, the next plans of this search have one too; if not, none of them is tried with
+        one."""
+        behind = self._with_barriers(candidate, Barriers.LOSS_TOO)
+        if behind.peak_bytes <= (1 - _WORTH_A_BARRIER) * candidate.peak_bytes:
             self._barriers = Barriers.LOSS_TOO
-        return less
+        elif behind.root != candidate.root:
+            self._may_be_delayed = False
+        return min(candidate, behind, key=lambda c: c.peak_bytes)
 
     def _with_barriers(self, candidate: Candidate, barriers: Barriers) -> Candidate:
-        """The same plan with more barriers, so that the compiler can delay less, if that lowers its
-        peak."""
-        barrier = self._candidates.add(
+        """The same plan with more barriers, so that the compiler can delay less."""
+        return self._candidates.add(
             candidate.chain, candidate.selection, candidate.outcome, barriers
         )
-        return min(candidate, barrier, key=lambda c: c.peak_bytes)
 
     def _misses_widely(self, candidate: Candidate) -> bool:
         return candidate.peak_bytes > (1 + _WIDE_MISS) * self._limit

@@ -1,0 +1,122 @@
+"""The search for the options of kinds of blocks that differ in sizes alone.
+
+The largest kind is searched. The smallest is compiled under the options found, the kinds in between
+only as they are; the costs of their other options are interpolated (`_options/scaling.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from jax_hremat._cost.option_cost import OptionCost
+from jax_hremat._options.block_options import BlockOptions, BlockSearch
+from jax_hremat._options.option_search import OptionSearch
+from jax_hremat._options.scaling import End, interpolated_cost
+from jax_hremat._partition.blocks import Block
+from jax_hremat._plan.region import Region
+
+
+class Costs(Protocol):
+    """The costs of candidates, found in the background."""
+
+    def start(self, kind: int, modes: Iterable[Region]) -> None:
+        """Begin to find the costs of candidates of a kind, in the background."""
+        ...
+
+    def of(self, kind: int) -> Mapping[Region, OptionCost]:
+        """Wait for the costs of all candidates of a kind that were started."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Kinds of blocks of one form.
+
+    Attributes:
+        kind: The kind that is searched.
+        search: Its search.
+        others: The searches of the other kinds, that of the other end last.
+        blocks: A block of each kind.
+    """
+
+    kind: int
+    search: OptionSearch
+    others: Mapping[int, BlockSearch]
+    blocks: Mapping[int, Block]
+
+    @property
+    def waves(self) -> Sequence[Callable[[Costs], None]]:
+        """What begins to find the costs of further candidates, in order."""
+        return (self._plain, self._first, self._second, self._at_the_end)
+
+    @property
+    def num_started(self) -> int:
+        """How many times the waves start candidates."""
+        return 3 + len(self.others) + len(self._end)
+
+    def options(self, costs: Costs) -> dict[int, BlockOptions]:
+        """The options of each kind, after all waves."""
+        found = {self.kind: self.search.options(costs.of(self.kind))}
+        regions = found[self.kind].regions
+        for kind, search in self.others.items():
+            compiled = costs.of(kind)
+            every = compiled if kind in self._end else self._interpolated(kind, regions, costs)
+            found[kind] = replace(search.options(every), num_measured=len(compiled))
+        return found
+
+    @property
+    def _end(self) -> tuple[int, ...]:
+        return tuple(self.others)[-1:]
+
+    def _plain(self, costs: Costs) -> None:
+        costs.start(self.kind, self.search.plain_modes())
+        for kind, search in self.others.items():
+            costs.start(kind, [search.plain])
+
+    def _first(self, costs: Costs) -> None:
+        costs.start(self.kind, self.search.first_wave())
+
+    def _second(self, costs: Costs) -> None:
+        costs.start(self.kind, self.search.second_wave(costs.of(self.kind)))
+
+    def _at_the_end(self, costs: Costs) -> None:
+        for kind in self._end:
+            regions = self.search.options(costs.of(self.kind)).regions
+            costs.start(kind, self._modes(kind, regions))
+
+    def _modes(self, kind: int, regions: Iterable[Region]) -> list[Region]:
+        """Regions of options, as candidates of a kind of the family."""
+        if kind == self.kind:
+            start = self.search.plain_modes()[0].start
+            return [region.shifted(start) for region in regions]
+        return [self.others[kind].adopted(region) for region in regions]
+
+    def _interpolated(
+        self, kind: int, regions: Sequence[Region], costs: Costs
+    ) -> dict[Region, OptionCost]:
+        as_it_is = self.others[kind].plain
+        plain = costs.of(kind)[as_it_is]
+        both = [self._at(end, kind, regions, costs) for end in (self.kind, *self._end)]
+        found = {
+            mode: interpolated_cost(plain, ends)
+            for mode, *at_ends in zip(self._modes(kind, regions), *both, strict=True)
+            if (ends := [end for end in at_ends if end is not None])
+        }
+        return {**found, as_it_is: plain}
+
+    def _at(self, end: int, kind: int, regions: Sequence[Region], costs: Costs) -> list[End | None]:
+        """The options, the plain one first, as compiled at an end of the family, and what they keep
+        in terms of another kind's inputs; None where one does not compile."""
+        modes, compiled = self._modes(end, regions), costs.of(end)
+        blocks = self.blocks
+
+        def of_kind(cost: OptionCost) -> OptionCost:
+            kept = blocks[kind].inputs_alike(cost.kept_inputs, blocks[end])
+            return replace(cost, kept_inputs=kept)
+
+        return [
+            End(compiled[modes[0]], of_kind(compiled[mode])) if mode in compiled else None
+            for mode in modes
+        ]

@@ -1,0 +1,168 @@
+"""Kinds of blocks that differ in sizes alone: one is searched, and the costs of most are made of
+those of two."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from drawing import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jax_hremat import SearchConfig
+from jax_hremat._cost.option_cost import OptionCost
+from jax_hremat._cost.source import Price, block_prices
+from jax_hremat._options.block_options import BlockOptions
+from jax_hremat._options.scaling import End, interpolated_cost
+from jax_hremat._options.search import search_options
+from jax_hremat._partition.blocks import Block, Partition, partition_graph
+from jax_hremat._plan.region import Region
+from jax_hremat._solve.backend import SolverConfig
+from jax_hremat._trace.graph import Graph, build_graph
+from jax_hremat._trace.trace import Program, trace_loss
+from jax_hremat._xla.rates import rates
+from jax_hremat._xla.target import get_target
+
+LAYERS, GROWTH, WIDTH, ROWS = 5, 32, 64, 256
+TARGET = get_target("cpu")
+
+
+def dense(params: list[tuple[jax.Array, jax.Array]], x: jax.Array) -> jax.Array:
+    """Each layer reads what all layers before it have made."""
+    made = [x]
+    for w_in, w_out in params:
+        x = jnp.concatenate(made, 1)
+        made.append(jnp.tanh(jnp.sin(x @ w_in) ** 2 @ w_out))
+    return jnp.mean(jnp.concatenate(made, 1) ** 2)
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    shapes = [((WIDTH + GROWTH * i, 4 * WIDTH), (4 * WIDTH, GROWTH)) for i in range(LAYERS)]
+    params = [tuple(jax.ShapeDtypeStruct(s, jnp.float32) for s in pair) for pair in shapes]
+    return trace_loss(dense, (params, jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)), {})
+
+
+@pytest.fixture(scope="module")
+def graph(program: Program) -> Graph:
+    return build_graph(program)
+
+
+@pytest.fixture(scope="module")
+def partition(graph: Graph) -> Partition:
+    """A block for each layer, one for the loss."""
+    starts = [op.id for op in graph.operations if op.primitive == "concatenate"]
+    return partition_graph(graph, lambda graph: starts[1:])
+
+
+def options_of(
+    graph: Graph, partition: Partition, price: Price
+) -> tuple[dict[int, BlockOptions], dict[int, list[Region]]]:
+    """The options of each kind, and the candidates that were priced."""
+    priced: dict[int, list[Region]] = {kind: [] for kind in partition.unique}
+
+    def recorded(block: Block, mode: Region) -> OptionCost:
+        priced[partition.blocks.index(block)].append(mode)
+        return price(block, mode)
+
+    config = SearchConfig(max_runs=3, max_packings=2, max_saved_sets=1, max_workers=1)
+    options = search_options(
+        graph, partition, {}, recorded, rates(TARGET), config, SolverConfig(), lambda *_: None
+    )
+    return options, priced
+
+
+def test_layers_of_growing_width_are_a_family(graph: Graph, partition: Partition) -> None:
+    # The first reads an argument alone; each of the others more values than the one before.
+    *layers, loss = partition.unique
+    assert partition.families == ((layers[0],), tuple(layers[1:]), (loss,))
+    computed = [
+        [v for v in partition.blocks[k].inputs if graph.values[v].kind == "computed"]
+        for k in layers
+    ]
+    assert list(map(len, computed)) == [0, *range(2, LAYERS)]
+
+
+@pytest.mark.parametrize("source", ["analytic", "compiled"])
+def test_most_kinds_are_only_priced_as_they_are(
+    program: Program, graph: Graph, partition: Partition, source: str
+) -> None:
+    with block_prices(source, program, graph, TARGET, None) as price:  # type: ignore[arg-type]
+        options, priced = options_of(graph, partition, price)
+        _, *layers, _ = partition.unique
+        searched, end, between = layers[-1], layers[0], layers[1:-1]
+        regions = options[searched].regions
+        assert len(priced[searched]) >= len(regions) > 3
+        assert len(set(priced[end])) == len(regions)
+        for kind in between:
+            assert priced[kind] == [Region(*range_of(partition.blocks[kind]))]
+            assert options[kind].num_measured == 1
+            found = {o.region: o.cost for o in options[kind].options}
+            assert found.keys() <= set(regions) and len(found) > 2
+            for region, cost in found.items():
+                start = partition.blocks[kind].start
+                true = price(partition.blocks[kind], region.shifted(start))
+                assert cost.time_s == pytest.approx(true.time_s, rel=0.05)
+                assert cost.kept_bytes == pytest.approx(true.kept_bytes, rel=0.1, abs=64)
+                assert cost.kept_inputs == true.kept_inputs
+                assert cost.kept_outputs == true.kept_outputs
+
+
+def range_of(block: Block) -> tuple[int, int]:
+    return block.start, block.stop
+
+
+sizes = st.integers(2**12, 2**30)
+costs = st.builds(
+    OptionCost,
+    forward_s=st.floats(1e-6, 1e-2),
+    backward_s=st.floats(1e-6, 1e-2),
+    kept_bytes=sizes,
+    kept_inputs=st.just((0,)),
+    kept_outputs=st.just(()),
+    forward_peak_bytes=sizes,
+    backward_peak_bytes=sizes,
+)
+
+
+def scaled(cost: OptionCost, by: float) -> OptionCost:
+    return replace(
+        cost,
+        forward_s=by * cost.forward_s,
+        backward_s=by * cost.backward_s,
+        kept_bytes=round(by * cost.kept_bytes),
+        forward_peak_bytes=round(by * cost.forward_peak_bytes),
+        backward_peak_bytes=round(by * cost.backward_peak_bytes),
+    )
+
+
+def assert_about_equal(a: OptionCost, b: OptionCost) -> None:
+    assert a.time_s == pytest.approx(b.time_s, rel=1e-2)
+    assert a.kept_bytes == pytest.approx(b.kept_bytes, rel=1e-2, abs=16)
+    assert a.forward_peak_bytes == pytest.approx(b.forward_peak_bytes, rel=1e-2, abs=16)
+    assert a.backward_peak_bytes == pytest.approx(b.backward_peak_bytes, rel=1e-2, abs=16)
+
+
+@settings(max_examples=examples(60))
+@given(costs, costs, costs, costs)
+def test_ends_are_reproduced(
+    plain: OptionCost, option: OptionCost, other_plain: OptionCost, other: OptionCost
+) -> None:
+    ends = [End(plain, option), End(other_plain, other)]
+    if plain.kept_bytes != other_plain.kept_bytes:
+        for end in ends:
+            assert_about_equal(interpolated_cost(end.plain, ends), end.cost)
+    assert_about_equal(interpolated_cost(plain, ends[:1]), option)
+
+
+@settings(max_examples=examples(60))
+@given(costs, costs, st.floats(1.0, 8.0), st.floats(1.0, 8.0))
+def test_what_grows_alike_is_exact(
+    plain: OptionCost, option: OptionCost, to_middle: float, to_end: float
+) -> None:
+    ends = [End(scaled(plain, by), scaled(option, by)) for by in (1.0, to_middle * to_end)]
+    middle = interpolated_cost(scaled(plain, to_middle), ends)
+    assert_about_equal(middle, scaled(option, to_middle))
