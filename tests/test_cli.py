@@ -157,7 +157,7 @@ def test_a_whole_step_is_planned_and_certified_again(
     )
     figures = json.loads(made.stdout)
     assert figures["peak_bytes"] == certificate.peak_bytes <= figures["budget_bytes"]
-    assert figures["holds"] is True and figures["num_compiles"]["blocks"] == 0
+    assert figures["holds"] is True and figures["num_compiles"]["blocks"] > 0
     assert (tmp_path / "p.html").read_text().startswith("<!doctype html>")
     again = run("certify", "p.json", *asked, "--json")
     assert again.exit_code == 0
