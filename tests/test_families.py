@@ -99,6 +99,9 @@ def test_most_kinds_are_only_priced_as_they_are(
         assert len(set(priced[end])) == len(regions)
         for kind in between:
             assert priced[kind] == [Region(*range_of(partition.blocks[kind]))]
+            assert [name for name, _ in options[kind].by_hand] == [
+                name for name, _ in options[searched].by_hand
+            ]
             assert options[kind].num_measured == 1
             found = {o.region: o.cost for o in options[kind].options}
             assert found.keys() <= set(regions) and len(found) > 2
@@ -109,6 +112,41 @@ def test_most_kinds_are_only_priced_as_they_are(
                 assert cost.kept_bytes == pytest.approx(true.kept_bytes, rel=0.1, abs=64)
                 assert cost.kept_inputs == true.kept_inputs
                 assert cost.kept_outputs == true.kept_outputs
+
+
+def test_what_a_user_would_write_is_priced_for_every_kind() -> None:
+    """Two products in one block: under a policy by batch dimensions, blocks of one form differ."""
+
+    def loss(params: list[tuple[jax.Array, jax.Array]], x: jax.Array) -> jax.Array:
+        for i, (a, b) in enumerate(params):
+            first, second = ("nij,njk->nik", "nij,jk->nik")[:: 1 if i % 2 else -1]
+            x = jnp.concatenate([jnp.einsum(second, jnp.sin(jnp.einsum(first, x, a)), b), x], 2)
+        return jnp.mean(x**2)
+
+    sizes = [8 * 2**i for i in range(5)]
+    shapes = [[(4, n, n), (n, n)][:: 1 if i % 2 else -1] for i, n in enumerate(sizes)]
+    params = [tuple(jax.ShapeDtypeStruct(s, jnp.float32) for s in pair) for pair in shapes]
+    args = (params, jax.ShapeDtypeStruct((4, 16, sizes[0]), jnp.float32))
+    program = trace_loss(loss, args, {})
+    graph = build_graph(program)
+    starts = [op.id + 1 for op in graph.operations if op.primitive == "concatenate"]
+    partition = partition_graph(graph, lambda graph: starts)
+    assert [len(family) for family in partition.families] == [1, len(sizes) - 1, 1]
+    with block_prices("analytic", program, graph, TARGET, None) as price:
+        options, priced = options_of(graph, partition, price)
+    for kind in partition.families[1]:
+        by_hand = dict(options[kind].by_hand)
+        no_batch_dims = by_hand["dots_with_no_batch_dims_saveable"]
+        products = [
+            graph.operations[op]
+            for op in range(*range_of(partition.blocks[kind]))
+            if graph.operations[op].primitive == "dot_general"
+        ]
+        start = partition.blocks[kind].start
+        assert [op for op, _ in no_batch_dims.region.saved] == [
+            product.id - start for product in products if not product.has_batch_dims
+        ]
+    assert any(len(priced[kind]) == 2 for kind in partition.families[1])
 
 
 def range_of(block: Block) -> tuple[int, int]:

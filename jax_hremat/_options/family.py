@@ -1,7 +1,8 @@
 """The search for the options of kinds of blocks that differ in sizes alone.
 
 The largest kind is searched. The smallest is compiled under the options found, the kinds in between
-only as they are; the costs of their other options are interpolated (`_options/scaling.py`).
+only as they are; the costs of their other options are interpolated (`_options/scaling.py`). What a
+user would write by hand, and is none of these options in another kind, is compiled in that kind.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Family:
     @property
     def num_started(self) -> int:
         """How many times the waves start candidates."""
-        return 3 + len(self.others) + len(self._end)
+        return 3 + 2 * len(self.others)
 
     def options(self, costs: Costs) -> dict[int, BlockOptions]:
         """The options of each kind, after all waves."""
@@ -62,7 +63,8 @@ class Family:
         regions = found[self.kind].regions
         for kind, search in self.others.items():
             compiled = costs.of(kind)
-            every = compiled if kind in self._end else self._interpolated(kind, regions, costs)
+            every = {} if kind in self._end else self._interpolated(kind, regions, costs)
+            every |= compiled
             found[kind] = replace(search.options(every), num_measured=len(compiled))
         return found
 
@@ -82,9 +84,13 @@ class Family:
         costs.start(self.kind, self.search.second_wave(costs.of(self.kind)))
 
     def _at_the_end(self, costs: Costs) -> None:
-        for kind in self._end:
-            regions = self.search.options(costs.of(self.kind)).regions
-            costs.start(kind, self._modes(kind, regions))
+        if not self.others:
+            return
+        regions = self.search.options(costs.of(self.kind)).regions
+        for kind, search in self.others.items():
+            found = self._modes(kind, regions)
+            own = [mode for mode in search.plain_modes() if mode not in found]
+            costs.start(kind, [*found, *own] if kind in self._end else own)
 
     def _modes(self, kind: int, regions: Iterable[Region]) -> list[Region]:
         """Regions of options, as candidates of a kind of the family."""
@@ -104,7 +110,7 @@ class Family:
             for mode, *at_ends in zip(self._modes(kind, regions), *both, strict=True)
             if (ends := [end for end in at_ends if end is not None])
         }
-        return {**found, as_it_is: plain}
+        return found
 
     def _at(self, end: int, kind: int, regions: Sequence[Region], costs: Costs) -> list[End | None]:
         """The options, the plain one first, as compiled at an end of the family, and what they keep
