@@ -187,4 +187,4 @@ def test_guide_runs_from_top_to_bottom(
     }
     assert scope["search"].best.fitted is not None
     assert scope["plan"].certificate.holds
-    assert "ms per GiB" in capsys.readouterr().out
+    assert "time per GiB" in capsys.readouterr().out
