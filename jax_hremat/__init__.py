@@ -28,9 +28,11 @@ from jax_hremat._report.page import report as report
 from jax_hremat._shared.errors import BudgetFormatError as BudgetFormatError
 from jax_hremat._shared.errors import CertificationError as CertificationError
 from jax_hremat._shared.errors import CompilationError as CompilationError
+from jax_hremat._shared.errors import GraphFormatError as GraphFormatError
 from jax_hremat._shared.errors import HRematError as HRematError
 from jax_hremat._shared.errors import HRematWarning as HRematWarning
 from jax_hremat._shared.errors import InfeasibleBudgetError as InfeasibleBudgetError
+from jax_hremat._shared.errors import InvalidScheduleError as InvalidScheduleError
 from jax_hremat._shared.errors import PlanFormatError as PlanFormatError
 from jax_hremat._shared.errors import SolverError as SolverError
 from jax_hremat._shared.errors import StalePlanError as StalePlanError

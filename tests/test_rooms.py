@@ -26,6 +26,7 @@ ROOMS = (
     "_xla",
     "_cost",
     "_solve",
+    "_schedules",
     "_options",
     "_planner",
     "_report",
