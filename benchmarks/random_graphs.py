@@ -1,7 +1,7 @@
 """Random training steps as graphs: chains, ladders, chains with skips, layered graphs.
 
-Times and sizes are drawn independently, so that some cheap operations make large values. A ladder is
-an encoder and a decoder, each step of which also reads its counterpart, as in a U-Net. A layered
+Times and sizes are drawn independently, so that some cheap operations make large values. A ladder
+is an encoder and a decoder, each step of which also reads its counterpart, as in a U-Net. A layered
 graph has layers of one to three operations, each of which reads one or two of the layer before it
 and sometimes an older one, in the manner of the random layered graphs of Gagrani et al. (2022).
 """

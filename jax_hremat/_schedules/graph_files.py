@@ -16,9 +16,9 @@ A file is one object:
     }
 
 Operations stand in a topological order, and name those that they read and whose backward they are.
-An operation needs `name`, `time_s` and `output_bytes`; `reads` is empty by default, `workspace_bytes`
-0, and `backward_of` null. A graph needs `operations`; `constant_bytes` is 0 by default, and without
-`results` all operations that no other reads are results.
+An operation needs `name`, `time_s` and `output_bytes`; by default `reads` is empty,
+`workspace_bytes` 0 and `backward_of` null. A graph needs `operations`; by default `constant_bytes`
+is 0, and all operations that no other reads are results.
 """
 
 from __future__ import annotations
