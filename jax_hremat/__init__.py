@@ -52,9 +52,11 @@ from jax_hremat._xla.target import list_targets as list_targets
 if _TYPE_CHECKING:
     from jax_hremat import linen as linen
     from jax_hremat import nnx as nnx
+    from jax_hremat import schedules as schedules
 
-# They import Flax, which takes longer than the rest, so they wait until they are asked for.
-_ON_USE = ("linen", "nnx")
+# The first two import Flax, which takes longer than the rest, and few need the third; so they wait
+# until they are asked for.
+_ON_USE = ("linen", "nnx", "schedules")
 
 
 def __getattr__(name: str) -> _Any:
