@@ -29,6 +29,8 @@ from jax_hremat._schedules.schedule import Drop as Drop
 from jax_hremat._schedules.schedule import Schedule as Schedule
 from jax_hremat._schedules.schedule import with_drops as with_drops
 from jax_hremat._schedules.schedule import without_unread as without_unread
+from jax_hremat._schedules.schedule_files import load_schedule as load_schedule
+from jax_hremat._schedules.schedule_files import save_schedule as save_schedule
 from jax_hremat._schedules.simulate import Simulation as Simulation
 from jax_hremat._schedules.simulate import simulate as simulate
 from jax_hremat._schedules.simulate import without_recompute as without_recompute

@@ -36,7 +36,7 @@ class Rockmate(Family):
     """
 
     name = "rockmate"
-    summary = "Checkmate's program inside each segment, rotor's recursion over the segments"
+    summary = "Checkmate's program inside segments, rotor's over them"
     source = (
         'Zhao, Le Hellard, Eyraud-Dubois, Gusak, Beaumont: "Rockmate: an Efficient, Fast, '
         'Automatic and Generic Tool for Re-materialization in PyTorch", ICML 2023'
