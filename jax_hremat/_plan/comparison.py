@@ -159,7 +159,9 @@ class Comparison:
             import matplotlib.pyplot as plt
 
             _, ax = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
-        for name, colour in zip(self.strategies, _repeated(len(self.strategies)), strict=True):
+        for i, name in enumerate(self.strategies):
+            # The first on top of the others.
+            style = dict(color=_COLOURS[i % len(_COLOURS)], zorder=3 - i / len(self.strategies))
             points = sorted(
                 {
                     (one.plan.certificate.peak_bytes / _GIB, 100 * (one.plan.slowdown - 1))
@@ -167,7 +169,7 @@ class Comparison:
                     if one.strategy == name
                 }
             )
-            ax.plot(*zip(*points, strict=True), "o-", color=colour, markersize=4, label=name)
+            ax.plot(*zip(*points, strict=True), "o-", markersize=4, label=name, **style)
         ax.plot([self.no_remat[0] / _GIB], [0], "s", color="#57606a", label="no rematerialization")
         ax.set_xlabel("peak of the compiled step (GiB)")
         ax.set_ylabel("added step time (%)")
@@ -175,7 +177,3 @@ class Comparison:
         ax.grid(alpha=0.25)
         ax.legend(frameon=False, fontsize="small")
         return ax
-
-
-def _repeated(count: int) -> list[str]:
-    return [_COLOURS[i % len(_COLOURS)] for i in range(count)]
