@@ -110,7 +110,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         "",
         f"Made by `python -m benchmarks.compared --models … --target {target}`, then `--page`. "
         "What each strategy is, and what it leaves out of its paper: [strategies]"
-        "(how-to/strategies.md). Budgets are shares of the peak without rematerialization. "
+        "(reference/strategies.md). Budgets are shares of the peak without rematerialization. "
         "Each cell has the certified peak in MiB and the estimated time added to the step; in "
         "brackets, where no plan fits, those of the least peak that the strategy found. The least "
         "time at each budget is bold. Planning is for all three budgets, with an empty cache.",
