@@ -21,6 +21,8 @@ from benchmarks import command, zoo
 from benchmarks.measured import Setting, mib, ms, setting_of
 
 FRACTIONS = (0.8, 0.6, 0.4)
+# Steps that differ by less than this part of the step count as equally fast.
+_ALIKE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         "(reference/strategies.md). Budgets are shares of the peak without rematerialization. "
         "Each cell has the certified peak in MiB and the estimated time added to the step; in "
         "brackets, where no plan fits, those of the least peak that the strategy found. The least "
-        "time at each budget is bold. Planning is for all three budgets, with an empty cache.",
+        f"time at each budget, and what is within {_ALIKE:.1%} of it, is bold. Planning is for all three budgets, with an empty cache.",
         "",
         command.where(found[0]),
     ]
@@ -155,8 +157,7 @@ def _cell(point: Mapping[str, Any], base_s: float, least_s: float) -> str:
     added = f"{point['step_s'] / base_s - 1:+.1%}"
     if not point["fits"]:
         return f"({mib(point['peak_bytes'])}, {added})"
-    # Steps are alike where they differ by less than the digits shown.
-    is_best = point["step_s"] - least_s < 5e-4 * base_s
+    is_best = point["step_s"] - least_s < _ALIKE * base_s
     return f"{mib(point['peak_bytes'])}, " + (f"**{added}**" if is_best else added)
 
 
