@@ -27,12 +27,13 @@ ROOMS = (
     "_cost",
     "_solve",
     "_options",
+    "_strategies",
     "_planner",
     "_report",
     "_calls",
 )
 # Modules at the top know all rooms.
-TOP = ("__init__", "__main__", "_api", "_batch", "_cli", "_fit", "linen", "nnx")
+TOP = ("__init__", "__main__", "_api", "_batch", "_cli", "_fit", "linen", "nnx", "strategies")
 
 # The only rooms that import a package, of those that not every room needs.
 ONLY_IN = {

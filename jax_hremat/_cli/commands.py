@@ -25,6 +25,7 @@ from jax_hremat._shared.errors import HRematError
 from jax_hremat._shared.format import format_bytes
 from jax_hremat._shared.text import plain_table
 from jax_hremat._shared.units import parse_budget
+from jax_hremat._strategies.registry import ALL_STRATEGIES
 
 _PROBLEM_HELP = """PROBLEM is `package.module:function` or `path/to/file.py:function`: a function
 without parameters that returns `(loss_fn, args)`, the loss and the tuple of its arguments (arrays
@@ -175,14 +176,68 @@ def pareto(
     as_json: bool,
     **options: Any,
 ) -> None:
-    if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise click.UsageError('--plot takes matplotlib: pip install "jax_hremat[plot]"')
+    _refuse_without_matplotlib(plot)
     loss = _load(problem, options["target"])
     if loss.make_step is not None:
         raise click.UsageError(f"{problem} is a whole training step; the trade-off is for a loss")
     planning = jax_hremat.pareto(loss.loss_fn, num_points=points, **_planning(quiet, **options))
     found = planning(*loss.args)
     click.echo(json.dumps([_figures(p) for p in found], indent=1) if as_json else str(found))
+    if output is not None:
+        _write(found.to_csv, output)
+    if plot is not None:
+        _write(found.plot().figure.savefig, plot)
+
+
+@main.command(help=f"Compare strategies of the field at the same budgets.\n\n{_PROBLEM_HELP}")
+@_problem_options
+@_planning_options
+@click.option("--budgets", required=True, help="As for `jax-hremat plan`, with commas: 0.8,40GiB.")
+@click.option(
+    "--strategies",
+    default=",".join(ALL_STRATEGIES),
+    show_default=True,
+    help="Names with commas, of `jax-hremat strategies`.",
+)
+@click.option("--output", "-o", type=_OUTPUT, help="Save the table (CSV).")
+@click.option("--plot", type=_OUTPUT, help="Save a picture (PNG, SVG, PDF).")
+@_json_option
+def compare(
+    problem: str,
+    budgets: str,
+    strategies: str,
+    quiet: bool,
+    output: str | None,
+    plot: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    _refuse_without_matplotlib(plot)
+    names = strategies.split(",")
+    unknown = [name for name in names if name not in ALL_STRATEGIES]
+    if unknown:
+        raise click.UsageError(
+            f"--strategies: {', '.join(map(repr, unknown))} is none of {', '.join(ALL_STRATEGIES)}"
+        )
+    loss = _load(problem, options["target"])
+    if loss.make_step is not None:
+        raise click.UsageError(f"{problem} is a whole training step; strategies are for a loss")
+    found = jax_hremat.compare(
+        loss.loss_fn,
+        budgets=[_budget(text) for text in budgets.split(",")],
+        strategies=names,
+        **_planning(quiet, **options),
+    )(*loss.args)
+    if as_json:
+        rows = [
+            {"strategy": one.strategy, "asked_bytes": one.budget_bytes, "fits": one.fits}
+            | _figures(one.plan)
+            | {"planning_s": found.planning_s[one.strategy]}
+            for one in found.found
+        ]
+        click.echo(json.dumps(rows, indent=1))
+    else:
+        click.echo(str(found))
     if output is not None:
         _write(found.to_csv, output)
     if plot is not None:
@@ -316,6 +371,11 @@ def _refuse_donation(donate_argnums: str | None, problem: str) -> None:
             f"--donate-argnums is for a whole training step, and {problem} returns a loss; return "
             f"(make_step, loss_fn, args) to plan the step"
         )
+
+
+def _refuse_without_matplotlib(plot: str | None) -> None:
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise click.UsageError('--plot takes matplotlib: pip install "jax_hremat[plot]"')
 
 
 def _headroom_bytes(text: str) -> int:
