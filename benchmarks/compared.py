@@ -115,8 +115,8 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         "(reference/strategies.md). Budgets are shares of the peak without rematerialization. "
         "Each cell has the certified peak in MiB and the estimated time added to the step; in "
         "brackets, where no plan fits, those of the least peak that the strategy found. The least "
-        f"time at each budget, and what is within {_ALIKE:.1%} of the step of it, is bold. Planning "
-        "is for all three budgets, with an empty cache.",
+        f"time at each budget, and what is within {_ALIKE:.1%} of the step of it, is bold. "
+        "Planning is for all three budgets, with an empty cache.",
         "",
         command.where(found[0]),
     ]
