@@ -14,7 +14,7 @@ import pytest
 from drawing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategy_laws import check_laws
+from choices_laws import check_laws
 
 import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig
