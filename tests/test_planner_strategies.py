@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choices_laws import check_laws
 from drawing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from choices_laws import check_laws
 
 import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig
