@@ -6,6 +6,7 @@ from typing import Any as _Any
 
 from jax_hremat._api import apply_plan as apply_plan
 from jax_hremat._api import certify as certify
+from jax_hremat._api import compare as compare
 from jax_hremat._api import hremat as hremat
 from jax_hremat._api import pareto as pareto
 from jax_hremat._api import plan_remat as plan_remat
@@ -21,6 +22,7 @@ from jax_hremat._partition.flat import partition_flat as partition_flat
 from jax_hremat._partition.repeats import partition_by_repeats as partition_by_repeats
 from jax_hremat._partition.score import partition_by_score as partition_by_score
 from jax_hremat._plan.certificate import Certificate as Certificate
+from jax_hremat._plan.comparison import Comparison as Comparison
 from jax_hremat._plan.frontier import Frontier as Frontier
 from jax_hremat._plan.plan import RematPlan as RematPlan
 from jax_hremat._planner.context import PlannerConfig as PlannerConfig
@@ -43,6 +45,7 @@ from jax_hremat._shared.errors import UnsupportedProgramError as UnsupportedProg
 from jax_hremat._shared.progress import progress as progress
 from jax_hremat._shared.version import __version__ as __version__
 from jax_hremat._solve.backend import SolverConfig as SolverConfig
+from jax_hremat._strategies.strategy import Strategy as Strategy
 from jax_hremat._xla.calibrate import calibrate as calibrate
 from jax_hremat._xla.target import Target as Target
 from jax_hremat._xla.target import compiler_options as compiler_options

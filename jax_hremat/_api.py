@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import os
 import time
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from jax_hremat._calls.planned import GivenPlan, Loss, MadePlans, planned_function
 from jax_hremat._emit.step import Step, own_step
 from jax_hremat._flax.modules import is_linen_instance, is_nnx_class
+from jax_hremat._plan.comparison import Comparison, StrategyPlan
 from jax_hremat._plan.frontier import Frontier
 from jax_hremat._plan.plan import RematPlan
-from jax_hremat._planner.context import Effort, PlannerConfig
+from jax_hremat._planner.context import Effort, PlannerConfig, config_of
 from jax_hremat._planner.request import PlanRequest, positions_of, warn_beyond_device
 from jax_hremat._planner.transfer import certified_again
+from jax_hremat._shared.errors import InfeasibleBudgetError
 from jax_hremat._shared.methods import CALL
 from jax_hremat._shared.progress import Progress
 from jax_hremat._shared.units import parse_budget, parse_goal
+from jax_hremat._strategies.registry import ALL_STRATEGIES
+from jax_hremat._strategies.strategy import Strategy
 from jax_hremat._trace.trace import refuse_closed_over
 from jax_hremat._xla.target import Target, get_target
 
@@ -149,6 +155,73 @@ def pareto(
         return Frontier(request.frontier(step, trace_s, num_points, positions, has_aux))
 
     return frontier
+
+
+def compare(
+    fun: Callable[..., Any],
+    *,
+    budgets: Sequence[int | float | str],
+    strategies: Sequence[str | Strategy] = ALL_STRATEGIES,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    target: str | os.PathLike[str] | Target | None = None,
+    headroom_bytes: int = 0,
+    config: PlannerConfig | None = None,
+    effort: Effort | None = None,
+    progress: Progress | None = None,
+) -> Callable[..., Comparison]:
+    """Plans of several strategies of the field for the same loss and the same budgets.
+
+    All of them are emitted, compiled and certified alike, so that they can be compared. What a
+    strategy implements, and what it leaves out, is in its `source` and `leaves_out`
+    (`jax_hremat.strategies.STRATEGIES`), and in `jax-hremat strategies`.
+
+    Args:
+        fun, argnums, has_aux, target, headroom_bytes, config, effort, progress: As in
+            `plan_remat`. The configuration's `strategy` is not used.
+        budgets: At least one; each as in `plan_remat`.
+        strategies: Names, or strategies of your own, each once; all that have names by default.
+
+    Returns:
+        A function of the loss's arguments that returns the `Comparison`: the plans, a table, a
+        plot. Where no plan of a strategy fits a budget, the plan of its least budget is listed.
+
+    Raises:
+        What `plan_remat` raises, except for budgets that no plan fits.
+        ValueError: No budget, no strategy, a strategy twice, or one that is not known.
+    """
+    goals = [parse_budget(budget) for budget in budgets]
+    if not goals:
+        raise ValueError("budgets=[]: give one budget or more, such as budgets=[0.8, 0.6]")
+    chosen = {s.name if isinstance(s, Strategy) else s: s for s in strategies}
+    if not chosen or len(chosen) < len(strategies):
+        raise ValueError(f"strategies={list(strategies)}: give one strategy or more, each once")
+    base = config_of(config, effort)
+    requests = {
+        name: PlanRequest.make(
+            target, headroom_bytes, dataclasses.replace(base, strategy=strategy), None, progress
+        )
+        for name, strategy in chosen.items()
+    }
+    positions = positions_of(argnums)
+
+    def compared(*args: Any, **kwargs: Any) -> Comparison:
+        step = _step_of(fun, positions, has_aux, args, kwargs)
+        found: list[StrategyPlan] = []
+        planning_s: dict[str, float] = {}
+        for name, request in requests.items():
+            start_s = time.perf_counter()
+            answers = request.plans(step, 0.0, goals, positions, has_aux)
+            planning_s[name] = time.perf_counter() - start_s
+            for answer in answers:
+                refused = isinstance(answer, InfeasibleBudgetError)
+                plan = answer.plan if refused else answer
+                assert plan is not None, "a refusal carries the plan of the least budget"
+                asked_bytes = answer.budget_bytes if refused else plan.certificate.budget_bytes
+                found.append(StrategyPlan(name, asked_bytes, plan))
+        return Comparison(tuple(found), MappingProxyType(planning_s))
+
+    return compared
 
 
 def certify(

@@ -17,6 +17,7 @@ from jax_hremat._xla.compile import memory_stats
 # Name of the benchmark, of its page and of its folder of data; the target is at the end of both.
 PAGES = {
     "batches": "batches-h200",
+    "compared": "compared-h200",
     "efforts": "efforts-h200",
     "frontier": "frontier-h200",
     "mesh": "mesh-h200",

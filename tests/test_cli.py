@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import jax_hremat
 from jax_hremat._cli import doctor
 from jax_hremat._cli.commands import main
 from jax_hremat._shared.errors import TargetUnavailableError
+from jax_hremat._strategies.registry import ALL_STRATEGIES
 
 MODULE = """
 import jax
@@ -180,9 +182,13 @@ def test_targets_lists_all(run: Callable[..., Result]) -> None:
 
 
 def test_strategies_lists_all(run: Callable[..., Result]) -> None:
-    lines = run("strategies").output.splitlines()
-    # One line each.
-    assert [line.split()[0] for line in lines] == list(jax_hremat.schedules.STRATEGIES)
+    shown = run("strategies").output
+    compared, _, solved = shown.partition("solve:")
+    for text, known in (
+        (compared, ALL_STRATEGIES),
+        (solved, jax_hremat.schedules.STRATEGIES),
+    ):
+        assert re.findall(r"^  (\S+)", text, re.MULTILINE) == list(known)
 
 
 @pytest.fixture

@@ -28,12 +28,24 @@ ROOMS = (
     "_solve",
     "_schedules",
     "_options",
+    "_strategies",
     "_planner",
     "_report",
     "_calls",
 )
 # Modules at the top know all rooms.
-TOP = ("__init__", "__main__", "_api", "_batch", "_cli", "_fit", "linen", "nnx", "schedules")
+TOP = (
+    "__init__",
+    "__main__",
+    "_api",
+    "_batch",
+    "_cli",
+    "_fit",
+    "linen",
+    "nnx",
+    "schedules",
+    "strategies",
+)
 
 # The only rooms that import a package, of those that not every room needs.
 ONLY_IN = {
@@ -41,7 +53,7 @@ ONLY_IN = {
     "flax": {"_flax", "linen", "nnx"},
     "cvxpy": {"_solve"},
     "scipy": {"_solve"},
-    "networkx": {"_schedules"},
+    "networkx": {"_schedules", "_strategies"},
     "matplotlib": {"_plan"},
     "jinja2": {"_report"},
     "click": {"_cli"},

@@ -27,6 +27,7 @@ OPTIONS: dict[str, Any] = dict(
     target="cpu",
     config=PlannerConfig(
         search=SearchConfig(max_runs=1, max_packings=1, max_saved_sets=1),
+        cost="analytic",
         max_rounds=1,
     ),
 )
@@ -90,7 +91,7 @@ def transformer_loss(params: Any, tokens: jax.Array) -> jax.Array:
 
 def transformer_args() -> tuple[Any, jax.Array]:
     tokens = jax.random.randint(jax.random.key(0), (4, 48), 0, 32)
-    return Transformer().init(jax.random.key(1), tokens), tokens
+    return jax.jit(Transformer().init)(jax.random.key(1), tokens), tokens
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_it_computes_the_same_and_compiles_to_the_certified_peak(
     assert jit_peak_bytes(step, *args) == plan.certificate.peak_bytes
     assert plan.certificate.peak_bytes < plan.baseline_peak_bytes
     for got, expected in zip(
-        *map(jax.tree.leaves, (step(*args), jax.value_and_grad(loss)(*args))), strict=True
+        *map(jax.tree.leaves, (step(*args), jax.jit(jax.value_and_grad(loss))(*args))), strict=True
     ):
         np.testing.assert_allclose(got, expected, rtol=2e-4, atol=1e-6)
 

@@ -25,11 +25,12 @@ from jax_hremat._planner.context import Effort
 from jax_hremat._schedules.graph_files import load_graph
 from jax_hremat._schedules.schedule_files import save_schedule
 from jax_hremat._schedules.simulate import simulate, without_recompute
-from jax_hremat._schedules.strategies import STRATEGIES
+from jax_hremat._schedules.strategies import STRATEGIES as OF_GRAPHS
 from jax_hremat._shared.errors import HRematError
 from jax_hremat._shared.format import format_bytes
 from jax_hremat._shared.text import plain_table, plain_text
 from jax_hremat._shared.units import parse_budget
+from jax_hremat._strategies.registry import ALL_STRATEGIES, STRATEGIES, TREE, TREE_SUMMARY
 
 _PROBLEM_HELP = """PROBLEM is `package.module:function` or `path/to/file.py:function`: a function
 without parameters that returns `(loss_fn, args)`, the loss and the tuple of its arguments (arrays
@@ -180,14 +181,68 @@ def pareto(
     as_json: bool,
     **options: Any,
 ) -> None:
-    if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise click.UsageError('--plot takes matplotlib: pip install "jax_hremat[plot]"')
+    _refuse_without_matplotlib(plot)
     loss = _load(problem, options["target"])
     if loss.make_step is not None:
         raise click.UsageError(f"{problem} is a whole training step; the trade-off is for a loss")
     planning = jax_hremat.pareto(loss.loss_fn, num_points=points, **_planning(quiet, **options))
     found = planning(*loss.args)
     click.echo(json.dumps([_figures(p) for p in found], indent=1) if as_json else str(found))
+    if output is not None:
+        _write(found.to_csv, output)
+    if plot is not None:
+        _write(found.plot().figure.savefig, plot)
+
+
+@main.command(help=f"Compare strategies of the field at the same budgets.\n\n{_PROBLEM_HELP}")
+@_problem_options
+@_planning_options
+@click.option("--budgets", required=True, help="As for `jax-hremat plan`, with commas: 0.8,40GiB.")
+@click.option(
+    "--strategies",
+    default=",".join(ALL_STRATEGIES),
+    show_default=True,
+    help="Names with commas, of `jax-hremat strategies`.",
+)
+@click.option("--output", "-o", type=_OUTPUT, help="Save the table (CSV).")
+@click.option("--plot", type=_OUTPUT, help="Save a picture (PNG, SVG, PDF).")
+@_json_option
+def compare(
+    problem: str,
+    budgets: str,
+    strategies: str,
+    quiet: bool,
+    output: str | None,
+    plot: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    _refuse_without_matplotlib(plot)
+    names = strategies.split(",")
+    unknown = [name for name in names if name not in ALL_STRATEGIES]
+    if unknown:
+        raise click.UsageError(
+            f"--strategies: {', '.join(map(repr, unknown))} is none of {', '.join(ALL_STRATEGIES)}"
+        )
+    loss = _load(problem, options["target"])
+    if loss.make_step is not None:
+        raise click.UsageError(f"{problem} is a whole training step; strategies are for a loss")
+    found = jax_hremat.compare(
+        loss.loss_fn,
+        budgets=[_budget(text) for text in budgets.split(",")],
+        strategies=names,
+        **_planning(quiet, **options),
+    )(*loss.args)
+    if as_json:
+        rows = [
+            {"strategy": one.strategy, "asked_bytes": one.budget_bytes, "fits": one.fits}
+            | _figures(one.plan)
+            | {"planning_s": found.planning_s[one.strategy]}
+            for one in found.found
+        ]
+        click.echo(json.dumps(rows, indent=1))
+    else:
+        click.echo(str(found))
     if output is not None:
         _write(found.to_csv, output)
     if plot is not None:
@@ -244,11 +299,16 @@ def explain(path: str, html: str | None, as_json: bool) -> None:
 
 @main.command()
 def strategies() -> None:
-    """List the strategies of the literature that `solve` compares, with a line each."""
-    table = plain_table(show_header=False)
-    for strategy in STRATEGIES.values():
-        table.add_row(strategy.name, strategy.summary)
-    click.echo(plain_text(table))
+    """List the strategies of the field, those of `compare` and those of `solve`."""
+    summaries = {TREE: TREE_SUMMARY} | {name: s.summary for name, s in STRATEGIES.items()}
+    for title, lines in (
+        ("compare: plans of a loss, compiled", summaries),
+        ("solve: schedules of a graph, simulated", {s.name: s.summary for s in OF_GRAPHS.values()}),
+    ):
+        table = plain_table(show_header=False)
+        for name, summary in lines.items():
+            table.add_row(f"  {name}", summary)
+        click.echo(plain_text(title, table))
 
 
 @main.command()
@@ -258,7 +318,7 @@ def strategies() -> None:
     "--strategy",
     "names",
     multiple=True,
-    type=click.Choice(tuple(STRATEGIES)),
+    type=click.Choice(tuple(OF_GRAPHS)),
     help="May be given several times; all by default.",
 )
 @click.option("--output", "-o", type=_OUTPUT, help="Save the fastest schedule found (JSON).")
@@ -274,7 +334,7 @@ def solve(
     graph = load_graph(path)
     whole_bytes = simulate(graph, without_recompute(graph)).peak_bytes
     budget_bytes = parse_budget(_budget(budget)).resolve_bytes(whole_bytes)
-    asked = [STRATEGIES[name] for name in names or STRATEGIES]
+    asked = [OF_GRAPHS[name] for name in names or OF_GRAPHS]
     found = [solving.find(graph, strategy, budget_bytes) for strategy in asked]
     solving.check_some(graph, found, budget_bytes)
     if as_json:
@@ -365,6 +425,11 @@ def _refuse_donation(donate_argnums: str | None, problem: str) -> None:
             f"--donate-argnums is for a whole training step, and {problem} returns a loss; return "
             f"(make_step, loss_fn, args) to plan the step"
         )
+
+
+def _refuse_without_matplotlib(plot: str | None) -> None:
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise click.UsageError('--plot takes matplotlib: pip install "jax_hremat[plot]"')
 
 
 def _headroom_bytes(text: str) -> int:

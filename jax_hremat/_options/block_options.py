@@ -43,6 +43,8 @@ class SearchConfig:
         fair_share: Share of the program's residual bytes from which a kind gets the maximum.
         max_modes: The most candidates of the whole program, the plain, checkpointed and standard
             ones of each kind not counted; with very many kinds, each kind gets fewer.
+        policies: Whether the block is also compiled under each policy by which a user would write
+            it.
         max_workers: The most compilations at a time.
     """
 
@@ -52,6 +54,7 @@ class SearchConfig:
     max_segments: int = 5
     fair_share: float = 0.05
     max_modes: int = 400
+    policies: bool = True
     max_workers: int = max(2, min(8, os.cpu_count() or 1))
 
     def for_shares(self, shares: Mapping[int, float]) -> dict[int, SearchConfig]:
@@ -232,6 +235,8 @@ class BlockSearch:
         `checkpoint_name`, a preset keeps the named value."""
         if not self.checkpointed.checkpointed:
             return {"block": self.checkpointed} if self.checkpointed.children else {}
+        if not self._config.policies:
+            return {"block": self.checkpointed}
         operations = self._graph.operations[self._block.start : self._block.stop]
         products = [op for op in operations if op.primitive == "dot_general"]
         saved = {

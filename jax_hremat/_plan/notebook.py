@@ -1,4 +1,5 @@
-"""`RematPlan`, `Frontier` -> small self-contained HTML that a notebook shows below a cell."""
+"""`RematPlan`, `Frontier`, `Comparison` -> small self-contained HTML, shown below a notebook's
+cell."""
 
 from __future__ import annotations
 
@@ -8,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from jax_hremat._plan.memory import MemoryOverStep, memory_over_step
 from jax_hremat._plan.text import devices_words
-from jax_hremat._shared.format import format_bytes, format_seconds
+from jax_hremat._shared.format import format_bytes, format_seconds, format_signed_percent
 from jax_hremat._shared.frame import Frame
 from jax_hremat._shared.ticks import Tick, byte_ticks, percent_ticks
 
 if TYPE_CHECKING:
+    from jax_hremat._plan.comparison import Comparison
     from jax_hremat._plan.frontier import Frontier
     from jax_hremat._plan.plan import RematPlan
 
@@ -66,6 +68,31 @@ def frontier_html(frontier: Frontier) -> str:
         f"{format_seconds(step_s)}"
     )
     return _whole(name, _frontier(frontier), _table(rows))
+
+
+def comparison_html(comparison: Comparison) -> str:
+    """The comparison's table, a budget after the other."""
+    peak_bytes, step_s = comparison.no_remat
+    rows = [("budget", "strategy", "peak", "step", "added time", "planning")]
+    for budget_bytes in comparison.budgets_bytes:
+        for i, one in enumerate(comparison.at(budget_bytes)):
+            plan = one.plan
+            peak = format_bytes(plan.certificate.peak_bytes)
+            rows.append(
+                (
+                    "" if i else format_bytes(budget_bytes),
+                    one.strategy,
+                    peak if one.fits else f"{peak}, above the budget",
+                    format_seconds(plan.estimated_step_s),
+                    format_signed_percent(plan.slowdown - 1),
+                    format_seconds(comparison.planning_s[one.strategy]),
+                )
+            )
+    name = (
+        f"{len(comparison.strategies)} strategies; without rematerialization "
+        f"{format_bytes(peak_bytes)}, {format_seconds(step_s)}"
+    )
+    return _whole(name, _table(rows))
 
 
 def _whole(name: str, *parts: str) -> str:

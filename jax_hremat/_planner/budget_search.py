@@ -5,6 +5,7 @@ from __future__ import annotations
 from jax_hremat._planner.candidates import NO_SOLVE, Candidate, Candidates
 from jax_hremat._solve.backend import SolverConfig, Status, undecided
 from jax_hremat._solve.coarsening import Space, bottom
+from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers
 
 # Stop improving a plan that fits once it leaves at most this part of the budget unused.
@@ -30,6 +31,8 @@ _LAST_TOLERANCE = 1.5
 _TIME_TOLERANCE = 1.005
 # Part of the solver's nodes for each search for a lower least peak; there may be many searches.
 _FLOOR_NODES = 0.3
+# The same for each prediction without a plan.
+_GUESS_NODES = 0.125
 
 
 class BudgetSearch:
@@ -72,6 +75,14 @@ class BudgetSearch:
         peak; a plan whose own error is larger may fit and be faster.
         """
         return self._bound_step_s
+
+    def predicted(self, peak_bytes: int) -> Prediction | None:
+        """The fastest selection found within a predicted peak, as predicted, with a part of the
+        solver's nodes; None if there is none."""
+        chain = self._candidates.chain
+        quick = self._solver.part(_GUESS_NODES)
+        selection = self._candidates.solve(chain, peak_bytes, quick).selection
+        return None if selection is None else self._candidates.context.predict(chain, selection)
 
     def search(self) -> Candidate | None:
         """Try the solver's plans and the standard plans; return the fastest plan that fits."""

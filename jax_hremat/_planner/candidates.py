@@ -64,21 +64,27 @@ class Candidates:
 
     Attributes:
         context: The program and its costs.
-        chain: The program as a chain, with all options.
-        simple: The same chain with three options for each block: plain, checkpointed, or as a user
-            would write it with `jax.checkpoint`. Groups of these are predicted best.
         plain: The plan that checkpoints nothing.
     """
 
     def __init__(self, context: PlanningContext, progress: Progress) -> None:
         self.context = context
-        self.chain = context.chain()
-        self.simple = context.chain(lambda o: (o.plain, o.checkpointed, o.under_policy("block")))
         self._progress = progress
         self._timings_s = {"solve": 0.0, "certify": 0.0}
         self._found: dict[Region, Candidate] = {}
         plain = uniform(context.chain(lambda o: (o.plain,)))
         self.plain = self.add(*plain, NO_SOLVE)
+
+    @functools.cached_property
+    def chain(self) -> Chain:
+        """The program as a chain, with all options."""
+        return self.context.chain()
+
+    @functools.cached_property
+    def simple(self) -> Chain:
+        """The same chain with three options for each block: plain, checkpointed, or as a user would
+        write it with `jax.checkpoint`. Groups of these are predicted best."""
+        return self.context.chain(lambda o: (o.plain, o.checkpointed, o.under_policy("block")))
 
     def anew(self) -> Candidates:
         """Candidates of the same program of which only the plan without checkpoints is compiled."""

@@ -37,6 +37,8 @@ from jax_hremat._solve.keeping import keeping_columns
 from jax_hremat._solve.output_reuse import Result, gradients_of
 from jax_hremat._solve.prediction import Prediction, predict
 from jax_hremat._solve.regions import Barriers, selection_region
+from jax_hremat._strategies.registry import TREE, strategy_of
+from jax_hremat._strategies.strategy import Strategy
 from jax_hremat._trace.bodies import Cond, Scan, bodies_of
 from jax_hremat._trace.graph import Graph, build_graph
 from jax_hremat._trace.mesh import is_known
@@ -94,6 +96,11 @@ class PlannerConfig:
             longer scans or conds stay scans). The better plan is returned. In the second form each
             step is planned on its own, and what it keeps is not copied into a stack and back;
             but compilation takes longer. "Without rematerialization" means with scans.
+        strategy: Which system of the field chooses the plan: "tree", the library's own and the
+            default; the name of another (`jax-hremat strategies` lists them); or a
+            `jax_hremat.Strategy` of your own, whose plans are not cached. A strategy decides where
+            the program is cut and which options of blocks are priced; plans of all of them are
+            emitted, compiled and certified alike.
     """
 
     search: SearchConfig = field(default_factory=SearchConfig)
@@ -106,6 +113,7 @@ class PlannerConfig:
     kernel_costs: Mapping[str, KernelPrice] = field(default_factory=dict, hash=False)
     open_checkpoints: bool = False
     unroll_scans: int = 0
+    strategy: str | Strategy = TREE
 
     def __post_init__(self) -> None:
         if self.unroll_scans < 0:
@@ -113,6 +121,7 @@ class PlannerConfig:
                 f"PlannerConfig(unroll_scans={self.unroll_scans}): a number of steps, up to which "
                 f"scans are written out, or 0 for none"
             )
+        strategy_of(self.strategy)  # Raises if there is none.
         for name, cost in self.kernel_costs.items():
             if not callable(cost):
                 raise ValueError(
@@ -148,6 +157,18 @@ class PlannerConfig:
                 return PlannerConfig(search=search, max_rounds=8, floor_rounds=20, unroll_scans=8)
         known = ", ".join(map(repr, get_args(Effort)))
         raise ValueError(f"effort={effort!r}: the efforts are {known}")
+
+    @property
+    def of_strategy(self) -> PlannerConfig:
+        """The configuration as the strategy changes it: where it cuts, and what it prices."""
+        strategy = strategy_of(self.strategy)
+        if strategy is None:
+            return self
+        return replace(
+            self,
+            partitioner=strategy.partitioner(self.partitioner),
+            search=strategy.search(self.search),
+        )
 
     @property
     def forms(self) -> tuple[Openings, ...]:

@@ -9,7 +9,6 @@ from types import MappingProxyType
 
 from jax_hremat._plan.certificate import Certificate
 from jax_hremat._plan.plan import RematPlan
-from jax_hremat._planner.budget_search import BudgetSearch
 from jax_hremat._planner.candidates import Candidate, Candidates
 from jax_hremat._planner.names import Names
 from jax_hremat._planner.reports import (
@@ -19,6 +18,7 @@ from jax_hremat._planner.reports import (
     closed_words,
     once_words,
 )
+from jax_hremat._planner.search_for import Search, search_for
 from jax_hremat._planner.tradeoff import least_peak_within, spread
 from jax_hremat._shared.errors import CertificationError, InfeasibleBudgetError
 from jax_hremat._shared.format import format_bytes
@@ -57,7 +57,7 @@ def plan_for(candidates: Candidates, goal: Budget | Slowdown, terms: Terms) -> R
         return _plan(candidates, best, best.peak_bytes + terms.headroom_bytes, terms, before_s)
     whole_bytes = candidates.context.baseline.memory.peak_bytes + terms.headroom_bytes
     budget_bytes = goal.resolve_bytes(whole_bytes)
-    search = BudgetSearch(candidates, budget_bytes - terms.headroom_bytes)
+    search = search_for(candidates, budget_bytes - terms.headroom_bytes)
     best = search.fastest() or _of_least_peak(candidates, search, budget_bytes, terms, before_s)
     plan = _plan(candidates, best, budget_bytes, terms, before_s)
     if search.bound_step_s is None:
@@ -79,7 +79,7 @@ def frontier_plans(candidates: Candidates, num_points: int, terms: Terms) -> lis
 
 def _of_least_peak(
     candidates: Candidates,
-    search: BudgetSearch,
+    search: Search,
     budget_bytes: int,
     terms: Terms,
     before_s: Mapping[str, float],

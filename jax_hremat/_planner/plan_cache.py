@@ -58,7 +58,9 @@ class PlanCache:
         described = (step.avals, step.donated, target, target.config_text, terms)
         built_by = (compiler_versions(), os.environ.get("XLA_FLAGS", ""))
         digest = fingerprint(step.program, graph).digest
-        parts = (f"plans {FORMAT_VERSION}", digest, scopes, around, repr(described), repr(built_by))
+        # A plan of another strategy is no answer, even if it is better.
+        planned_by = f"plans {FORMAT_VERSION} {config.strategy}"
+        parts = (planned_by, digest, scopes, around, repr(described), repr(built_by))
         return PlanCache(cache, key_of(parts), effort)
 
     def asked(self, goal: Budget | Slowdown) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jax_hremat._emit.step import Step
@@ -50,7 +51,7 @@ class PlanRequest:
         return PlanRequest(
             target=get_target(target),
             headroom_bytes=operator.index(headroom_bytes),
-            config=config_of(config, effort),
+            config=config_of(config, effort).of_strategy,
             progress=progress,
         )
 
@@ -65,26 +66,40 @@ class PlanRequest:
         """Plan the program inside a step, in each form that the configuration asks for.
 
         With a cache, a request made before is answered at once, and a stored plan that is better
-        than the one found replaces it. The cache is not used with `kernel_costs`, functions that
-        its key cannot contain. A budget larger than the device's memory gets an `HRematWarning`.
+        than the one found replaces it. The cache is not used with `kernel_costs` or a strategy of
+        the user's own, which its key cannot contain. A budget larger than the device's memory gets
+        an `HRematWarning`.
         """
         terms = Terms(argnums, has_aux, self.headroom_bytes)
 
-        def answer(form: Step, goal: Budget | Slowdown) -> RematPlan | InfeasibleBudgetError:
-            try:
-                return self._plan(form, trace_s, goal, terms, progress)
-            except InfeasibleBudgetError as refusal:
-                return refusal
-
         with reporting(self.progress, "planning") as progress:
-            as_is, *others = forms_of(step, self.config)
-            found = answer(as_is, goal)
-            for other in others:
-                found = better(found, answer(other, same_goal(goal, found)), goal)
+            forms = [
+                functools.partial(self._plan, form, trace_s, terms=terms, progress=progress)
+                for form in forms_of(step, self.config)
+            ]
+            found = _best_answer(forms, goal)
         if isinstance(found, InfeasibleBudgetError):
             raise found
         warn_beyond_device(found.certificate)
         return found
+
+    def plans(
+        self,
+        step: Step,
+        trace_s: float,
+        budgets: Sequence[Budget],
+        argnums: tuple[int, ...],
+        has_aux: bool,
+    ) -> list[RematPlan | InfeasibleBudgetError]:
+        """A plan or a refusal for each budget. Blocks are priced once for all of them, and plans
+        are not looked up in the cache."""
+        terms = Terms(argnums, has_aux, self.headroom_bytes)
+        with reporting(self.progress, "planning") as progress:
+            forms = [
+                functools.partial(plan_for, self._candidates(form, trace_s, progress), terms=terms)
+                for form in forms_of(step, self.config)
+            ]
+            return [_best_answer(forms, budget) for budget in budgets]
 
     def frontier(
         self,
@@ -117,7 +132,8 @@ class PlanRequest:
         progress: Progress,
     ) -> RematPlan:
         cache = CompileCache.at(self.config.cache_dir)
-        if cache is None or self.config.kernel_costs:
+        own = not isinstance(self.config.strategy, str)
+        if cache is None or self.config.kernel_costs or own:
             return plan_for(self._candidates(step, trace_s, progress), goal, terms)
         known = PlanCache.of(step, self.target, terms, self.config, cache)
         asked = known.asked(goal)
@@ -141,6 +157,26 @@ class PlanRequest:
         not compiled again."""
         compiled = compile_step(step, plan.root, self.target, cache)
         return compiled.memory.peak_bytes == plan.certificate.peak_bytes
+
+
+def _best_answer(
+    forms: Sequence[Callable[[Budget | Slowdown], RematPlan]], goal: Budget | Slowdown
+) -> RematPlan | InfeasibleBudgetError:
+    """The best answer to a goal of the forms in which a program is planned."""
+
+    def answer(
+        plan: Callable[[Budget | Slowdown], RematPlan], goal: Budget | Slowdown
+    ) -> RematPlan | InfeasibleBudgetError:
+        try:
+            return plan(goal)
+        except InfeasibleBudgetError as refusal:
+            return refusal
+
+    as_is, *others = forms
+    found = answer(as_is, goal)
+    for other in others:
+        found = better(found, answer(other, same_goal(goal, found)), goal)
+    return found
 
 
 def warn_beyond_device(certificate: Certificate) -> None:

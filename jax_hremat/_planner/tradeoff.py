@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from jax_hremat._planner.budget_search import BudgetSearch
 from jax_hremat._planner.candidates import Candidate, Candidates
+from jax_hremat._planner.search_for import Search, search_for
 
 # The predicted peak, and then the compiled one, is found up to this part of the peak …
 _TOLERANCE = 0.01
-# … or as far as this many halvings (solves, then whole budgets) reach.
-_MAX_SOLVES = 8
+# … or as far as this many halvings (predictions, then whole budgets) reach.
+_MAX_GUESSES = 8
 _MAX_BUDGETS = 5
 
 
@@ -18,10 +18,10 @@ def spread(candidates: Candidates, num_points: int) -> list[Candidate]:
 
     All plans compiled on the way count, so there may be more plans than budgets.
     """
-    low = BudgetSearch(candidates, 0).floor().peak_bytes
+    low = search_for(candidates, 0).floor().peak_bytes
     high = candidates.plain.peak_bytes
     for point in range(1, num_points - 1):
-        BudgetSearch(candidates, low + (high - low) * point // (num_points - 1)).search()
+        search_for(candidates, low + (high - low) * point // (num_points - 1)).search()
     front: list[Candidate] = []
     for candidate in candidates.within(high):
         if not front or candidate.peak_bytes < front[-1].peak_bytes:
@@ -39,8 +39,8 @@ def least_peak_within(candidates: Candidates, step_s: float) -> Candidate:
         step_s: At least the time of the step without rematerialization, so that the plain plan
             meets it.
     """
-    guess = _guess_bytes(candidates, step_s)
-    BudgetSearch(candidates, guess).search()
+    guess = _guess_bytes(candidates, search_for(candidates, 0), step_s)
+    search_for(candidates, guess).search()
     too_slow = candidates.context.fixed_bytes
     for _ in range(_MAX_BUDGETS):
         best = _lowest(candidates, step_s)
@@ -50,7 +50,7 @@ def least_peak_within(candidates: Candidates, step_s: float) -> Candidate:
         limit = int(best.peak_bytes * (1 - _TOLERANCE))
         if best.peak_bytes > guess:
             limit = (best.peak_bytes + max(too_slow, guess)) // 2
-        BudgetSearch(candidates, limit).search()
+        search_for(candidates, limit).search()
         if _lowest(candidates, step_s).peak_bytes > limit:
             too_slow = limit
     return _lowest(candidates, step_s)
@@ -61,20 +61,16 @@ def _lowest(candidates: Candidates, step_s: float) -> Candidate:
     return min(fast, key=lambda c: (c.peak_bytes, c.step_s))
 
 
-def _guess_bytes(candidates: Candidates, step_s: float) -> int:
+def _guess_bytes(candidates: Candidates, search: Search, step_s: float) -> int:
     """The least predicted peak of a step no longer than `step_s`, up to the tolerance."""
-    solver = candidates.context.config.solver
-    solver = solver.part(1 / _MAX_SOLVES)
     low, high = candidates.context.fixed_bytes, candidates.plain.prediction.peak_bytes
-    for _ in range(_MAX_SOLVES):
+    for _ in range(_MAX_GUESSES):
         if high - low <= _TOLERANCE * high:
             break
         middle = (low + high) // 2
-        selection = candidates.solve(candidates.chain, middle, solver).selection
-        if selection is not None:
-            found = candidates.context.predict(candidates.chain, selection)
-            if candidates.step_s(found) <= step_s:
-                high = min(found.peak_bytes, middle)
-                continue
-        low = middle
+        found = search.predicted(middle)
+        if found is not None and candidates.step_s(found) <= step_s:
+            high = min(found.peak_bytes, middle)
+        else:
+            low = middle
     return high

@@ -1,0 +1,198 @@
+"""Plans of the same models by every strategy of the field, certified alike.
+
+    python -m benchmarks.compared --models gpt2-small unet --target h200
+
+writes one JSON file a model below `docs/data/compared-<target>/`; `--page` makes
+`docs/compared-<target>.md` and the pictures from all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+import jax_hremat
+from benchmarks import command, zoo
+from benchmarks.measured import Setting, mib, ms, setting_of
+
+FRACTIONS = (0.8, 0.6, 0.4)
+# Steps that differ by less than this part of the step count as equally fast.
+_ALIKE = 1e-3
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a strategy found for a budget; where nothing fits, at its least budget."""
+
+    fraction: float
+    fits: bool
+    budget_bytes: int
+    peak_bytes: int
+    predicted_peak_bytes: int
+    step_s: float
+    bound_step_s: float | None
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One strategy on a model, with an empty cache.
+
+    Attributes:
+        planning_s: Seconds for all budgets.
+        num_compiles: Compiled for the last budget: whole steps, and options of blocks.
+    """
+
+    name: str
+    planning_s: float
+    num_blocks: int
+    num_compiles: Mapping[str, int]
+    points: Sequence[Point]
+
+
+@dataclass(frozen=True)
+class Compared(Setting):
+    """All strategies on one model."""
+
+    no_remat_peak_bytes: int
+    no_remat_step_s: float
+    strategies: Sequence[Strategy]
+
+
+def measure(name: str, target_name: str, size: zoo.Size = "full") -> Compared:
+    """Plan one model by every strategy."""
+    problem = zoo.make(name, size)
+    found = jax_hremat.compare(
+        problem.loss_fn,
+        budgets=FRACTIONS,
+        argnums=problem.argnums,
+        has_aux=problem.has_aux,
+        target=target_name,
+        config=jax_hremat.PlannerConfig(cache_dir=""),
+    )(*problem.args)
+    peak_bytes, step_s = found.no_remat
+    return Compared(
+        **setting_of(problem, target_name),
+        no_remat_peak_bytes=peak_bytes,
+        no_remat_step_s=step_s,
+        strategies=[_strategy(found, strategy) for strategy in found.strategies],
+    )
+
+
+def _strategy(found: jax_hremat.Comparison, name: str) -> Strategy:
+    own = [one for one in found.found if one.strategy == name]
+    return Strategy(
+        name=name,
+        planning_s=found.planning_s[name],
+        num_blocks=len(own[-1].plan.blocks),
+        num_compiles=dict(own[-1].plan.num_compiles),
+        points=[
+            Point(
+                fraction=fraction,
+                fits=one.fits,
+                budget_bytes=one.budget_bytes,
+                peak_bytes=one.plan.certificate.peak_bytes,
+                predicted_peak_bytes=one.plan.predicted_peak_bytes,
+                step_s=one.plan.estimated_step_s,
+                bound_step_s=one.plan.bound_step_s,
+            )
+            for fraction, one in zip(FRACTIONS, own, strict=True)
+        ],
+    )
+
+
+def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
+    """The Markdown page made of all measurements of a target."""
+    lines = [
+        f"# Strategies of the field compared, for the target {target}",
+        "",
+        f"Made by `python -m benchmarks.compared --models … --target {target}`, then `--page`. "
+        "What each strategy is, and what it leaves out of its paper: [strategies]"
+        "(reference/strategies.md). Budgets are shares of the peak without rematerialization. "
+        "Each cell has the certified peak in MiB and the estimated time added to the step; in "
+        "brackets, where no plan fits, those of the least peak that the strategy found. The least "
+        f"time at each budget, and what is within {_ALIKE:.1%} of the step of it, is bold. "
+        "Planning is for all three budgets, with an empty cache.",
+        "",
+        command.where(found[0]),
+    ]
+    for one in found:
+        base_s = one["no_remat_step_s"]
+        lines += [
+            "",
+            f"## {one['model']}",
+            "",
+            f"![Added time over peak of {one['model']}, one line for each strategy]"
+            f"(data/compared-{target}/{one['model']}.svg)",
+            "",
+            f"Without rematerialization: {mib(one['no_remat_peak_bytes'])} MiB, {ms(base_s)} ms.",
+            "",
+            "| strategy | " + " | ".join(f"{f:.0%}" for f in FRACTIONS) + " | blocks "
+            "| options compiled | planning s |",
+            "|---|" + "---|" * (len(FRACTIONS) + 3),
+        ]
+        best_s = [
+            min(
+                (s["points"][i]["step_s"] for s in one["strategies"] if s["points"][i]["fits"]),
+                default=0.0,
+            )
+            for i in range(len(FRACTIONS))
+        ]
+        for strategy in one["strategies"]:
+            cells = [
+                _cell(point, base_s, least_s)
+                for point, least_s in zip(strategy["points"], best_s, strict=True)
+            ]
+            lines.append(
+                f"| `{strategy['name']}` | {' | '.join(cells)} | {strategy['num_blocks']} "
+                f"| {strategy['num_compiles']['blocks']} | {strategy['planning_s']:.0f} |"
+            )
+    return "\n".join([*lines, *command.models(found)]) + "\n"
+
+
+def _cell(point: Mapping[str, Any], base_s: float, least_s: float) -> str:
+    added = f"{point['step_s'] / base_s - 1:+.1%}"
+    if not point["fits"]:
+        return f"({mib(point['peak_bytes'])}, {added})"
+    is_best = point["step_s"] - least_s < _ALIKE * base_s
+    return f"{mib(point['peak_bytes'])}, " + (f"**{added}**" if is_best else added)
+
+
+def draw(target: str, one: Mapping[str, Any], path: Path) -> None:
+    """Added time over peak, one colour a strategy."""
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.subplots()
+    base_s = one["no_remat_step_s"]
+    for i, strategy in enumerate(one["strategies"]):
+        points = sorted({(p["peak_bytes"] / 2**30, p["step_s"]) for p in strategy["points"]})
+        axes.plot(
+            [peak for peak, _ in points],
+            [100 * (step_s / base_s - 1) for _, step_s in points],
+            "o-",
+            markersize=4,
+            label=strategy["name"],
+            zorder=3 - i / len(one["strategies"]),
+        )
+    axes.plot([one["no_remat_peak_bytes"] / 2**30], [0], "ks", label="no rematerialization")
+    axes.set_xlabel("peak of the compiled step (GiB)")
+    axes.set_ylabel("added step time (%)")
+    axes.set_title(f"{one['model']} on {target}")
+    axes.set_xlim(left=0)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, fontsize="small")
+    # Without a date and with fixed names inside, equal data make an equal file.
+    with rc_context({"svg.hashsalt": "jax_hremat"}):
+        figure.savefig(path, metadata={"Date": None})
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure the models named, or make the page."""
+    command.run(argv, __doc__, "compared-{}", "compared-{}.md", measure, page, draw)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The search for one budget by a strategy of the field: the strategy chooses, the whole step is
+compiled, and the limit on the predicted peak is corrected by the error seen."""
+
+from __future__ import annotations
+
+from jax_hremat._planner.candidates import NO_SOLVE, Candidate, Candidates
+from jax_hremat._solve.prediction import Prediction
+from jax_hremat._strategies.strategy import Strategy
+
+# Stop once at most this part of the budget is unused.
+_SLACK = 0.01
+# After a plan above the limit, lower the target by this part of the limit, then by twice as much.
+_MARGIN = 0.0025
+
+
+class StrategySearch:
+    """The rounds of choosing and compiling for one budget."""
+
+    def __init__(self, candidates: Candidates, limit: int, strategy: Strategy) -> None:
+        context = candidates.context
+        self._candidates = candidates
+        self._limit = limit
+        self._strategy = strategy
+        self._max_rounds = context.config.max_rounds
+        self._chain = context.chain(strategy.options)
+        self._choices = strategy.choices(self._chain, context.config.solver)
+
+    @property
+    def bound_step_s(self) -> None:
+        """A strategy states no bound."""
+        return None
+
+    def predicted(self, peak_bytes: int) -> Prediction | None:
+        """What the strategy chooses within a predicted peak, as predicted."""
+        selection = self._choices.fastest(peak_bytes)
+        return (
+            None if selection is None else self._candidates.context.predict(self._chain, selection)
+        )
+
+    def search(self) -> Candidate | None:
+        """The fastest plan found that fits."""
+        limit, missed_at = self._limit, None
+        margin = _MARGIN * self._limit
+        for _ in range(self._max_rounds + 1):
+            selection = self._choices.fastest(limit)
+            if selection is None:
+                break
+            promise = self._candidates.context.predict(self._chain, selection)
+            candidate = self._candidates.add(self._chain, selection, NO_SOLVE)
+            excess = candidate.peak_bytes - self._limit
+            if excess > 0:
+                missed_at = min(promise.peak_bytes, missed_at or promise.peak_bytes)
+                limit = promise.peak_bytes - excess - int(margin)
+                margin *= 2
+            elif -excess <= _SLACK * self._limit:
+                break
+            else:
+                limit = promise.peak_bytes - excess
+                if missed_at is not None:
+                    limit = min(limit, missed_at - 1)
+        return next(iter(self._candidates.within(self._limit)), None)
+
+    def fastest(self) -> Candidate | None:
+        """The fastest plan found that fits; the one of least predicted peak is tried last."""
+        return self.search() or self._or_lowest()
+
+    def _or_lowest(self) -> Candidate | None:
+        self._candidates.add(self._chain, self._choices.lowest(), NO_SOLVE)
+        return next(iter(self._candidates.within(self._limit)), None)
+
+    def floor(self) -> Candidate:
+        """The plan of least compiled peak that the strategy makes: its selection of least predicted
+        peak, then selections for ever smaller budgets while they lower the peak."""
+        alone = self._candidates.anew()
+        alone.add(self._chain, self._choices.lowest(), NO_SOLVE)
+        for _ in range(alone.context.config.floor_rounds):
+            limit = int((1 - _SLACK) * alone.least.peak_bytes)
+            if StrategySearch(alone, limit, self._strategy).search() is None:
+                break
+        self._candidates.learn(alone)
+        return alone.least
