@@ -250,17 +250,16 @@ def _costs(
             alone = needed(graph, option.forward, kept)
             ending = _left_behind(graph, segments[s:])
             counted = own | {*segment.backward} | left
+            backward = option.backward
             some.append(
                 _OptionCost(
-                    time_s=time_s_of(graph, (*option.forward, *option.backward)),
-                    forward_peak=units(
-                        peak_bytes_of(graph, option.forward, own, (), {*kept, *end})
-                    ),
-                    kept=units(bytes_of(graph, {*kept, *end})),
-                    alone_s=time_s_of(graph, (*alone, *option.backward)),
+                    time_s=time_s_of(graph, (*option.forward, *backward)),
+                    forward_peak=units(peak_bytes_of(graph, option.forward, own, (), held)),
+                    kept=units(bytes_of(graph, held)),
+                    alone_s=time_s_of(graph, (*alone, *backward)),
                     alone_peak=units(peak_bytes_of(graph, alone, own, (), kept)),
                     backward_peak=units(
-                        peak_bytes_of(graph, option.backward, counted, kept | left, ending)
+                        peak_bytes_of(graph, backward, counted, kept | left, ending)
                     ),
                 )
             )
