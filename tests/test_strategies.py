@@ -26,6 +26,7 @@ from jax_hremat.schedules import (
     Family,
     Forward,
     Graph,
+    HRockmate,
     Operation,
     Rockmate,
     Rotor,
@@ -228,6 +229,26 @@ def test_rockmate_recomputes_inside_segments() -> None:
         by_rockmate = Rockmate().schedule(graph, peak_bytes)
         assert by_rotor is not None and by_rockmate is not None
         assert simulate(graph, by_rockmate).time_s < simulate(graph, by_rotor).time_s
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hierarchy_of_one_level_is_checkmate_s_program(kind: str) -> None:
+    graph = random_graph(kind, 5, 1)
+    whole = simulate(graph, without_recompute(graph))
+    peaks_bytes = [whole.peak_bytes * k // 10 for k in range(7, 11)]
+    flat = HRockmate(max_parts=len(graph), num_budgets=10).schedules(graph, peaks_bytes)
+    for one, other in zip(flat, Checkmate().schedules(graph, peaks_bytes), strict=True):
+        if one is None or other is None:
+            assert one is other
+        else:
+            assert simulate(graph, one).time_s == pytest.approx(simulate(graph, other).time_s)
+
+
+@pytest.mark.parametrize("name", ("chain-1", "mixed"))
+def test_laws_of_a_deep_hierarchy(name: str) -> None:
+    graph = GRAPHS[name]
+    deep = HRockmate(max_parts=2, max_children=2, num_budgets=5)
+    check_laws(deep, graph, functools.partial(optimum_s, name))
 
 
 @pytest.mark.parametrize("count", (4, 9, 30, 64, 100))

@@ -30,7 +30,7 @@ class Vector:
         """Variables between 0 and 1 for these indices."""
         places = {index: place for place, index in enumerate(indices)}
         kind: dict[str, Any] = {"boolean": True} if binary else {"bounds": [0, 1]}
-        return Vector(cp.Variable(len(places), name=name, **kind), places)
+        return Vector(cp.Variable(max(1, len(places)), name=name, **kind), places)
 
 
 def linear(vectors: Mapping[str, Vector], rows: Iterable[Iterable[Term]]) -> Any:
