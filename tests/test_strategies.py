@@ -67,6 +67,21 @@ def test_laws(name: str, graph: str) -> None:
     check_laws(STRATEGIES[name], GRAPHS[graph], functools.partial(optimum_s, graph))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", (2, 3))
+@pytest.mark.parametrize("kind", KINDS)
+def test_laws_on_larger_graphs(kind: str, seed: int) -> None:
+    graph = random_graph(kind, 10, seed)
+
+    @functools.cache
+    def bound_s(peak_bytes: int) -> float:
+        schedule = Checkmate().schedule(graph, peak_bytes)
+        return math.inf if schedule is None else schedule.bound_s or 0.0
+
+    for strategy in STRATEGIES.values():
+        check_laws(strategy, graph, bound_s)
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_where_nothing_need_be_recomputed_nothing_is(name: str) -> None:
     graph = GRAPHS["skips-1"]
@@ -103,10 +118,13 @@ def test_a_law_is_broken_by_a_strategy_that_exceeds_the_peak() -> None:
 # Checkmate.
 
 
-@pytest.mark.parametrize("seed", (0, 1))
+@pytest.mark.parametrize(
+    ("size", "seed"),
+    [(4, 0), (4, 1), *(pytest.param(5, s, marks=pytest.mark.slow) for s in (2, 3))],
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_checkmate_finds_the_fastest_schedule_of_its_kind(kind: str, seed: int) -> None:
-    graph = random_graph(kind, 4, seed)
+def test_checkmate_finds_the_fastest_schedule_of_its_kind(kind: str, size: int, seed: int) -> None:
+    graph = random_graph(kind, size, seed)
     lowest = simulate(graph, Checkmate().lowest(graph))
     assert fastest_s(graph, lowest.peak_bytes - 1, advancing=True) is None
     for peak_bytes in peaks_between(lowest, simulate(graph, without_recompute(graph)), 4):
