@@ -3,7 +3,7 @@ solver likes, and checkpoints in checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from jax_hremat._cost.option import Option
@@ -17,6 +17,7 @@ from jax_hremat._schedules.strategy import Strategy
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._solve.chain import BoundaryValue, Chain, Selection
 from jax_hremat._solve.keeping import keeping_columns
+from jax_hremat._solve.prediction import predict
 from jax_hremat._solve.schedule import fastest_within, least_peak
 
 # What the options of a block are: its value is held where a backward reads it, or it is named, so
@@ -45,50 +46,44 @@ class Tree(Strategy):
     )
 
     solver: SolverConfig = SolverConfig()
-    max_rounds: int = 6
+    max_rounds: int = 8
 
     def schedule(self, graph: Graph, peak_bytes: int) -> Schedule | None:
         found = [one for one in self._found(graph, peak_bytes) if one[1].peak_bytes <= peak_bytes]
         return min(found, key=lambda f: (f[1].time_s, f[1].peak_bytes))[0] if found else None
 
     def lowest(self, graph: Graph) -> Schedule:
-        found = list(self._lowest(graph))
+        found = self._found(graph, 0)
         return min(found, key=lambda f: (f[1].peak_bytes, f[1].time_s))[0]
 
     def _found(self, graph: Graph, peak_bytes: int) -> Iterator[tuple[Schedule, Simulation]]:
-        """Schedules for one peak, within it or not."""
+        """Schedules for one peak, within it or not: that of every value kept, that of the least
+        counted peak, and, by bisection, the fastest ones for the counted peaks that come out
+        nearest to the simulated peak asked for."""
         line = line_of(graph)
         chain = _chain(graph, line)
-        limit, step = peak_bytes, peak_bytes // 200
-        missed_at: int | None = None
+        kept = Selection((_PLAIN,) * len(chain))
+        lowest = least_peak(chain, self.solver).selection
+        assert lowest is not None, "without a peak bound a selection exists"
+        yield _simulated(graph, range(len(graph)))
+        yield _simulated(graph, _order(line, lowest))
+        low, high = (predict(chain, selection).peak_bytes for selection in (lowest, kept))
         for _ in range(self.max_rounds):
+            limit = (low + high) // 2
             selection = fastest_within(chain, limit, self.solver).selection
             if selection is None:
-                break
+                low = limit
+                continue
             one = _simulated(graph, _order(line, selection))
             yield one
-            excess = one[1].peak_bytes - peak_bytes
-            if excess > 0:
-                missed_at = limit
-                limit -= min(excess, step) if excess < step else step
-                step *= 2
-            elif missed_at is None and -excess > 0:
-                limit -= excess
+            if one[1].peak_bytes <= peak_bytes:
+                low = limit
             else:
-                break
-        yield from self._lowest(graph)
-
-    def _lowest(self, graph: Graph) -> Iterator[tuple[Schedule, Simulation]]:
-        line = line_of(graph)
-        chain = _chain(graph, line)
-        selection = least_peak(chain, self.solver).selection
-        assert selection is not None, "without a peak bound a selection exists"
-        yield _simulated(graph, range(len(graph)))
-        yield _simulated(graph, _order(line, selection))
+                high = min(limit, predict(chain, selection).peak_bytes) - 1
 
 
-def _simulated(graph: Graph, order: Sequence[int]) -> tuple[Schedule, Simulation]:
-    schedule = with_drops(graph, without_unread(graph, order))
+def _simulated(graph: Graph, order: Iterable[int]) -> tuple[Schedule, Simulation]:
+    schedule = with_drops(graph, without_unread(graph, tuple(order)))
     return schedule, simulate(graph, schedule)
 
 
@@ -114,12 +109,16 @@ def _chain(graph: Graph, line: Line) -> Chain:
                 needed=frozenset(needed),
             )
         )
+    read_back = [{j for b in ops for j in graph.operations[b].reads} for ops in line.backward]
     forward_s = [graph.operations[i].time_s for i in line.forward]
     chain = Chain(
         starts=tuple(range(len(line.forward))),
         options=tuple(_options(graph, i, line.backward[p]) for p, i in enumerate(line.forward)),
         recompute_s=tuple(forward_s),
-        last_recompute_s=tuple((s, s, 0.0) for s in forward_s),
+        last_recompute_s=tuple(
+            (s if i in own else 0.0, s if i in own else 0.0, 0.0)
+            for s, i, own in zip(forward_s, line.forward, read_back, strict=True)
+        ),
         shared_bytes=(0,) * len(line.forward),
         boundary_values=tuple(v for v in values if v.readers),
         fixed_bytes=graph.constant_bytes,
@@ -148,7 +147,7 @@ def _options(graph: Graph, forward: int, backward: Sequence[int]) -> tuple[Optio
     region = Region(0, 1)
     return (
         Option(region, plain, "plain"),
-        Option(replace(region, saved=((0, 0),)), plain, "names"),
+        Option(Region(0, 1, checkpointed=True, saved=((0, 0),)), plain, "names"),
         Option(replace(region, checkpointed=True), again, "checkpointed"),
     )
 
