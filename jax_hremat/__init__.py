@@ -30,9 +30,11 @@ from jax_hremat._report.page import report as report
 from jax_hremat._shared.errors import BudgetFormatError as BudgetFormatError
 from jax_hremat._shared.errors import CertificationError as CertificationError
 from jax_hremat._shared.errors import CompilationError as CompilationError
+from jax_hremat._shared.errors import GraphFormatError as GraphFormatError
 from jax_hremat._shared.errors import HRematError as HRematError
 from jax_hremat._shared.errors import HRematWarning as HRematWarning
 from jax_hremat._shared.errors import InfeasibleBudgetError as InfeasibleBudgetError
+from jax_hremat._shared.errors import InvalidScheduleError as InvalidScheduleError
 from jax_hremat._shared.errors import PlanFormatError as PlanFormatError
 from jax_hremat._shared.errors import SolverError as SolverError
 from jax_hremat._shared.errors import StalePlanError as StalePlanError
@@ -53,9 +55,11 @@ from jax_hremat._xla.target import list_targets as list_targets
 if _TYPE_CHECKING:
     from jax_hremat import linen as linen
     from jax_hremat import nnx as nnx
+    from jax_hremat import schedules as schedules
 
-# They import Flax, which takes longer than the rest, so they wait until they are asked for.
-_ON_USE = ("linen", "nnx")
+# The first two import Flax, which takes longer than the rest, and few need the third; so they wait
+# until they are asked for.
+_ON_USE = ("linen", "nnx", "schedules")
 
 
 def __getattr__(name: str) -> _Any:

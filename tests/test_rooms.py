@@ -26,6 +26,7 @@ ROOMS = (
     "_xla",
     "_cost",
     "_solve",
+    "_schedules",
     "_options",
     "_strategies",
     "_planner",
@@ -33,7 +34,18 @@ ROOMS = (
     "_calls",
 )
 # Modules at the top know all rooms.
-TOP = ("__init__", "__main__", "_api", "_batch", "_cli", "_fit", "linen", "nnx", "strategies")
+TOP = (
+    "__init__",
+    "__main__",
+    "_api",
+    "_batch",
+    "_cli",
+    "_fit",
+    "linen",
+    "nnx",
+    "schedules",
+    "strategies",
+)
 
 # The only rooms that import a package, of those that not every room needs.
 ONLY_IN = {
@@ -41,6 +53,7 @@ ONLY_IN = {
     "flax": {"_flax", "linen", "nnx"},
     "cvxpy": {"_solve"},
     "scipy": {"_solve"},
+    "networkx": {"_schedules", "_strategies"},
     "matplotlib": {"_plan"},
     "jinja2": {"_report"},
     "click": {"_cli"},
@@ -128,7 +141,7 @@ def test_the_solver_s_modelling_language_stays_with_it() -> None:
 
 
 # What takes long to import, and is not needed by all who import the library.
-ON_USE = ("flax", "cvxpy", "scipy", "matplotlib", "jinja2")
+ON_USE = ("flax", "cvxpy", "scipy", "networkx", "matplotlib", "jinja2")
 
 AFTER_IMPORT = """
 import sys
@@ -171,5 +184,16 @@ def test_a_function_without_flax_is_planned_without_it() -> None:
 def test_the_modules_for_flax_are_there_when_asked_for() -> None:
     asked = "\nassert jax_hremat.linen.remat and jax_hremat.nnx.remat"
     assert imported_by(AFTER_IMPORT + asked) == {"flax"}
-    listed = "\nassert {'linen', 'nnx'} <= set(dir(jax_hremat))"
+    listed = "\nassert {'linen', 'nnx', 'schedules'} <= set(dir(jax_hremat))"
     assert imported_by(AFTER_IMPORT + listed) == set()
+    strategies = "\nassert jax_hremat.schedules.STRATEGIES"
+    assert imported_by(AFTER_IMPORT + strategies) == set()
+
+
+def test_schedules_know_nothing_of_jax() -> None:
+    for path in modules():
+        if room_of(path) == "_schedules":
+            used = {name.split(".")[0] for name in imported(path)}
+            assert not used & {"jax", "jaxlib", "flax", "cvxpy", "scipy"}, path
+            own = {name.split(".")[1] for name in imported(path) if name.startswith("jax_hremat.")}
+            assert own <= {"_shared", "_solve", "_schedules"}, path

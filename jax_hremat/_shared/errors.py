@@ -195,6 +195,38 @@ class PlanFormatError(HRematError, ValueError):
     """
 
 
+class GraphFormatError(HRematError, ValueError):
+    """A graph of operations, or a file with one, does not say what schedules are made from.
+
+    Failing example: an operation reads one that comes after it::
+
+        from jax_hremat.schedules import Graph, Operation
+
+        a = Operation(name="a", time_s=1.0, output_bytes=8, reads=(1,))
+        b = Operation(name="b", time_s=1.0, output_bytes=8)
+        Graph((a, b))
+
+    Fix: what the message says; here, operations in a topological order::
+
+        Graph((b, replace(a, reads=(0,))))
+    """
+
+
+class InvalidScheduleError(HRematError, ValueError):
+    """A schedule cannot be carried out: a step needs a value that is not there, or a result is
+    missing at the end.
+
+    Failing example: the second operation reads the first::
+
+        simulate(graph, Schedule((Compute(1),)))
+
+    Fix: compute what is read before it, and drop it after it is read; or give only the order of
+    the computations, and let the library drop each value as early as possible::
+
+        simulate(graph, with_drops(graph, [0, 1]))
+    """
+
+
 class UnsupportedProgramError(HRematError, TypeError):
     """The program cannot be split into regions and differentiated as it stands.
 

@@ -1,0 +1,104 @@
+"""Random training steps as graphs: chains, ladders, chains with skips, layered graphs.
+
+Times and sizes are drawn independently, so that some cheap operations make large values. A ladder
+is an encoder and a decoder, each step of which also reads its counterpart, as in a U-Net. A layered
+graph has layers of one to three operations, each of which reads one or two of the layer before it
+and sometimes an older one, in the manner of the random layered graphs of Gagrani et al. (2022).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+from jax_hremat._schedules.graph import Forward, Graph, training_graph
+
+_MIB = 2**20
+
+
+def random_graph(kind: str, num_forward: int, seed: int) -> Graph:
+    """A training step with so many forward operations, a loss among them, and as many backwards.
+
+    Args:
+        kind: One of `KINDS`.
+        num_forward: At least 2.
+        seed: Equal arguments give equal graphs.
+    """
+    rng = random.Random(f"{kind} {num_forward} {seed}")
+    reads = KINDS[kind](rng, num_forward - 1)
+    read = {name for names in reads for name in names}
+    last = [name for name in map(_name, range(num_forward - 1)) if name not in read]
+    forward = [_forward(rng, _name(i), names) for i, names in enumerate(reads)]
+    loss = Forward(
+        name="loss",
+        time_s=_time_s(rng),
+        output_bytes=0,
+        backward_time_s=_time_s(rng),
+        reads=tuple(last),
+    )
+    return training_graph([*forward, loss])
+
+
+def _forward(rng: random.Random, name: str, reads: Sequence[str]) -> Forward:
+    time_s = _time_s(rng)
+    reads_inputs = rng.random() < 0.75
+    return Forward(
+        name=name,
+        time_s=time_s,
+        output_bytes=rng.randint(1, 16) * _MIB,
+        backward_time_s=rng.choice((1, 2)) * time_s,
+        reads=tuple(reads),
+        workspace_bytes=rng.choice((0, 0, 0, 2)) * _MIB,
+        backward_reads_inputs=reads_inputs,
+        backward_reads_output=not reads_inputs or rng.random() < 0.25,
+    )
+
+
+def _time_s(rng: random.Random) -> float:
+    return rng.randint(1, 10) * 1e-3
+
+
+def _name(i: int) -> str:
+    return f"f{i}"
+
+
+def _chain(rng: random.Random, count: int) -> list[list[str]]:
+    return [[_name(i - 1)] if i else [] for i in range(count)]
+
+
+def _ladder(rng: random.Random, count: int) -> list[list[str]]:
+    reads = _chain(rng, count)
+    for i in range((count + 1) // 2 + 1, count):
+        reads[i].append(_name(count - 1 - i))
+    return reads
+
+
+def _skips(rng: random.Random, count: int) -> list[list[str]]:
+    reads = _chain(rng, count)
+    for i in range(2, count):
+        if rng.random() < 0.4:
+            reads[i].append(_name(rng.randrange(max(0, i - 4), i - 1)))
+    return reads
+
+
+def _layered(rng: random.Random, count: int) -> list[list[str]]:
+    reads: list[list[str]] = []
+    before: list[str] = []
+    while len(reads) < count:
+        layer = range(len(reads), min(count, len(reads) + rng.randint(1, 3)))
+        older = [_name(i) for i in range(len(reads)) if _name(i) not in before]
+        for _ in layer:
+            read = rng.sample(before, min(len(before), rng.randint(1, 2)))
+            if older and rng.random() < 0.2:
+                read.append(rng.choice(older))
+            reads.append(read)
+        before = [_name(i) for i in layer]
+    return reads
+
+
+KINDS: Mapping[str, Callable[[random.Random, int], list[list[str]]]] = {
+    "chain": _chain,
+    "ladder": _ladder,
+    "skips": _skips,
+    "layered": _layered,
+}
