@@ -22,12 +22,15 @@ from jax_hremat._schedules.graph_files import load_graph as load_graph
 from jax_hremat._schedules.graph_files import save_graph as save_graph
 from jax_hremat._schedules.greedy import Greedy as Greedy
 from jax_hremat._schedules.keep_all import KeepAll as KeepAll
+from jax_hremat._schedules.rockmate import Rockmate as Rockmate
 from jax_hremat._schedules.rotor import Rotor as Rotor
 from jax_hremat._schedules.schedule import Compute as Compute
 from jax_hremat._schedules.schedule import Drop as Drop
 from jax_hremat._schedules.schedule import Schedule as Schedule
 from jax_hremat._schedules.schedule import with_drops as with_drops
 from jax_hremat._schedules.schedule import without_unread as without_unread
+from jax_hremat._schedules.schedule_files import load_schedule as load_schedule
+from jax_hremat._schedules.schedule_files import save_schedule as save_schedule
 from jax_hremat._schedules.simulate import Simulation as Simulation
 from jax_hremat._schedules.simulate import simulate as simulate
 from jax_hremat._schedules.simulate import without_recompute as without_recompute

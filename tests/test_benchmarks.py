@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import command, device, equality, fused
+from benchmarks import command, device, equality, fused, strategies
 from jax_hremat._xla.compile import memory_stats
 
 # Name of the benchmark, of its page and of its folder of data; the target is at the end of both.
@@ -70,6 +71,25 @@ def test_the_page_of_the_table_says_what_the_data_say() -> None:
 def test_the_page_of_attention_says_what_the_data_say() -> None:
     text = (command.DOCS / "attention-h200.md").read_text()
     assert text == benchmark("attention").page("h200", data_of("attention-h200"))
+
+
+def test_the_page_of_strategies_says_what_the_data_say() -> None:
+    data = json.loads((command.DOCS / "data" / "strategies" / "random.json").read_text())
+    assert (command.DOCS / "strategies.md").read_text() == strategies.page(data)
+
+
+def test_strategies_from_end_to_end(tmp_path: Path) -> None:
+    out = tmp_path / "data" / "strategies" / "random.json"
+    strategies.main(["--graphs", "2", "--out", str(out), "--page"])
+    (first, second) = json.loads(out.read_text())["graphs"]
+    assert (first["kind"], second["kind"]) == ("chain", "ladder")
+    # What is there is not measured again.
+    strategies.main(["--graphs", "1", "--out", str(out)])
+    assert json.loads(out.read_text())["graphs"] == [first, second]
+    assert (
+        "Checkmate finds a schedule for 2 of the 2 graphs"
+        in (tmp_path / "strategies.md").read_text()
+    )
 
 
 def test_attention_is_priced_as_its_flops_say() -> None:

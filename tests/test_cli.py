@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import jax_hremat
 from jax_hremat._cli import doctor
 from jax_hremat._cli.commands import main
 from jax_hremat._shared.errors import TargetUnavailableError
+from jax_hremat._strategies.registry import ALL_STRATEGIES
 
 MODULE = """
 import jax
@@ -176,6 +179,89 @@ def test_json_of_a_frontier(run: Callable[..., Result]) -> None:
 def test_targets_lists_all(run: Callable[..., Result]) -> None:
     lines = run("targets").output.splitlines()
     assert [line.split()[0] for line in lines[1:]] == list(jax_hremat.list_targets())
+
+
+def test_strategies_lists_all(run: Callable[..., Result]) -> None:
+    shown = run("strategies").output
+    compared, _, solved = shown.partition("solve:")
+    for text, known in (
+        (compared, ALL_STRATEGIES),
+        (solved, jax_hremat.schedules.STRATEGIES),
+    ):
+        assert re.findall(r"^  (\S+)", text, re.MULTILINE) == list(known)
+
+
+@pytest.fixture
+def graph() -> jax_hremat.schedules.Graph:
+    """Four layers of one MiB and a loss."""
+    forward = [
+        jax_hremat.schedules.Forward(
+            name=name,
+            time_s=1e-3,
+            output_bytes=0 if name == "loss" else 2**20,
+            backward_time_s=2e-3,
+            reads=(before,) if before else (),
+        )
+        for before, name in itertools.pairwise(("", "a", "b", "c", "d", "loss"))
+    ]
+    return jax_hremat.schedules.training_graph(forward, constant_bytes=2**20)
+
+
+def test_solve(
+    run: Callable[..., Result], graph: jax_hremat.schedules.Graph, tmp_path: Path
+) -> None:
+    jax_hremat.schedules.save_graph(graph, tmp_path / "graph.json")
+    solved = run("solve", "graph.json", "--budget", "5MiB", "-o", "schedule.json")
+    assert solved.exit_code == 0
+    assert "10 operations within 5.00 MiB" in solved.output
+    assert "wrote schedule.json" in solved.output
+    lines = [line.split() for line in solved.output.splitlines()]
+    assert next(line for line in lines if line[0] == "checkmate")[-2:] == ["+0.0", "%"]
+    assert "keep-all found no schedule within the budget; least peak 6.00 MiB." in solved.output
+    schedule = jax_hremat.schedules.load_schedule(graph, tmp_path / "schedule.json")
+    best = jax_hremat.schedules.simulate(graph, schedule)
+    assert best.peak_bytes <= 5 * 2**20
+
+    one = ("--strategy", "rotor", "--strategy", "keep-all", "--json")
+    figures = json.loads(run("solve", "graph.json", "--budget", "85%", *one).stdout)
+    assert figures["budget_bytes"] == int(0.85 * 6 * 2**20)
+    rotor, keep_all = figures["strategies"]
+    assert (rotor["strategy"], rotor["time_s"]) == ("rotor", best.time_s)
+    assert keep_all["time_s"] is None
+    assert keep_all["least_peak_bytes"] == figures["no_remat_peak_bytes"] == 6 * 2**20
+
+
+def test_solve_refuses(
+    run: Callable[..., Result], graph: jax_hremat.schedules.Graph, tmp_path: Path
+) -> None:
+    jax_hremat.schedules.save_graph(graph, tmp_path / "graph.json")
+    refused = run("solve", "graph.json", "--budget", "0.5", "--strategy", "keep-all")
+    assert refused.exit_code == 1
+    said = " ".join(refused.output.split())
+    assert "InfeasibleBudgetError" in said and "is 6.00 MiB" in said and "'keep-all'" in said
+    assert run("solve", "graph.json", "--budget", "1", "--strategy", "best").exit_code == 2
+    (tmp_path / "other.json").write_text("{}")
+    wrong = run("solve", "other.json", "--budget", "0.5")
+    assert wrong.exit_code == 1
+    assert "GraphFormatError: other.json: the key 'format' is missing" in wrong.output
+
+
+def test_solve_says_why_a_strategy_found_nothing(
+    run: Callable[..., Result], tmp_path: Path
+) -> None:
+    operations = tuple(
+        jax_hremat.schedules.Operation(
+            name=str(i), time_s=1.0, output_bytes=1, reads=(i - 1,) if i else ()
+        )
+        for i in range(101)
+    )
+    jax_hremat.schedules.save_graph(jax_hremat.schedules.Graph(operations), tmp_path / "graph.json")
+    shown = run("solve", "graph.json", "--budget", "1.0", "--strategy", "checkmate")
+    assert shown.exit_code == 1 and "SolverError: checkmate: the graph has 101" in shown.output
+    both = ("--strategy", "checkmate", "--strategy", "keep-all")
+    shown = run("solve", "graph.json", "--budget", "1.0", *both)
+    assert shown.exit_code == 0
+    assert "checkmate found nothing: the graph has 101 operations" in shown.output
 
 
 def test_doctor(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ ONLY_IN = {
     "flax": {"_flax", "linen", "nnx"},
     "cvxpy": {"_solve"},
     "scipy": {"_solve"},
-    "networkx": {"_schedules"},
+    "networkx": {"_schedules", "_strategies"},
     "matplotlib": {"_plan"},
     "jinja2": {"_report"},
     "click": {"_cli"},

@@ -19,6 +19,8 @@ from jax_hremat._schedules.graph_files import (
     load_graph,
     save_graph,
 )
+from jax_hremat._schedules.schedule import Compute, Drop, Schedule
+from jax_hremat._schedules.schedule_files import load_schedule, save_schedule
 from jax_hremat._shared.errors import GraphFormatError
 
 
@@ -135,6 +137,33 @@ def test_a_file(tmp_path: Path) -> None:
         load_graph(tmp_path / "bytes.json")
     with pytest.raises(OSError):
         load_graph(tmp_path / "none.json")
+
+
+def test_a_schedule_s_file(tmp_path: Path) -> None:
+    graph = Graph((operation("α"), operation("b", 0)))
+    path = tmp_path / "schedule.json"
+    for schedule in (Schedule(()), Schedule((Compute(0), Compute(1), Drop(0)), 1.5)):
+        save_schedule(graph, schedule, path)
+        assert load_schedule(graph, path) == schedule
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "jax_hremat.graph"}, "its \"format\" is 'jax_hremat.graph', not"),
+        ({"bound_s": "1"}, "bound_s: it is '1', not a number of seconds"),
+        ({"steps": None}, "steps: it is null, not a list"),
+        ({"steps": [{"keep": "a"}]}, r"steps\[0\]: unknown key 'keep'"),
+        ({"steps": [{"drop": "a", "compute": "a"}]}, r"steps\[0\]: it has both"),
+        ({"steps": [{}]}, r"steps\[0\]: it has both of \"compute\" and \"drop\", or neither"),
+        ({"steps": [{"compute": "z"}]}, r"steps\[0\]: 'z' is no operation of the graph"),
+    ],
+)
+def test_what_is_no_schedule_s_file(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    data = {"format": "jax_hremat.schedule", "format_version": 1, "steps": []} | change
+    (tmp_path / "s.json").write_text(json.dumps(data))
+    with pytest.raises(GraphFormatError, match=message):
+        load_schedule(Graph((operation("a"),)), tmp_path / "s.json")
 
 
 def test_what_may_be_left_out_of_a_file() -> None:

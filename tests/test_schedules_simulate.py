@@ -40,7 +40,7 @@ def test_without_recompute() -> None:
     run = simulate(GRAPH, schedule)
     assert run.memory_bytes == (104, 106, 114, 112, 113, 109, 101)
     # While c is computed: a, b, c and the workspace.
-    assert (run.peak_bytes, run.peak_step) == (130, 2)
+    assert (run.peak_bytes, run.peak_step, run.peak_operation) == (130, 2, C)
     assert run.time_s == 15.0
     assert run.num_computations == 4
 

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import networkx as nx
 import pytest
@@ -14,6 +15,7 @@ from exhaustive import fastest_s
 from strategy_laws import check_laws, peaks_between
 
 from benchmarks.random_graphs import KINDS, random_graph
+from docs import snippets
 from jax_hremat._schedules.line import line_of
 from jax_hremat._schedules.tw_remat import bounds, decompositions, recursive_order
 from jax_hremat.schedules import (
@@ -25,7 +27,9 @@ from jax_hremat.schedules import (
     Forward,
     Graph,
     Operation,
+    Rockmate,
     Rotor,
+    Schedule,
     simulate,
     training_graph,
     with_drops,
@@ -60,11 +64,21 @@ def optimum_s(name: str, peak_bytes: int) -> float:
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_laws(name: str, graph: str) -> None:
     check_laws(STRATEGIES[name], GRAPHS[graph], functools.partial(optimum_s, graph))
-    # Where nothing need be recomputed, nothing is.
-    whole = simulate(GRAPHS[graph], without_recompute(GRAPHS[graph]))
-    found = STRATEGIES[name].schedule(GRAPHS[graph], whole.peak_bytes)
-    assert found is not None
-    assert simulate(GRAPHS[graph], found).time_s == GRAPHS[graph].time_s
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_where_nothing_need_be_recomputed_nothing_is(name: str) -> None:
+    graph = GRAPHS["skips-1"]
+    whole = simulate(graph, without_recompute(graph))
+    found = STRATEGIES[name].schedule(graph, whole.peak_bytes)
+    assert found is not None and found.order == tuple(range(len(graph)))
+
+
+def test_the_strategy_of_the_guide_keeps_the_laws() -> None:
+    page = Path(__file__).parents[1] / "docs" / "how-to" / "strategies.md"
+    strategy = snippets.run(page)["RecomputeCheap"]()
+    for name, graph in GRAPHS.items():
+        check_laws(strategy, graph, functools.partial(optimum_s, name))
 
 
 def test_names() -> None:
@@ -78,8 +92,8 @@ def test_a_law_is_broken_by_a_strategy_that_exceeds_the_peak() -> None:
         def orders(self, graph: Graph) -> Iterator[Sequence[int]]:
             yield range(len(graph))
 
-        def schedule(self, graph: Graph, peak_bytes: int):  # noqa: ANN202
-            return super().schedule(graph, peak_bytes) or self.lowest(graph)
+        def schedules(self, graph: Graph, peaks_bytes: Sequence[int]) -> list[Schedule | None]:
+            return [self.lowest(graph) for _ in peaks_bytes]
 
     with pytest.raises(AssertionError, match="no peak is below the lowest"):
         check_laws(TooMuch(), GRAPHS["chain-1"])
@@ -185,6 +199,35 @@ def test_rotor_with_few_slots_stays_within_the_peak() -> None:
         assert a is not None and b is not None
         assert simulate(graph, b).peak_bytes <= peak_bytes
         assert simulate(graph, a).time_s <= simulate(graph, b).time_s
+
+
+def test_rockmate_recomputes_inside_segments() -> None:
+    # Three blocks; in each, the values of both branches are read together, and one of them is
+    # large and quick to make again.
+    forward = [Forward(name="d-1", time_s=1, output_bytes=1, backward_time_s=1)]
+    for k in range(3):
+        for name, time_s, size, reads in (
+            ("b", 1, 8, (f"d{k - 1}",)),
+            ("c", 9, 2, (f"d{k - 1}",)),
+            ("d", 9, 1, (f"b{k}", f"c{k}")),
+        ):
+            forward.append(
+                Forward(
+                    name=f"{name}{k}",
+                    time_s=time_s,
+                    output_bytes=size,
+                    backward_time_s=time_s,
+                    reads=reads,
+                )
+            )
+    graph = training_graph(forward)
+    whole = simulate(graph, without_recompute(graph))
+    for share in (0.9, 0.8, 0.7):
+        peak_bytes = int(share * whole.peak_bytes)
+        by_rotor = Rotor().schedule(graph, peak_bytes)
+        by_rockmate = Rockmate().schedule(graph, peak_bytes)
+        assert by_rotor is not None and by_rockmate is not None
+        assert simulate(graph, by_rockmate).time_s < simulate(graph, by_rotor).time_s
 
 
 @pytest.mark.parametrize("count", (4, 9, 30, 64, 100))

@@ -17,15 +17,20 @@ import jax
 from rich.console import Console
 
 import jax_hremat
+from jax_hremat._cli import solve as solving
 from jax_hremat._cli.doctor import check_all
 from jax_hremat._cli.problem import Problem, load_problem
 from jax_hremat._cli.users_errors import users_traceback
 from jax_hremat._planner.context import Effort
+from jax_hremat._schedules.graph_files import load_graph
+from jax_hremat._schedules.schedule_files import save_schedule
+from jax_hremat._schedules.simulate import simulate, without_recompute
+from jax_hremat._schedules.strategies import STRATEGIES as OF_GRAPHS
 from jax_hremat._shared.errors import HRematError
 from jax_hremat._shared.format import format_bytes
-from jax_hremat._shared.text import plain_table
+from jax_hremat._shared.text import plain_table, plain_text
 from jax_hremat._shared.units import parse_budget
-from jax_hremat._strategies.registry import ALL_STRATEGIES
+from jax_hremat._strategies.registry import ALL_STRATEGIES, STRATEGIES, TREE, TREE_SUMMARY
 
 _PROBLEM_HELP = """PROBLEM is `package.module:function` or `path/to/file.py:function`: a function
 without parameters that returns `(loss_fn, args)`, the loss and the tuple of its arguments (arrays
@@ -290,6 +295,55 @@ def certify(
 def explain(path: str, html: str | None, as_json: bool) -> None:
     """Show what a saved plan does: certificate, every block, the largest buffers."""
     _show(jax_hremat.RematPlan.load(path), None, html, as_json)
+
+
+@main.command()
+def strategies() -> None:
+    """List the strategies of the field, those of `compare` and those of `solve`."""
+    summaries = {TREE: TREE_SUMMARY} | {name: s.summary for name, s in STRATEGIES.items()}
+    for title, lines in (
+        ("compare: plans of a loss, compiled", summaries),
+        ("solve: schedules of a graph, simulated", {s.name: s.summary for s in OF_GRAPHS.values()}),
+    ):
+        table = plain_table(show_header=False)
+        for name, summary in lines.items():
+            table.add_row(f"  {name}", summary)
+        click.echo(plain_text(title, table))
+
+
+@main.command()
+@click.argument("path", type=click.Path(exists=True, dir_okay=False))
+@click.option("--budget", required=True, help="Bytes, 40GiB, or a share of the peak: 0.5, 50%.")
+@click.option(
+    "--strategy",
+    "names",
+    multiple=True,
+    type=click.Choice(tuple(OF_GRAPHS)),
+    help="May be given several times; all by default.",
+)
+@click.option("--output", "-o", type=_OUTPUT, help="Save the fastest schedule found (JSON).")
+@_json_option
+def solve(
+    path: str, budget: str, names: tuple[str, ...], output: str | None, as_json: bool
+) -> None:
+    """Schedule a graph of operations by the strategies of the literature.
+
+    PATH is a JSON file of operations with times and sizes. A share of the peak is that of the peak
+    without recomputation. Schedules are simulated, not compiled.
+    """
+    graph = load_graph(path)
+    whole_bytes = simulate(graph, without_recompute(graph)).peak_bytes
+    budget_bytes = parse_budget(_budget(budget)).resolve_bytes(whole_bytes)
+    asked = [OF_GRAPHS[name] for name in names or OF_GRAPHS]
+    found = [solving.find(graph, strategy, budget_bytes) for strategy in asked]
+    solving.check_some(graph, found, budget_bytes)
+    if as_json:
+        click.echo(json.dumps(solving.figures(graph, found, budget_bytes), indent=1))
+    else:
+        click.echo(solving.table(graph, found, budget_bytes))
+    if output is not None:
+        fastest = solving.fastest(found)
+        _write(functools.partial(save_schedule, graph, fastest), output)
 
 
 @main.command()

@@ -32,24 +32,27 @@ class Checkmate(Strategy):
     schedule found is the answer; `Schedule.bound_s` says how far from the optimum it may be.
 
     Attributes:
+        max_operations: Larger graphs are refused.
         solver: The solver's limits.
 
     Raises:
-        SolverError: The solver reached its limit without a schedule, and without proof that there
-            is none.
+        SolverError: The graph is too large, or the solver reached its limit without a schedule, and
+            without proof that there is none.
     """
 
     name = "checkmate"
-    summary = "the fastest schedule, by integer programming over all operations"
+    summary = "fastest of almost all schedules, by integer programming"
     source = f"{PAPER}: the program of section 4, equations 1 to 6 (see `_solve/checkmate.py`)"
     leaves_out = (
         "as the paper does: other orders of first computations, even where the value of one is "
         "dropped unread, and computing an operation twice between two of them"
     )
 
+    max_operations: int = 100
     solver: SolverConfig = SolverConfig(max_nodes=20_000, relative_gap=1e-6)
 
     def schedule(self, graph: Graph, peak_bytes: int) -> Schedule | None:
+        check_size(graph, self.max_operations)
         limit = peak_bytes - graph.constant_bytes
         bound_s = 0.0
         # Where sizes have no large common divisor, the solver's tolerance may let a schedule pass
@@ -72,10 +75,25 @@ class Checkmate(Strategy):
         )
 
     def lowest(self, graph: Graph) -> Schedule:
+        check_size(graph, self.max_operations)
         low = _schedule(graph, lowest_stages(operations_of(graph), self.solver), None)
         fastest = self.schedule(graph, simulate(graph, low).peak_bytes)
         assert fastest is not None, "a schedule of that peak is known"
         return fastest
+
+
+def check_size(graph: Graph, max_operations: int) -> None:
+    """Refuse a graph for which the program would be too large.
+
+    Raises:
+        SolverError: It has more operations than that.
+    """
+    if len(graph) > max_operations:
+        raise SolverError(
+            f"the graph has {len(graph)} operations, and Checkmate's program, which grows with "
+            f"their square, takes at most {max_operations}; choose another strategy, or raise "
+            f"max_operations"
+        )
 
 
 def operations_of(graph: Graph) -> Operations:

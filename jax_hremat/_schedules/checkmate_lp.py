@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jax_hremat._schedules.checkmate import PAPER, operations_of, order_of
+from jax_hremat._schedules.checkmate import PAPER, check_size, operations_of, order_of
 from jax_hremat._schedules.graph import Graph
 from jax_hremat._schedules.simulate import simulate, without_recompute
 from jax_hremat._schedules.strategy import Family
@@ -26,10 +26,15 @@ class CheckmateLP(Family):
     Attributes:
         num_limits: Limits for which the relaxation is solved.
         thresholds: Above which a fraction is rounded up, each tried.
+        max_operations: Larger graphs are refused.
+        solver: The solver's limits.
+
+    Raises:
+        SolverError: The graph is too large.
     """
 
     name = "checkmate-lp"
-    summary = "the linear relaxation of that program, rounded in two phases"
+    summary = "the relaxation of Checkmate's program, rounded"
     source = f"{PAPER}: two-phase rounding, deterministic"
     leaves_out = (
         "randomised rounding; the paper solves the relaxation for one limit somewhat below the "
@@ -38,9 +43,11 @@ class CheckmateLP(Family):
 
     num_limits: int = 8
     thresholds: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
+    max_operations: int = 100
     solver: SolverConfig = SolverConfig()
 
     def orders(self, graph: Graph) -> Iterator[Sequence[int]]:
+        check_size(graph, self.max_operations)
         yield range(len(graph))
         peak = simulate(graph, without_recompute(graph)).peak_bytes - graph.constant_bytes
         least = max(

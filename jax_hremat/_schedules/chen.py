@@ -23,7 +23,7 @@ class Chen(Family):
     """
 
     name = "chen"
-    summary = "parts of about equal size, each recomputed once, as a whole"
+    summary = "parts of about equal size, each recomputed as a whole"
     source = f"{_PAPER}: Algorithm 1, with the parts of Algorithm 3 for budgets of 1/k of all bytes"
     leaves_out = (
         "the search for the budget of a part: all k are tried, with cuts anywhere and with cuts "
@@ -51,7 +51,7 @@ class ChenRecursive(Family):
     """
 
     name = "chen-recursive"
-    summary = "equal parts of equal parts, each recomputed where it is needed"
+    summary = "equal parts of equal parts, recomputed as needed"
     source = f"{_PAPER}: section 4.4, g(n) = k + g(n / (k + 1)), for every k and every depth"
     leaves_out = (
         "the choice of k and of the depth: all are tried, with cuts anywhere and with cuts only "

@@ -25,18 +25,25 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jax_hremat._schedules.graph import Graph, Operation
+from jax_hremat._schedules.json_fields import (
+    read_bytes,
+    read_file,
+    read_list,
+    read_object,
+    read_text,
+)
 from jax_hremat._shared.errors import GraphFormatError
 from jax_hremat._shared.files import write_whole
 
 FORMAT = "jax_hremat.graph"
 FORMAT_VERSION = 1
 
-_GRAPH_KEYS = ("format", "format_version", "constant_bytes", "operations", "results")
+_GRAPH_KEYS = ("constant_bytes", "operations", "results")
 _OPERATION_KEYS = ("name", "time_s", "output_bytes", "reads", "workspace_bytes", "backward_of")
 
 
@@ -56,11 +63,7 @@ def load_graph(path: str | os.PathLike[str]) -> Graph:
         GraphFormatError: The file holds no graph; the message names the file and the place in it.
         OSError: The file cannot be read.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise GraphFormatError(f"{path}: it is no text in UTF-8") from error
-    return graph_from_json(text, where=str(path))
+    return graph_from_json(read_text(path), where=str(path))
 
 
 def graph_to_json(graph: Graph) -> str:
@@ -99,27 +102,16 @@ def graph_from_json(text: str, where: str = "the text") -> Graph:
     Raises:
         GraphFormatError: The text holds no graph; the message names the place in it.
     """
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise GraphFormatError(f"{where}: it is no JSON: {error}") from error
-    fields = _object(data, where, _GRAPH_KEYS, needed=("format", "format_version", "operations"))
-    if fields["format"] != FORMAT:
-        raise GraphFormatError(f'{where}: its "format" is {fields["format"]!r}, not {FORMAT!r}')
-    if fields["format_version"] != FORMAT_VERSION:
-        raise GraphFormatError(
-            f"{where}: it has the format version {fields['format_version']!r}; this version of "
-            f"jax_hremat reads version {FORMAT_VERSION}"
-        )
+    fields = read_file(text, where, FORMAT, FORMAT_VERSION, _GRAPH_KEYS, needed=("operations",))
     positions: dict[str, int] = {}
     operations: list[Operation] = []
-    for i, entry in enumerate(_list(fields["operations"], f"{where}: operations")):
+    for i, entry in enumerate(read_list(fields["operations"], f"{where}: operations")):
         place = f"{where}: operations[{i}]"
         operations.append(_operation(entry, place, positions))
         positions.setdefault(operations[-1].name, i)
-    names = _list(fields.get("results", []), f"{where}: results")
+    names = read_list(fields.get("results", []), f"{where}: results")
     results = tuple(_position(n, f"{where}: results[{i}]", positions) for i, n in enumerate(names))
-    constant_bytes = _whole(fields.get("constant_bytes", 0), f"{where}: constant_bytes")
+    constant_bytes = read_bytes(fields.get("constant_bytes", 0), f"{where}: constant_bytes")
     try:
         return Graph(tuple(operations), results, constant_bytes)
     except GraphFormatError as error:
@@ -127,48 +119,22 @@ def graph_from_json(text: str, where: str = "the text") -> Graph:
 
 
 def _operation(entry: Any, place: str, positions: Mapping[str, int]) -> Operation:
-    fields = _object(entry, place, _OPERATION_KEYS, needed=("name", "time_s", "output_bytes"))
+    fields = read_object(entry, place, _OPERATION_KEYS, needed=("name", "time_s", "output_bytes"))
     if not isinstance(fields["name"], str):
         raise GraphFormatError(f"{place}.name: it is {fields['name']!r}, not a text")
     time_s = fields["time_s"]
     if isinstance(time_s, bool) or not isinstance(time_s, int | float):
         raise GraphFormatError(f"{place}.time_s: it is {time_s!r}, not a number of seconds")
-    reads = _list(fields.get("reads", []), f"{place}.reads")
+    reads = read_list(fields.get("reads", []), f"{place}.reads")
     of = fields.get("backward_of")
     return Operation(
         name=fields["name"],
         time_s=float(time_s),
-        output_bytes=_whole(fields["output_bytes"], f"{place}.output_bytes"),
+        output_bytes=read_bytes(fields["output_bytes"], f"{place}.output_bytes"),
         reads=tuple(_position(n, f"{place}.reads[{i}]", positions) for i, n in enumerate(reads)),
-        workspace_bytes=_whole(fields.get("workspace_bytes", 0), f"{place}.workspace_bytes"),
+        workspace_bytes=read_bytes(fields.get("workspace_bytes", 0), f"{place}.workspace_bytes"),
         backward_of=None if of is None else _position(of, f"{place}.backward_of", positions),
     )
-
-
-def _object(
-    value: Any, place: str, known: Sequence[str], needed: Sequence[str]
-) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise GraphFormatError(f"{place}: it is {_kind(value)}, not an object")
-    unknown = [key for key in value if key not in known]
-    if unknown:
-        raise GraphFormatError(f"{place}: unknown key {unknown[0]!r}; known are {', '.join(known)}")
-    for key in needed:
-        if key not in value:
-            raise GraphFormatError(f"{place}: the key {key!r} is missing")
-    return value
-
-
-def _list(value: Any, place: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise GraphFormatError(f"{place}: it is {_kind(value)}, not a list")
-    return value
-
-
-def _whole(value: Any, place: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise GraphFormatError(f"{place}: it is {value!r}, not a whole number of bytes")
-    return value
 
 
 def _position(name: Any, place: str, positions: Mapping[str, int]) -> int:
@@ -178,7 +144,3 @@ def _position(name: Any, place: str, positions: Mapping[str, int]) -> int:
             f"topological order"
         )
     return positions[name]
-
-
-def _kind(value: Any) -> str:
-    return "null" if value is None else f"a {type(value).__name__}"

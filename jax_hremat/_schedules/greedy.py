@@ -27,7 +27,7 @@ class Greedy(Family):
     """
 
     name = "greedy"
-    summary = "drops values by bytes times idle time, per second of recomputation"
+    summary = "drops what frees most bytes for longest at least time"
     source = (
         'the choice of what to recompute in Peng et al.: "Capuchin: Tensor-based GPU Memory '
         'Management for Deep Learning", ASPLOS 2020, section 4.3; the idle time is that of DTR '

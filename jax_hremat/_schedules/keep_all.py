@@ -14,7 +14,7 @@ class KeepAll(Family):
     """Every operation once, in the graph's order."""
 
     name = "keep-all"
-    summary = "every operation once, each value kept until its last reader"
+    summary = "every operation once, no recomputation"
     source = "what automatic differentiation does"
     leaves_out = "other orders of the operations, which may have a lower peak"
 

@@ -31,7 +31,7 @@ class Rotor(Family):
     """
 
     name = "rotor"
-    summary = "the fastest persistent schedule of a chain, by dynamic programming"
+    summary = "fastest persistent schedule of a chain, by dynamic program"
     source = (
         'Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova: "Optimal checkpointing for '
         'heterogeneous chains", 2019 (the recursion is in `persistent.py`)'

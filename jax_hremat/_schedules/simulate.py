@@ -29,6 +29,7 @@ class Simulation:
         time_s: Seconds of all computations.
         peak_bytes: The largest memory, constants included.
         peak_step: The first step at which it is reached.
+        peak_operation: The operation that this step computes.
         num_computations: Computations, repetitions included.
         memory_bytes: Memory after each step, constants included.
     """
@@ -36,6 +37,7 @@ class Simulation:
     time_s: float
     peak_bytes: int
     peak_step: int
+    peak_operation: int
     num_computations: int
     memory_bytes: tuple[int, ...]
 
@@ -48,8 +50,8 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
             has the step's number and what was missing.
     """
     present: set[int] = set()
-    memory = peak = graph.constant_bytes
-    peak_step = 0
+    memory = graph.constant_bytes
+    peak, peak_step = -1, 0
     after: list[int] = []
     counts = [0] * len(graph)
     for number, step in enumerate(schedule.steps):
@@ -77,6 +79,7 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
         time_s=math.fsum(count * operation.time_s for count, operation in times),
         peak_bytes=peak,
         peak_step=peak_step,
+        peak_operation=schedule.steps[peak_step].operation,
         num_computations=sum(counts),
         memory_bytes=tuple(after),
     )

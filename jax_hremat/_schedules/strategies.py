@@ -10,6 +10,7 @@ from jax_hremat._schedules.checkmate_lp import CheckmateLP
 from jax_hremat._schedules.chen import Chen, ChenRecursive
 from jax_hremat._schedules.greedy import Greedy
 from jax_hremat._schedules.keep_all import KeepAll
+from jax_hremat._schedules.rockmate import Rockmate
 from jax_hremat._schedules.rotor import Rotor
 from jax_hremat._schedules.strategy import Strategy
 from jax_hremat._schedules.tw_remat import TwRemat
@@ -24,6 +25,7 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
             Rotor(),
             Greedy(),
             TwRemat(),
+            Rockmate(),
             CheckmateLP(),
             Checkmate(),
         )

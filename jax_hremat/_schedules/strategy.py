@@ -36,6 +36,10 @@ class Strategy(ABC):
         """The fastest schedule it finds whose simulated peak is at most `peak_bytes`, constants
         included; None if it finds none."""
 
+    def schedules(self, graph: Graph, peaks_bytes: Sequence[int]) -> list[Schedule | None]:
+        """The same for several peaks, which may take less time than one after the other."""
+        return [self.schedule(graph, peak_bytes) for peak_bytes in peaks_bytes]
+
     @abstractmethod
     def lowest(self, graph: Graph) -> Schedule:
         """The schedule of the least simulated peak it finds; of those with that peak, the
@@ -54,8 +58,16 @@ class Family(Strategy):
         """Orders in which to compute the operations, repetitions included; at least one."""
 
     def schedule(self, graph: Graph, peak_bytes: int) -> Schedule | None:
-        found = [one for one in self._candidates(graph) if one[1].peak_bytes <= peak_bytes]
-        return min(found, key=lambda f: (f[1].time_s, f[1].peak_bytes))[0] if found else None
+        return self.schedules(graph, [peak_bytes])[0]
+
+    def schedules(self, graph: Graph, peaks_bytes: Sequence[int]) -> list[Schedule | None]:
+        fastest_first = sorted(
+            self._candidates(graph), key=lambda found: (found[1].time_s, found[1].peak_bytes)
+        )
+        return [
+            next((one for one, run in fastest_first if run.peak_bytes <= peak_bytes), None)
+            for peak_bytes in peaks_bytes
+        ]
 
     def lowest(self, graph: Graph) -> Schedule:
         return min(self._candidates(graph), key=lambda f: (f[1].peak_bytes, f[1].time_s))[0]

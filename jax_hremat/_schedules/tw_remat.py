@@ -38,7 +38,7 @@ class TwRemat(Family):
     """
 
     name = "tw-remat"
-    summary = "recursive separators from a tree decomposition of the whole graph"
+    summary = "recursive separators from a tree decomposition"
     source = (
         'Kumar, Purohit, Svitkina, Vee, Wang: "Efficient Rematerialization for Deep Networks", '
         "NeurIPS 2019, the algorithm for bounded treewidth"

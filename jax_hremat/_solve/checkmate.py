@@ -88,7 +88,12 @@ class Stages:
 
 
 def fastest_stages(
-    operations: Operations, limit_bytes: int, config: SolverConfig, *, relaxed: bool = False
+    operations: Operations,
+    limit_bytes: int,
+    config: SolverConfig,
+    *,
+    relaxed: bool = False,
+    may_be_undecided: bool = False,
 ) -> Stages:
     """The stages of least time whose peak is at most the limit.
 
@@ -97,12 +102,14 @@ def fastest_stages(
         limit_bytes: Bound on the peak.
         config: The solver's limits.
         relaxed: Whether fractions are allowed, as in a linear program.
+        may_be_undecided: Whether it is no error if the solver reaches the limit of nodes without
+            an answer.
 
     Raises:
         SolverError: The solver failed, or reached the limit of nodes without an answer.
     """
     program = _Program(operations, relaxed)
-    return program.solved(program.passes(), [*program.rows(limit_bytes)], config)
+    return program.solved(program.passes(), program.rows(limit_bytes), config, may_be_undecided)
 
 
 def lowest_stages(operations: Operations, config: SolverConfig) -> Stages:
@@ -254,12 +261,19 @@ class _Program:
                 )
         return sum(parts[1:], parts[0])
 
-    def solved(self, objective: Any, rows: list[Any], config: SolverConfig) -> Stages:
+    def solved(
+        self,
+        objective: Any,
+        rows: list[Any],
+        config: SolverConfig,
+        may_be_undecided: bool = False,
+    ) -> Stages:
         """Solve, and read R and S off the variables."""
         problem = cp.Problem(cp.Minimize(objective), rows)
-        outcome = solve(problem, config)
-        if outcome.status is Status.INFEASIBLE:
-            return Stages(None, None, outcome, math.inf)
+        outcome = solve(problem, config, may_be_undecided=may_be_undecided)
+        if outcome.status in (Status.INFEASIBLE, Status.UNDECIDED):
+            bound = math.inf if outcome.status is Status.INFEASIBLE else 0.0
+            return Stages(None, None, outcome, bound)
         assert self.computed.value is not None and self.kept.value is not None
         bound = outcome.objective * (1 - max(outcome.gap, _TOLERANCE))
         return Stages(
