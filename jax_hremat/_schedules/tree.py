@@ -1,5 +1,5 @@
-"""The library's own programs on a schedule: checkpoints around runs of operations that keep what the
-solver likes, and checkpoints in checkpoints."""
+"""The planner's own program on a graph: checkpoints around runs of operations, which keep what the
+solver likes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from jax_hremat._schedules.strategy import Strategy
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._solve.chain import BoundaryValue, Chain, Selection
 from jax_hremat._solve.keeping import keeping_columns
-from jax_hremat._solve.prediction import predict
 from jax_hremat._solve.schedule import fastest_within, least_peak
 
 # What the options of a block are: its value is held where a backward reads it, or it is named, so
@@ -27,59 +26,62 @@ _PLAIN, _NAMED, _AGAIN = range(3)
 
 @dataclass(frozen=True, slots=True)
 class Tree(Strategy):
-    """Nested checkpoints, chosen by the root program of the planner.
+    """Checkpoints around consecutive forward operations, each of which keeps what the solver likes.
 
-    Each forward operation is a block. The peak that the program counts differs a little from the
-    simulated one, so it is solved a few times with its limit corrected.
+    Each forward operation is a block with three options: its value is held for the backwards that
+    read it, it is computed again for its own backward, or a checkpoint around it keeps it by name.
+    Gradients are alive at the same time in all selections. The peak that the program counts is
+    seldom below the simulated one; where it is, the program is solved again with a lower limit.
 
     Attributes:
         solver: Limits of each program.
-        max_rounds: How many programs are solved for one peak.
+        max_rounds: The most programs for one peak.
     """
 
     name = "tree"
-    summary = "nested checkpoints that keep any values, by the planner's own program"
-    source = "this library; docs/explanation/milp.md"
+    summary = "checkpoints around up to eight operations that keep any values, by one program"
+    source = "the root program of this library's planner (docs/explanation/milp.md)"
     leaves_out = (
-        "orders that nested checkpoints cannot express; checkpoints around more than eight "
-        "operations"
+        "levels above: checkpoints around checkpoints, and the planner's many operations in a "
+        "block; orders that checkpoints cannot express, such as a value that is dropped and "
+        "computed again before the loss"
     )
 
-    solver: SolverConfig = SolverConfig()
-    max_rounds: int = 8
+    solver: SolverConfig = SolverConfig(relative_gap=1e-3)
+    max_rounds: int = 4
 
     def schedule(self, graph: Graph, peak_bytes: int) -> Schedule | None:
-        found = [one for one in self._found(graph, peak_bytes) if one[1].peak_bytes <= peak_bytes]
-        return min(found, key=lambda f: (f[1].time_s, f[1].peak_bytes))[0] if found else None
-
-    def lowest(self, graph: Graph) -> Schedule:
-        found = self._found(graph, 0)
-        return min(found, key=lambda f: (f[1].peak_bytes, f[1].time_s))[0]
-
-    def _found(self, graph: Graph, peak_bytes: int) -> Iterator[tuple[Schedule, Simulation]]:
-        """Schedules for one peak, within it or not: that of every value kept, that of the least
-        counted peak, and, by bisection, the fastest ones for the counted peaks that come out
-        nearest to the simulated peak asked for."""
         line = line_of(graph)
         chain = _chain(graph, line)
-        kept = Selection((_PLAIN,) * len(chain))
-        lowest = least_peak(chain, self.solver).selection
-        assert lowest is not None, "without a peak bound a selection exists"
-        yield _simulated(graph, range(len(graph)))
-        yield _simulated(graph, _order(line, lowest))
-        low, high = (predict(chain, selection).peak_bytes for selection in (lowest, kept))
+        found = [*self._always(graph, line, chain)]
+        limit = peak_bytes
         for _ in range(self.max_rounds):
-            limit = (low + high) // 2
             selection = fastest_within(chain, limit, self.solver).selection
             if selection is None:
-                low = limit
-                continue
+                break
             one = _simulated(graph, _order(line, selection))
-            yield one
-            if one[1].peak_bytes <= peak_bytes:
-                low = limit
-            else:
-                high = min(limit, predict(chain, selection).peak_bytes) - 1
+            found.append(one)
+            excess = one[1].peak_bytes - peak_bytes
+            if excess <= 0:
+                break
+            limit -= excess
+        fitting = [one for one in found if one[1].peak_bytes <= peak_bytes]
+        return min(fitting, key=lambda f: (f[1].time_s, f[1].peak_bytes))[0] if fitting else None
+
+    def lowest(self, graph: Graph) -> Schedule:
+        line = line_of(graph)
+        found = self._always(graph, line, _chain(graph, line))
+        return min(found, key=lambda f: (f[1].peak_bytes, f[1].time_s))[0]
+
+    def _always(
+        self, graph: Graph, line: Line, chain: Chain
+    ) -> Iterator[tuple[Schedule, Simulation]]:
+        """The schedules that are candidates for every peak: everything kept, and the least counted
+        peak."""
+        yield _simulated(graph, range(len(graph)))
+        selection = least_peak(chain, self.solver).selection
+        assert selection is not None, "without a peak bound a selection exists"
+        yield _simulated(graph, _order(line, selection))
 
 
 def _simulated(graph: Graph, order: Iterable[int]) -> tuple[Schedule, Simulation]:
@@ -94,9 +96,15 @@ def _chain(graph: Graph, line: Line) -> Chain:
     for p, i in enumerate(line.forward):
         size = graph.operations[i].output_bytes
         forward = sorted({place[r] for r in graph.readers[i] if r in place})
-        backward = [b for b, ops in enumerate(line.backward) if any(i in graph.operations[o].reads for o in ops)]
+        backward = [
+            b
+            for b, ops in enumerate(line.backward)
+            if any(i in graph.operations[o].reads for o in ops)
+        ]
         readers = sorted({q for q in (*forward, *backward) if q > p})
-        needed = {(b, o) for b in backward for o in (_PLAIN, _NAMED, _AGAIN) if (b, o) != (p, _AGAIN)}
+        needed = {
+            (b, o) for b in backward for o in (_PLAIN, _NAMED, _AGAIN) if (b, o) != (p, _AGAIN)
+        }
         # Read when this block is computed again for its own backward.
         needed |= {(q, _AGAIN) for q in forward}
         needed.add((p, _NAMED))
@@ -105,7 +113,8 @@ def _chain(graph: Graph, line: Line) -> Chain:
                 size_bytes=size,
                 producer=p,
                 readers=tuple(readers or [p + 1] if p + 1 < len(line.forward) else readers),
-                active=bool(line.backward[p]),
+                # What waits of gradients does not depend on the selection: see `_options`.
+                active=False,
                 needed=frozenset(needed),
             )
         )
@@ -113,7 +122,12 @@ def _chain(graph: Graph, line: Line) -> Chain:
     forward_s = [graph.operations[i].time_s for i in line.forward]
     chain = Chain(
         starts=tuple(range(len(line.forward))),
-        options=tuple(_options(graph, i, line.backward[p]) for p, i in enumerate(line.forward)),
+        options=tuple(
+            _options(graph, i, line.backward[p], waiting)
+            for p, (i, waiting) in enumerate(
+                zip(line.forward, _gradients(graph, line), strict=True)
+            )
+        ),
         recompute_s=tuple(forward_s),
         last_recompute_s=tuple(
             (s if i in own else 0.0, s if i in own else 0.0, 0.0)
@@ -126,13 +140,31 @@ def _chain(graph: Graph, line: Line) -> Chain:
     return replace(chain, keeping=keeping_columns(chain))
 
 
-def _options(graph: Graph, forward: int, backward: Sequence[int]) -> tuple[Option, ...]:
+def _gradients(graph: Graph, line: Line) -> list[int]:
+    """The peak of what the backwards have made, while that of each place runs. It is the same in
+    all selections, since backwards run once, in the order of the line."""
+    order = [i for place in reversed(line.backward) for i in place]
+    own = {*order}
+    last = {
+        j: step for step, i in enumerate(order) for j in (i, *graph.operations[i].reads) if j in own
+    }
+    end = len(order)
+    last |= {i: end for i in graph.results if i in own}
+    peaks: dict[int, int] = {}
+    memory = 0
+    for step, i in enumerate(order):
+        operation = graph.operations[i]
+        memory += operation.output_bytes
+        peaks[i] = memory + operation.workspace_bytes
+        memory -= sum(graph.operations[j].output_bytes for j in own if last[j] == step)
+    return [max((peaks[i] for i in place), default=0) for place in line.backward]
+
+
+def _options(
+    graph: Graph, forward: int, backward: Sequence[int], gradients_bytes: int
+) -> tuple[Option, ...]:
     operation = graph.operations[forward]
     backward_s = sum(graph.operations[b].time_s for b in backward)
-    most = max(
-        (graph.operations[b].output_bytes + graph.operations[b].workspace_bytes for b in backward),
-        default=0,
-    )
     plain = OptionCost(
         forward_s=operation.time_s,
         backward_s=backward_s,
@@ -140,10 +172,13 @@ def _options(graph: Graph, forward: int, backward: Sequence[int]) -> tuple[Optio
         kept_inputs=(),
         kept_outputs=(),
         forward_peak_bytes=operation.output_bytes + operation.workspace_bytes,
-        # The gradient that is read, and the one that is made.
-        backward_peak_bytes=operation.output_bytes + most,
+        backward_peak_bytes=gradients_bytes,
     )
-    again = replace(plain, backward_s=backward_s + operation.time_s)
+    again = replace(
+        plain,
+        backward_s=backward_s + operation.time_s,
+        backward_peak_bytes=gradients_bytes + operation.output_bytes,
+    )
     region = Region(0, 1)
     return (
         Option(region, plain, "plain"),
