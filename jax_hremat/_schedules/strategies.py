@@ -9,6 +9,7 @@ from jax_hremat._schedules.checkmate import Checkmate
 from jax_hremat._schedules.checkmate_lp import CheckmateLP
 from jax_hremat._schedules.chen import Chen, ChenRecursive
 from jax_hremat._schedules.greedy import Greedy
+from jax_hremat._schedules.hrockmate import HRockmate
 from jax_hremat._schedules.keep_all import KeepAll
 from jax_hremat._schedules.rockmate import Rockmate
 from jax_hremat._schedules.rotor import Rotor
@@ -27,6 +28,7 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
             Greedy(),
             TwRemat(),
             Rockmate(),
+            HRockmate(),
             Tree(),
             CheckmateLP(),
             Checkmate(),
