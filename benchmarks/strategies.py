@@ -6,7 +6,7 @@ compared with the time that Checkmate's program proves to be optimal.
     python -m benchmarks.strategies --graphs 200 --page
 
 writes `docs/data/strategies/random.json`, after every graph, and makes `docs/strategies.md` of it.
-Graphs that are in the file already are not measured again.
+What is in the file already is not measured again.
 """
 
 from __future__ import annotations
@@ -58,11 +58,12 @@ class OneGraph:
     num_operations: int
     peak_bytes: int
     time_s: float
-    answers: Mapping[str, Answers]
+    answers: Mapping[str, Mapping[str, Any]]
 
 
-def measure(number: int) -> OneGraph:
-    """Schedule one graph, the kind and size of which go by its number, by every strategy."""
+def measure(number: int, known: Mapping[str, Any]) -> OneGraph:
+    """Schedule one graph, the kind and size of which go by its number, by every strategy of which
+    nothing is known."""
     kind = sorted(KINDS)[number % len(KINDS)]
     size = SIZES[number // len(KINDS) % len(SIZES)]
     graph = random_graph(kind, size, number)
@@ -74,7 +75,10 @@ def measure(number: int) -> OneGraph:
         num_operations=len(graph),
         peak_bytes=whole.peak_bytes,
         time_s=whole.time_s,
-        answers={name: _ask(s, graph, peaks_bytes) for name, s in STRATEGIES.items()},
+        answers={
+            name: known.get(name) or asdict(_ask(strategy, graph, peaks_bytes))
+            for name, strategy in STRATEGIES.items()
+        },
     )
 
 
@@ -189,16 +193,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=_DOCS / "data" / "strategies" / "random.json")
     parser.add_argument("--page", action="store_true", help="make the page from --out")
     options = parser.parse_args(argv)
-    graphs = json.loads(options.out.read_text())["graphs"] if options.out.exists() else []
-    known = {graph["number"] for graph in graphs}
+    old = json.loads(options.out.read_text())["graphs"] if options.out.exists() else []
+    graphs = {graph["number"]: graph for graph in old}
     for number in range(options.graphs):
-        if number in known:
+        known = graphs[number]["answers"] if number in graphs else {}
+        if STRATEGIES.keys() <= known.keys():
             continue
         start_s = time.perf_counter()
-        graphs.append(asdict(measure(number)))
-        _write(options.out, sorted(graphs, key=lambda graph: graph["number"]))
+        graphs[number] = asdict(measure(number, known))
+        _write(options.out, [graphs[number] for number in sorted(graphs)])
         took_s = time.perf_counter() - start_s
-        print(f"{number}: {graphs[-1]['kind']}, {took_s:.0f} s", flush=True)
+        print(f"{number}: {graphs[number]['kind']}, {took_s:.0f} s", flush=True)
     if options.page:
         path = options.out.parent.parent.parent / "strategies.md"
         path.write_text(page(json.loads(options.out.read_text())))

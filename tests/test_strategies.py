@@ -26,6 +26,7 @@ from jax_hremat.schedules import (
     Family,
     Forward,
     Graph,
+    HRockmate,
     Operation,
     Rockmate,
     Rotor,
@@ -66,6 +67,21 @@ def test_laws(name: str, graph: str) -> None:
     check_laws(STRATEGIES[name], GRAPHS[graph], functools.partial(optimum_s, graph))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", (2, 3))
+@pytest.mark.parametrize("kind", KINDS)
+def test_laws_on_larger_graphs(kind: str, seed: int) -> None:
+    graph = random_graph(kind, 10, seed)
+
+    @functools.cache
+    def bound_s(peak_bytes: int) -> float:
+        schedule = Checkmate().schedule(graph, peak_bytes)
+        return math.inf if schedule is None else schedule.bound_s or 0.0
+
+    for strategy in STRATEGIES.values():
+        check_laws(strategy, graph, bound_s)
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_where_nothing_need_be_recomputed_nothing_is(name: str) -> None:
     graph = GRAPHS["skips-1"]
@@ -102,10 +118,13 @@ def test_a_law_is_broken_by_a_strategy_that_exceeds_the_peak() -> None:
 # Checkmate.
 
 
-@pytest.mark.parametrize("seed", (0, 1))
+@pytest.mark.parametrize(
+    ("size", "seed"),
+    [(4, 0), (4, 1), *(pytest.param(5, s, marks=pytest.mark.slow) for s in (2, 3))],
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_checkmate_finds_the_fastest_schedule_of_its_kind(kind: str, seed: int) -> None:
-    graph = random_graph(kind, 4, seed)
+def test_checkmate_finds_the_fastest_schedule_of_its_kind(kind: str, size: int, seed: int) -> None:
+    graph = random_graph(kind, size, seed)
     lowest = simulate(graph, Checkmate().lowest(graph))
     assert fastest_s(graph, lowest.peak_bytes - 1, advancing=True) is None
     for peak_bytes in peaks_between(lowest, simulate(graph, without_recompute(graph)), 4):
@@ -228,6 +247,26 @@ def test_rockmate_recomputes_inside_segments() -> None:
         by_rockmate = Rockmate().schedule(graph, peak_bytes)
         assert by_rotor is not None and by_rockmate is not None
         assert simulate(graph, by_rockmate).time_s < simulate(graph, by_rotor).time_s
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hierarchy_of_one_level_is_checkmate_s_program(kind: str) -> None:
+    graph = random_graph(kind, 5, 1)
+    whole = simulate(graph, without_recompute(graph))
+    peaks_bytes = [whole.peak_bytes * k // 10 for k in range(7, 11)]
+    flat = HRockmate(max_parts=len(graph), num_budgets=10).schedules(graph, peaks_bytes)
+    for one, other in zip(flat, Checkmate().schedules(graph, peaks_bytes), strict=True):
+        if one is None or other is None:
+            assert one is other
+        else:
+            assert simulate(graph, one).time_s == pytest.approx(simulate(graph, other).time_s)
+
+
+@pytest.mark.parametrize("name", ("chain-1", "mixed"))
+def test_laws_of_a_deep_hierarchy(name: str) -> None:
+    graph = GRAPHS[name]
+    deep = HRockmate(max_parts=2, max_children=2, num_budgets=5)
+    check_laws(deep, graph, functools.partial(optimum_s, name))
 
 
 @pytest.mark.parametrize("count", (4, 9, 30, 64, 100))

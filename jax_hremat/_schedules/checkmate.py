@@ -42,7 +42,7 @@ class Checkmate(Strategy):
 
     name = "checkmate"
     summary = "fastest of almost all schedules, by integer programming"
-    source = f"{PAPER}: the program of section 4, equations 1 to 6 (see `_solve/checkmate.py`)"
+    source = f"{PAPER}: its integer program (see `_solve/checkmate.py`)"
     leaves_out = (
         "as the paper does: other orders of first computations, even where the value of one is "
         "dropped unread, and computing an operation twice between two of them"

@@ -52,7 +52,7 @@ class ChenRecursive(Family):
 
     name = "chen-recursive"
     summary = "equal parts of equal parts, recomputed as needed"
-    source = f"{_PAPER}: section 4.4, g(n) = k + g(n / (k + 1)), for every k and every depth"
+    source = f"{_PAPER}: section 4.3, g(n) = k + g(n / (k + 1)), for every k and every depth"
     leaves_out = (
         "the choice of k and of the depth: all are tried, with cuts anywhere and with cuts only "
         "where one value passes; parts are equal in their number of cuts, not in bytes"

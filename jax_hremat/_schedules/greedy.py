@@ -30,7 +30,7 @@ class Greedy(Family):
     summary = "drops what frees most bytes for longest at least time"
     source = (
         'the choice of what to recompute in Peng et al.: "Capuchin: Tensor-based GPU Memory '
-        'Management for Deep Learning", ASPLOS 2020, section 4.3; the idle time is that of DTR '
+        'Management for Deep Learning", ASPLOS 2020; the idle time is the staleness of DTR '
         "(Kirisame et al., ICLR 2021)"
     )
     leaves_out = (

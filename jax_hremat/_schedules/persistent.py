@@ -38,13 +38,14 @@ Without a rest, s = t, the first line has neither T(s + 1, t, …) nor the value
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from jax_hremat._schedules.graph import Graph
 from jax_hremat._schedules.line import Line
+from jax_hremat._schedules.pieces import bytes_of, needed, peak_bytes_of, read_first, time_s_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,35 +229,37 @@ def _costs(
     for s, segment in enumerate(segments):
         own = {*segment.forward}
         end = segment.forward[-1:] if s + 1 < len(segments) else ()
-        order = _needed(graph, segment.forward, end)
+        order = needed(graph, segment.forward, end)
         hand_on.append(
             _HandOn(
                 order=order,
-                time_s=_time_s(graph, order),
-                first_peak=units(_peak_bytes(graph, order, own, (), end)),
-                later_peak=units(_peak_bytes(graph, order, own | handed, handed, end)),
-                value=units(sum(graph.operations[i].output_bytes for i in end)),
+                time_s=time_s_of(graph, order),
+                first_peak=units(peak_bytes_of(graph, order, own, (), end)),
+                later_peak=units(peak_bytes_of(graph, order, own | handed, handed, end)),
+                value=units(bytes_of(graph, end)),
             )
         )
         left = _left_behind(graph, segments[s + 1 :])
-        behind.append(units(sum(graph.operations[i].output_bytes for i in left)))
+        behind.append(units(bytes_of(graph, left)))
         some = []
         for option in options[s]:
             # Of its own values, those that the backward reads before it makes them again, and the
             # results that it does not make.
-            kept = _read_first(graph, option.backward, own) | (own & results - {*option.backward})
-            alone = _needed(graph, option.forward, kept)
+            kept = read_first(graph, option.backward, own) | (own & results - {*option.backward})
+            held = {*kept, *end}
+            alone = needed(graph, option.forward, kept)
             ending = _left_behind(graph, segments[s:])
             counted = own | {*segment.backward} | left
+            backward = option.backward
             some.append(
                 _OptionCost(
-                    time_s=_time_s(graph, (*option.forward, *option.backward)),
-                    forward_peak=units(_peak_bytes(graph, option.forward, own, (), {*kept, *end})),
-                    kept=units(sum(graph.operations[i].output_bytes for i in {*kept, *end})),
-                    alone_s=_time_s(graph, (*alone, *option.backward)),
-                    alone_peak=units(_peak_bytes(graph, alone, own, (), kept)),
+                    time_s=time_s_of(graph, (*option.forward, *backward)),
+                    forward_peak=units(peak_bytes_of(graph, option.forward, own, (), held)),
+                    kept=units(bytes_of(graph, held)),
+                    alone_s=time_s_of(graph, (*alone, *backward)),
+                    alone_peak=units(peak_bytes_of(graph, alone, own, (), kept)),
                     backward_peak=units(
-                        _peak_bytes(graph, option.backward, counted, kept | left, ending)
+                        peak_bytes_of(graph, backward, counted, kept | left, ending)
                     ),
                 )
             )
@@ -288,66 +291,3 @@ def _left_behind(graph: Graph, segments: Sequence[Segment]) -> set[int]:
     return {i for i in made if i in results or not made.issuperset(graph.readers[i])} | (
         forward & results
     )
-
-
-def _needed(graph: Graph, order: Sequence[int], wanted: Collection[int]) -> tuple[int, ...]:
-    """Of these operations, in order, those that the wanted ones depend on, themselves included."""
-    needed = set(wanted)
-    kept = []
-    for i in reversed(order):
-        if i in needed:
-            needed.remove(i)
-            needed.update(graph.operations[i].reads)
-            kept.append(i)
-    return tuple(reversed(kept))
-
-
-def _read_first(graph: Graph, order: Sequence[int], own: set[int]) -> set[int]:
-    """The values of `own` that these computations read before they make them."""
-    found: set[int] = set()
-    made: set[int] = set()
-    for i in order:
-        found.update(j for j in graph.operations[i].reads if j in own and j not in made)
-        made.add(i)
-    return found
-
-
-def _time_s(graph: Graph, order: Sequence[int]) -> float:
-    return math.fsum(graph.operations[i].time_s for i in order)
-
-
-def _peak_bytes(
-    graph: Graph,
-    order: Sequence[int],
-    counted: Collection[int],
-    present: Collection[int],
-    ending: Collection[int],
-) -> int:
-    """The peak of computations in order, of the counted values, if some are there at the start and
-    some stay; each of the others is dropped as early as possible."""
-    last_use: dict[tuple[int, int], int] = {}
-    copies = {i: 0 for i in counted}
-    there: dict[int, int] = {i: 0 for i in present}
-    for step, i in enumerate(order):
-        for j in graph.operations[i].reads:
-            if j in copies:
-                last_use[j, copies[j]] = step
-        if i in copies:
-            copies[i] += 1
-            last_use[i, copies[i]] = step
-    final = {(i, copies[i]) for i in ending if i in copies}
-    copies = {i: 0 for i in counted}
-    memory = sum(
-        graph.operations[i].output_bytes for i in there if (i, 0) in last_use or (i, 0) in final
-    )
-    peak = memory
-    for step, i in enumerate(order):
-        operation = graph.operations[i]
-        if i in copies:
-            copies[i] += 1
-            memory += operation.output_bytes
-        peak = max(peak, memory + operation.workspace_bytes)
-        for j in {i, *operation.reads}:
-            if j in copies and last_use.get((j, copies[j])) == step and (j, copies[j]) not in final:
-                memory -= graph.operations[j].output_bytes
-    return peak

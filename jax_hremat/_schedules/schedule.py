@@ -61,8 +61,9 @@ def with_drops(graph: Graph, order: Sequence[int], *, bound_s: float | None = No
         if i in last_use:
             drops[last_use[i]].append(i)
         last_use[i] = step
+    results = set(graph.results)
     for i, step in last_use.items():
-        if i not in graph.results:
+        if i not in results:
             drops[step].append(i)
     steps: list[Step] = []
     for i, dropped in zip(order, drops, strict=True):

@@ -38,14 +38,15 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status, solve
-from jax_hremat._solve.modelling import cp, sp
+from jax_hremat._solve.expressions import Term, Vector, linear
+from jax_hremat._solve.modelling import cp
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,24 +137,19 @@ class _Program:
         for k, reads in enumerate(operations.reads):
             for i in reads:
                 self._readers[i].append(k)
-        # Positions in the vectors of variables; what is not in them is zero.
-        self._r = {(t, k): p for p, (t, k) in enumerate(_pairs(n, diagonal=True))}
-        self._s = {(t, i): p for p, (t, i) in enumerate(_pairs(n + 1, diagonal=False))}
-        self._h = {
-            (t, i, q): p
-            for p, (t, i, q) in enumerate(
-                (t, i, q) for t, i in self._r for q, k in enumerate(self._readers[i]) if k <= t
-            )
-        }
-        self.computed = cp.Variable(len(self._r), name="R", **_kind(relaxed))
-        self.kept = cp.Variable(len(self._s), name="S", **_kind(relaxed))
-        self._held = cp.Variable(len(self._h), name="H", bounds=[0, 1])
+        self.computed = Vector.of("R", _pairs(n, diagonal=True), binary=not relaxed)
+        self.kept = Vector.of("S", _pairs(n + 1, diagonal=False), binary=not relaxed)
+        self._r, self._s = self.computed.places, self.kept.places
+        held = ((t, i, q) for t, i in self._r for q, k in enumerate(self._readers[i]) if k <= t)
+        self._held = Vector.of("H", held, binary=False)
+        self._h = self._held.places
+        self._vectors = {"r": self.computed, "s": self.kept, "h": self._held}
 
     def passes(self) -> Any:
         """Objective:  min Σ_{t,k} c_k R_{t,k}  (eq. 1a), in units of Σ_k c_k."""
         total_s = math.fsum(self._of.time_s) or 1.0
         cost = np.array([self._of.time_s[k] / total_s for _, k in self._r])
-        return cost @ self.computed
+        return cost @ self.computed.variable
 
     def rows(self, limit: int | cp.Variable) -> list[Any]:
         """All constraints. The limit is in bytes, or a variable for the peak as a share of
@@ -170,25 +166,25 @@ class _Program:
         # What is kept was there or was computed:  S_{t+1,i} ≤ S_{t,i} + R_{t,i}  (eq. 1c).
         on = [(t, i) for t, i in r]
         rows = [
-            self.computed[ones] == 1,
-            self._vector(
+            self.computed.variable[ones] == 1,
+            self._linear(
                 [(1, "s", (t + 1, i)), (-1, "s", (t, i)), (-1, "r", (t, i))] for t, i in on
             )
             <= 0,
             # Results are there at the end:  S_{n,i} = 1  (in place of eq. 1e).
-            self.kept[[s[n, i] for i in sorted(of.results)]] == 1,
+            self.kept.variable[[s[n, i] for i in sorted(of.results)]] == 1,
             # A value that is there is not computed:  R_{t,i} + S_{t,i} ≤ 1.
-            self._vector([(1, "r", (t, i)), (1, "s", (t, i))] for t, i in on if i < t) <= 1,
+            self._linear([(1, "r", (t, i)), (1, "s", (t, i))] for t, i in on if i < t) <= 1,
         ]
         if read:
             rows.append(
-                self._vector(
+                self._linear(
                     [(1, "r", (t, k)), (-1, "r", (t, i)), (-1, "s", (t, i))] for t, i, k in read
                 )
                 <= 0
             )
         if zeros:
-            rows.append(self.computed[zeros] == 0)
+            rows.append(self.computed.variable[zeros] == 0)
         return rows
 
     def _use_rows(self) -> list[Any]:
@@ -201,7 +197,7 @@ class _Program:
             if i < t:
                 again.append([(1, "r", (t, i)), *used])
                 kept.append([(1, "s", (t, i)), *used])
-        return [self._vector(some) <= 0 for some in (again, kept) if some]
+        return [self._linear(some) <= 0 for some in (again, kept) if some]
 
     def _held_rows(self) -> list[Any]:
         # The value of i is held until its q-th reader if that one or a later one is computed in the
@@ -212,9 +208,9 @@ class _Program:
             held = (-1, "h", (t, i, q))
             by_reader.append([(1, "r", (t, self._readers[i][q])), held])
             by_later.append([self._holds(t, i, q + 1, 1), held])
-        return [self._vector(some) <= 0 for some in (by_reader, by_later) if some]
+        return [self._linear(some) <= 0 for some in (by_reader, by_later) if some]
 
-    def _holds(self, t: int, i: int, q: int, factor: float) -> _Term:
+    def _holds(self, t: int, i: int, q: int, factor: float) -> Term:
         return (factor, "h", (t, i, q)) if (t, i, q) in self._h else (factor, "s", (t + 1, i))
 
     def _peak_rows(self, limit: int | cp.Variable) -> list[Any]:
@@ -226,13 +222,13 @@ class _Program:
         size, workspace = self._of.output_bytes, self._of.workspace_bytes
         rows = []
         for t, k in self._r:
-            row: list[_Term] = [(size[k] + workspace[k], "r", (t, k))]
+            row: list[Term] = [(size[k] + workspace[k], "r", (t, k))]
             row += [(size[i], "s", (t, i)) for i in range(k, t)]
             for i in range(k):
                 q = bisect_left(self._readers[i], k)
                 row.append(self._holds(t, i, q, size[i]))
             rows.append(row)
-        peaks = self._vector(rows)
+        peaks = self._linear(rows)
         if isinstance(limit, int):
             # All peaks are multiples of the greatest common divisor, so half of it more lets no
             # other peak in, and leaves the solver its tolerance.
@@ -240,26 +236,8 @@ class _Program:
             return [peaks / (unit * (limit // unit + 0.5)) <= 1]
         return [peaks / self.most_bytes <= limit]
 
-    def _vector(self, rows: Any) -> Any:
-        """Linear expressions, one for each list of terms; terms of no variable are left out."""
-        places = {"r": self._r, "s": self._s, "h": self._h}
-        entries: dict[str, list[tuple[int, int, float]]] = {name: [] for name in places}
-        count = 0
-        for row in rows:
-            for factor, name, index in row:
-                if index in places[name]:
-                    entries[name].append((count, places[name][index], factor))
-            count += 1
-        variables = {"r": self.computed, "s": self.kept, "h": self._held}
-        parts = []
-        for name, some in entries.items():
-            if some:
-                at, places_of, factors = zip(*some, strict=True)
-                shape = (count, variables[name].size)
-                parts.append(
-                    sp.csr_array((factors, (at, places_of)), shape=shape) @ variables[name]
-                )
-        return sum(parts[1:], parts[0])
+    def _linear(self, rows: Iterable[Iterable[Term]]) -> Any:
+        return linear(self._vectors, rows)
 
     def solved(
         self,
@@ -274,32 +252,26 @@ class _Program:
         if outcome.status in (Status.INFEASIBLE, Status.UNDECIDED):
             bound = math.inf if outcome.status is Status.INFEASIBLE else 0.0
             return Stages(None, None, outcome, bound)
-        assert self.computed.value is not None and self.kept.value is not None
         bound = outcome.objective * (1 - max(outcome.gap, _TOLERANCE))
         return Stages(
-            self._array(self._r, self.computed.value),
-            self._array(self._s, self.kept.value),
+            self._array(self.computed),
+            self._array(self.kept),
             outcome,
             bound,
         )
 
-    def _array(self, places: dict[tuple[int, int], int], values: np.ndarray) -> np.ndarray:
+    def _array(self, vector: Vector) -> np.ndarray:
+        assert vector.variable.value is not None
         array = np.zeros((self._n + 1, self._n))
-        for index, place in places.items():
-            array[index] = values[place]
+        for index, place in vector.places.items():
+            array[index] = vector.variable.value[place]
         return array
 
 
 # The solver's tolerance, as a part of the objective.
 _TOLERANCE = 1e-6
-# A factor, the name of a vector of variables, and an index into it.
-_Term = tuple[float, str, tuple[int, ...]]
 
 
 def _pairs(n: int, *, diagonal: bool) -> list[tuple[int, int]]:
     """All (t, i) with i ≤ t, or i < t, below n."""
     return [(t, i) for t in range(n) for i in range(t + diagonal)]
-
-
-def _kind(relaxed: bool) -> dict[str, Any]:
-    return {"bounds": [0, 1]} if relaxed else {"boolean": True}

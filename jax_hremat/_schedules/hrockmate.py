@@ -1,0 +1,303 @@
+"""A hierarchy of parts, an integer program at each level of it, several options handed up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from jax_hremat._schedules.graph import Graph
+from jax_hremat._schedules.line import Line, line_of
+from jax_hremat._schedules.persistent import Option
+from jax_hremat._schedules.pieces import bytes_of, needed, peak_bytes_of, read_first, time_s_of
+from jax_hremat._schedules.strategy import Family
+from jax_hremat._solve.backend import SolverConfig
+from jax_hremat._solve.hierarchy import Level, Part, Run, Way, fastest_runs
+
+
+@dataclass(frozen=True, slots=True)
+class HRockmate(Family):
+    """Group the forward into parts, and parts into larger ones, by a score; solve each part for
+    several bounds on its peak and on what it keeps, given the options of those inside it.
+
+    The score of a group is minus the bytes of the values that pass into and out of it, times a
+    power of its number of operations; the group with the largest score is made a part first.
+
+    Attributes:
+        max_parts: Most parts on the highest level.
+        max_children: Most parts that are grouped into one.
+        power: Of the number of operations, in the score.
+        num_peaks: Bounds on a part's peak, evenly spaced up to that of keeping all.
+        num_kept: For each, bounds on what a part keeps, evenly spaced up to all.
+        max_options: Most options that a part hands up.
+        num_budgets: Bounds on the peak on the highest level, evenly spaced.
+        solver: The solver's limits for one program.
+    """
+
+    name = "hrockmate"
+    summary = "parts made by a score, a program at each level"
+    source = (
+        'Gusak et al.: "HiRemate", ICML 2025, which was "H-Rockmate", 2023: its score and its '
+        "program (see `_solve/hierarchy.py`)"
+    )
+    leaves_out = (
+        "groups that are not consecutive; equal parts are solved anew; a backward runs once; "
+        "corrections of a part's peak for what the level above drops; the highest level is solved "
+        "for evenly spaced peaks, not for the one asked for; PyTorch's hidden saved tensors"
+    )
+
+    max_parts: int = 6
+    max_children: int = 4
+    power: float = 0.5
+    num_peaks: int = 2
+    num_kept: int = 3
+    max_options: int = 5
+    num_budgets: int = 10
+    solver: SolverConfig = SolverConfig(max_nodes=200, relative_gap=0.01)
+
+    def orders(self, graph: Graph) -> Iterator[Sequence[int]]:
+        line = line_of(graph)
+        yield range(len(graph))
+        nodes = self._grouped(graph, line)
+        view = _View(graph, line, _Node(0, len(line.forward), tuple(nodes)))
+        options = [self._options(graph, line, node) for node in nodes]
+        level = view.level(options, is_root=True)
+        whole_bytes = view.whole_bytes()
+        for k in range(1, self.num_budgets + 1):
+            peak_bytes = whole_bytes * k // self.num_budgets
+            runs = fastest_runs(level, peak_bytes, None, self.solver)
+            if runs is not None:
+                yield tuple(i for half in runs for i in view.order(half, options))
+
+    def _grouped(self, graph: Graph, line: Line) -> list[_Node]:
+        """The parts of the highest level."""
+        ends = (0, *line.cuts, len(line.forward))
+        nodes = [_Node(a, b, ()) for a, b in zip(ends, ends[1:], strict=False)]
+        while len(nodes) > self.max_parts:
+            # A round adds one level: what it has made is not grouped again before the next.
+            made: set[_Node] = set()
+            while len(nodes) > self.max_parts:
+                groups = [
+                    (a, b)
+                    for a in range(len(nodes))
+                    for b in range(a + 2, min(a + self.max_children, len(nodes)) + 1)
+                    if made.isdisjoint(nodes[a:b])
+                ]
+                if not groups:
+                    break
+                a, b = max(groups, key=lambda g: self._score(graph, line, nodes[g[0] : g[1]]))
+                group = _Node(nodes[a].start, nodes[b - 1].stop, tuple(nodes[a:b]))
+                nodes[a:b] = [group]
+                made.add(group)
+        return nodes
+
+    def _score(self, graph: Graph, line: Line, group: Sequence[_Node]) -> tuple[float, int]:
+        view = _View(graph, line, _Node(group[0].start, group[-1].stop, ()))
+        passing = bytes_of(graph, view.inputs()) + bytes_of(graph, view.outputs())
+        return -passing * len(view.forward) ** self.power, group[0].start
+
+    def _options(self, graph: Graph, line: Line, node: _Node) -> tuple[Option, ...]:
+        """Ways to run a part, the fastest first."""
+        view = _View(graph, line, node)
+        found = {Option(view.forward, view.backward): None}
+        if node.children and view.backward:
+            options = [self._options(graph, line, child) for child in node.children]
+            level = view.level(options, is_root=False)
+            keeping = view.way(next(iter(found)))
+            for p in range(1, self.num_peaks + 1):
+                for k in range(self.num_kept):
+                    runs = fastest_runs(
+                        level,
+                        view.whole_bytes() * p // self.num_peaks,
+                        keeping.kept_bytes * k // self.num_kept,
+                        self.solver,
+                    )
+                    if runs is not None:
+                        forward, backward = (tuple(view.order(half, options)) for half in runs)
+                        found[Option(forward, backward)] = None
+        return self._few([(view.way(option), option) for option in found])
+
+    def _few(self, priced: Sequence[tuple[Way, Option]]) -> tuple[Option, ...]:
+        """The options that no other is at least as good as in all figures; if these are too many,
+        some of them, evenly spaced in the order of their times."""
+        best: list[tuple[tuple[float, ...], Option]] = []
+        for figures, option in sorted(
+            ((_figures(way), o) for way, o in priced), key=lambda p: p[0]
+        ):
+            if not any(_is_as_good(other, figures) for other, _ in best):
+                best.append((figures, option))
+        count = min(len(best), self.max_options)
+        steps = [k * (len(best) - 1) // max(count - 1, 1) for k in range(count)]
+        return tuple(best[step][1] for step in steps)
+
+
+def _figures(way: Way) -> tuple[float, ...]:
+    return (
+        way.forward_s + way.backward_s,
+        way.kept_bytes,
+        way.forward_peak_bytes,
+        way.backward_peak_bytes,
+        len(way.backward_reads),
+    )
+
+
+def _is_as_good(one: Sequence[float], other: Sequence[float]) -> bool:
+    return all(a <= b for a, b in zip(one, other, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """The places of a line from `start` up to `stop`, as one part, and the parts inside it."""
+
+    start: int
+    stop: int
+    children: tuple[_Node, ...]
+
+
+class _View:
+    """What a part is made of, and what passes into and out of it."""
+
+    def __init__(self, graph: Graph, line: Line, node: _Node) -> None:
+        self._graph, self._line, self._node = graph, line, node
+        self.forward = line.forward[node.start : node.stop]
+        self.backward = tuple(
+            sorted(i for own in line.backward[node.start : node.stop] for i in own)
+        )
+        self._own = {*self.forward, *self.backward}
+
+    def inputs(self) -> set[int]:
+        """The forward values that its operations read and others make."""
+        forward = set(self._line.forward)
+        read = {j for i in self._own for j in self._graph.operations[i].reads}
+        return (read & forward) - self._own
+
+    def outputs(self) -> set[int]:
+        """The forward values that it makes, and that others read or that are results."""
+        graph = self._graph
+        return {
+            i
+            for i in self.forward
+            if i in graph.results or not self._own.issuperset(graph.readers[i])
+        }
+
+    def gradients(self) -> set[int]:
+        """The backward values that it makes, and that others read or that are results."""
+        graph = self._graph
+        return {
+            i
+            for i in self.backward
+            if i in graph.results or not self._own.issuperset(graph.readers[i])
+        }
+
+    def whole_bytes(self) -> int:
+        """The peak if nothing is recomputed, and gradients from behind are there from the start."""
+        graph = self._graph
+        behind = self._from_behind()
+        return peak_bytes_of(
+            graph,
+            (*self.forward, *self.backward),
+            self._own | behind,
+            behind,
+            self.outputs() | self.gradients(),
+        )
+
+    def hand_on(self) -> tuple[int, ...]:
+        """The forward that only makes the outputs."""
+        return needed(self._graph, self.forward, self.outputs())
+
+    def way(self, option: Option) -> Way:
+        """What an option takes, as the program of the level above sees it."""
+        graph, own = self._graph, set(self.forward)
+        outputs = self.outputs()
+        first = read_first(graph, option.backward, own)
+        inside = first - outputs
+        counted = (self._own - first) | inside
+        return Way(
+            forward_s=time_s_of(graph, option.forward),
+            forward_peak_bytes=peak_bytes_of(graph, option.forward, own, (), inside | outputs),
+            kept_bytes=bytes_of(graph, inside),
+            backward_s=time_s_of(graph, option.backward),
+            backward_peak_bytes=peak_bytes_of(
+                graph, option.backward, counted, inside, self.gradients()
+            ),
+            backward_reads=tuple(
+                sorted((first & outputs) | (self.inputs() & self._read_by(option.backward)))
+            ),
+        )
+
+    def level(self, options: Sequence[Sequence[Option]], *, is_root: bool) -> Level:
+        """The program of the parts inside it."""
+        graph = self._graph
+        views = self._children()
+        numbers = {i: n for n, i in enumerate(i for view in views for i in sorted(view.outputs()))}
+        parts = []
+        for view, some in zip(views, options, strict=True):
+            ways = tuple(map(view.way, some)) if view.backward else ()
+            hand_on = view.hand_on()
+            parts.append(
+                Part(
+                    reads=_numbered(numbers, view.inputs() & view._read_by(view.forward)),
+                    makes=_numbered(numbers, view.outputs()),
+                    hand_on_s=time_s_of(graph, hand_on),
+                    hand_on_peak_bytes=peak_bytes_of(
+                        graph, hand_on, view.forward, (), view.outputs()
+                    ),
+                    ways=tuple(_of_level(way, numbers) for way in ways),
+                    gradient_bytes=bytes_of(graph, self._gradients_at(view)),
+                )
+            )
+        results = {i for i in numbers if i in graph.results}
+        return Level(
+            parts=tuple(parts),
+            value_bytes=tuple(graph.operations[i].output_bytes for i in numbers),
+            handed_on=frozenset() if is_root else frozenset(_numbered(numbers, self.outputs())),
+            results=frozenset(_numbered(numbers, results)) if is_root else frozenset(),
+        )
+
+    def order(self, runs: Sequence[Run], options: Sequence[Sequence[Option]]) -> Iterator[int]:
+        """The computations of runs of the parts inside it."""
+        views = self._children()
+        for run in runs:
+            if run.way is None:
+                yield from views[run.part].hand_on()
+            elif run.is_backward:
+                yield from options[run.part][run.way].backward
+            else:
+                yield from options[run.part][run.way].forward
+
+    def _children(self) -> list[_View]:
+        return [_View(self._graph, self._line, child) for child in self._node.children]
+
+    def _read_by(self, operations: Sequence[int]) -> set[int]:
+        return {j for i in operations for j in self._graph.operations[i].reads}
+
+    def _from_behind(self) -> set[int]:
+        """The gradients that it reads and later parts make."""
+        forward = set(self._line.forward)
+        return self._read_by(self.backward) - forward - self._own
+
+    def _gradients_at(self, child: _View) -> set[int]:
+        """The gradients that are there while the backward of a part inside it runs, made behind
+        that part: to be read by it or by parts in front of it, or results."""
+        graph = self._graph
+        later = {i for own in self._line.backward[child._node.stop : self._node.stop] for i in own}
+        done = later.union(*self._line.backward[self._node.stop :])
+        waiting = {i for i in later if i in graph.results or not done.issuperset(graph.readers[i])}
+        ahead = {i for own in self._line.backward[self._node.start : child._node.stop] for i in own}
+        behind = {i for i in self._from_behind() if not ahead.isdisjoint(graph.readers[i])}
+        return waiting | behind
+
+
+def _numbered(numbers: dict[int, int], values: set[int]) -> tuple[int, ...]:
+    """The numbers of the values that the level knows; others come from outside it."""
+    return tuple(sorted(numbers[i] for i in values if i in numbers))
+
+
+def _of_level(way: Way, numbers: dict[int, int]) -> Way:
+    return Way(
+        way.forward_s,
+        way.forward_peak_bytes,
+        way.kept_bytes,
+        way.backward_s,
+        way.backward_peak_bytes,
+        _numbered(numbers, set(way.backward_reads)),
+    )
