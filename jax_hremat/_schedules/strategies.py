@@ -14,6 +14,7 @@ from jax_hremat._schedules.keep_all import KeepAll
 from jax_hremat._schedules.rockmate import Rockmate
 from jax_hremat._schedules.rotor import Rotor
 from jax_hremat._schedules.strategy import Strategy
+from jax_hremat._schedules.tree import Tree
 from jax_hremat._schedules.tw_remat import TwRemat
 
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
@@ -28,6 +29,7 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
             TwRemat(),
             Rockmate(),
             HRockmate(),
+            Tree(),
             CheckmateLP(),
             Checkmate(),
         )
