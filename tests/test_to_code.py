@@ -98,7 +98,7 @@ def transformer_args() -> tuple[Any, jax.Array]:
     ("loss", "args_of", "budget"),
     [
         (mlp, mlp_args, 0.5),
-        (transformer_loss, transformer_args, 0.7),
+        pytest.param(transformer_loss, transformer_args, 0.7, marks=pytest.mark.slow),
     ],
 )
 def test_it_computes_the_same_and_compiles_to_the_certified_peak(
