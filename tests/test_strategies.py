@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import networkx as nx
 import pytest
 from exhaustive import fastest_s
+from hypothesis import given
+from hypothesis import strategies as st
 from strategy_laws import check_laws, peaks_between
 
 from benchmarks.random_graphs import KINDS, random_graph
@@ -65,6 +67,46 @@ def optimum_s(name: str, peak_bytes: int) -> float:
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_laws(name: str, graph: str) -> None:
     check_laws(STRATEGIES[name], GRAPHS[graph], functools.partial(optimum_s, graph))
+
+
+def any_graph(seed: int) -> Graph:
+    """Operations that read whatever is before them, and are the backward of any of these."""
+    rng = random.Random(seed)
+    operations: list[Operation] = []
+    for i in range(rng.randint(1, 9)):
+        forward = [j for j, o in enumerate(operations) if o.backward_of is None]
+        operations.append(
+            Operation(
+                name=f"o{i}",
+                time_s=float(rng.randint(0, 5)),
+                output_bytes=rng.randint(0, 9),
+                reads=tuple(sorted(rng.sample(range(i), min(i, rng.randint(0, 3))))),
+                workspace_bytes=rng.choice((0, 0, 3)),
+                backward_of=rng.choice(forward) if forward and rng.random() < 0.4 else None,
+            )
+        )
+    graph = Graph(tuple(operations), constant_bytes=rng.choice((0, 7)))
+    results = {*graph.results, *rng.sample(range(len(graph)), min(len(graph), rng.randint(0, 2)))}
+    return replace(graph, results=tuple(results))
+
+
+# Those that solve no integer program take no time to speak of.
+QUICK = ("keep-all", "chen", "chen-recursive", "rotor", "greedy", "tw-remat")
+
+
+@given(st.integers(0, 10**6))
+def test_laws_on_any_graph(seed: int) -> None:
+    graph = any_graph(seed)
+    for name in QUICK:
+        check_laws(STRATEGIES[name], graph)
+
+
+@pytest.mark.parametrize(
+    "seed", [15, 19, *(pytest.param(s, marks=pytest.mark.slow) for s in range(100, 120))]
+)
+def test_laws_of_programs_on_any_graph(seed: int) -> None:
+    for name in STRATEGIES.keys() - set(QUICK):
+        check_laws(STRATEGIES[name], any_graph(seed))
 
 
 @pytest.mark.slow
@@ -385,4 +427,3 @@ def test_a_decomposition_is_one() -> None:
             assert any(i in bag for bag in bags)
             for j in operation.reads:
                 assert any({i, j} <= bag for bag in bags)
-    assert nx.__version__

@@ -126,7 +126,7 @@ def _equal_parts(sizes: Sequence[int], cuts: Sequence[int], part_bytes: float) -
     before = list(itertools.accumulate(sizes, initial=0))
     stops: list[int] = []
     start = 0
-    for cut, following in zip(cuts, (*cuts[1:], len(sizes)), strict=True):
+    for cut, following in itertools.pairwise((*cuts, len(sizes))):
         if before[following] - before[start] > part_bytes:
             stops.append(cut)
             start = cut

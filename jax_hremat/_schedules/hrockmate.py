@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jax_hremat._schedules.graph import Graph
 from jax_hremat._schedules.line import Line, line_of
@@ -215,6 +215,7 @@ class _View:
             forward_s=time_s_of(graph, option.forward),
             forward_peak_bytes=peak_bytes_of(graph, option.forward, own, (), inside | outputs),
             kept_bytes=bytes_of(graph, inside),
+            keeps=bool(inside),
             backward_s=time_s_of(graph, option.backward),
             backward_peak_bytes=peak_bytes_of(
                 graph, option.backward, counted, inside, self.gradients()
@@ -241,7 +242,10 @@ class _View:
                     hand_on_peak_bytes=peak_bytes_of(
                         graph, hand_on, view.forward, (), view.outputs()
                     ),
-                    ways=tuple(_of_level(way, numbers) for way in ways),
+                    ways=tuple(
+                        replace(w, backward_reads=_numbered(numbers, set(w.backward_reads)))
+                        for w in ways
+                    ),
                     gradient_bytes=bytes_of(graph, self._gradients_at(view)),
                 )
             )
@@ -290,14 +294,3 @@ class _View:
 def _numbered(numbers: dict[int, int], values: set[int]) -> tuple[int, ...]:
     """The numbers of the values that the level knows; others come from outside it."""
     return tuple(sorted(numbers[i] for i in values if i in numbers))
-
-
-def _of_level(way: Way, numbers: dict[int, int]) -> Way:
-    return Way(
-        way.forward_s,
-        way.forward_peak_bytes,
-        way.kept_bytes,
-        way.backward_s,
-        way.backward_peak_bytes,
-        _numbered(numbers, set(way.backward_reads)),
-    )

@@ -42,7 +42,8 @@ class Tree(Strategy):
     summary = "checkpoints around up to eight operations that keep any values, by one program"
     source = "the root program of this library's planner (docs/explanation/milp.md)"
     leaves_out = (
-        "levels above: checkpoints around checkpoints, and the planner's many operations in a "
+        "graphs in which a backward has to run before that of a later operation, of which it keeps "
+        "all; levels above: checkpoints around checkpoints, and the planner's many operations in a "
         "block; orders that checkpoints cannot express, such as a value that is dropped and "
         "computed again before the loss"
     )
@@ -56,6 +57,8 @@ class Tree(Strategy):
         found = [*self._always(graph, line, chain)]
         limit = peak_bytes
         for _ in range(self.max_rounds):
+            if chain is None:
+                break
             selection = fastest_within(chain, limit, self.solver).selection
             if selection is None:
                 break
@@ -74,11 +77,13 @@ class Tree(Strategy):
         return min(found, key=lambda f: (f[1].peak_bytes, f[1].time_s))[0]
 
     def _always(
-        self, graph: Graph, line: Line, chain: Chain
+        self, graph: Graph, line: Line, chain: Chain | None
     ) -> Iterator[tuple[Schedule, Simulation]]:
         """The schedules that are candidates for every peak: everything kept, and the least counted
         peak."""
         yield _simulated(graph, range(len(graph)))
+        if chain is None:
+            return
         selection = least_peak(chain, self.solver).selection
         assert selection is not None, "without a peak bound a selection exists"
         yield _simulated(graph, _order(line, selection))
@@ -89,8 +94,11 @@ def _simulated(graph: Graph, order: Iterable[int]) -> tuple[Schedule, Simulation
     return schedule, simulate(graph, schedule)
 
 
-def _chain(graph: Graph, line: Line) -> Chain:
-    """The forward operations as blocks of a chain."""
+def _chain(graph: Graph, line: Line) -> Chain | None:
+    """The forward operations as blocks of a chain; None if these are no blocks, because a backward
+    has to run before that of a later operation."""
+    if len(line.cuts) + 1 < len(line.forward):
+        return None
     place = {i: p for p, i in enumerate(line.forward)}
     values = []
     for p, i in enumerate(line.forward):

@@ -38,14 +38,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status, solve
-from jax_hremat._solve.expressions import Term, Vector, linear
+from jax_hremat._solve.expressions import Term, Vector, at_most, equal, linear
 from jax_hremat._solve.modelling import cp
 
 
@@ -157,58 +157,47 @@ class _Program:
         return [*self._stage_rows(), *self._use_rows(), *self._held_rows(), *self._peak_rows(limit)]
 
     def _stage_rows(self) -> list[Any]:
-        n, r, s, of = self._n, self._r, self._s, self._of
+        n, r, of = self._n, self._r, self._of
         # Stage t ends with operation t:  R_{t,t} = 1.  Some run only once:  R_{t,k} = 0, k < t.
-        ones = [r[t, t] for t in range(n)]
-        zeros = [p for (t, k), p in r.items() if k in of.once and k < t]
+        # Results are there at the end:  S_{n,i} = 1  (in place of eq. 1e).
+        ends = [[(1, "r", (t, t))] for t in range(n)]
+        ends += [[(1, "s", (n, i))] for i in sorted(of.results)]
+        never = [[(1, "r", (t, k))] for t, k in r if k in of.once and k < t]
         # What k reads is there or is computed:  R_{t,k} ≤ R_{t,i} + S_{t,i}  (eq. 1b).
-        read = [(t, i, k) for t, k in r for i in of.reads[k]]
         # What is kept was there or was computed:  S_{t+1,i} ≤ S_{t,i} + R_{t,i}  (eq. 1c).
-        on = [(t, i) for t, i in r]
-        rows = [
-            self.computed.variable[ones] == 1,
-            self._linear(
-                [(1, "s", (t + 1, i)), (-1, "s", (t, i)), (-1, "r", (t, i))] for t, i in on
-            )
-            <= 0,
-            # Results are there at the end:  S_{n,i} = 1  (in place of eq. 1e).
-            self.kept.variable[[s[n, i] for i in sorted(of.results)]] == 1,
-            # A value that is there is not computed:  R_{t,i} + S_{t,i} ≤ 1.
-            self._linear([(1, "r", (t, i)), (1, "s", (t, i))] for t, i in on if i < t) <= 1,
+        after = [((1, "r", (t, k)), t, i) for t, k in r for i in of.reads[k]]
+        after += [((1, "s", (t + 1, i)), t, i) for t, i in r]
+        rows = [[one, (-1, "r", (t, i)), (-1, "s", (t, i))] for one, t, i in after]
+        # A value that is there is not computed:  R_{t,i} + S_{t,i} ≤ 1.
+        either = [[(1, "r", (t, i)), (1, "s", (t, i))] for t, i in r if i < t]
+        return [
+            *equal(self._vectors, ends, 1),
+            *equal(self._vectors, never, 0),
+            *at_most(self._vectors, rows, 0),
+            *at_most(self._vectors, either, 1),
         ]
-        if read:
-            rows.append(
-                self._linear(
-                    [(1, "r", (t, k)), (-1, "r", (t, i)), (-1, "s", (t, i))] for t, i, k in read
-                )
-                <= 0
-            )
-        if zeros:
-            rows.append(self.computed.variable[zeros] == 0)
-        return rows
 
     def _use_rows(self) -> list[Any]:
         # What is computed again, or kept, is read in the stage or kept after it:
         #   R_{t,i} ≤ Σ_k R_{t,k} + S_{t+1,i},   S_{t,i} ≤ Σ_k R_{t,k} + S_{t+1,i}.
-        again, kept = [], []
+        rows: list[list[Term]] = []
         for t, i in self._r:
-            used = [(-1, "r", (t, k)) for k in self._readers[i] if k <= t]
-            used.append((-1, "s", (t + 1, i)))
             if i < t:
-                again.append([(1, "r", (t, i)), *used])
-                kept.append([(1, "s", (t, i)), *used])
-        return [self._linear(some) <= 0 for some in (again, kept) if some]
+                used: list[Term] = [(-1, "r", (t, k)) for k in self._readers[i] if k <= t]
+                used.append((-1, "s", (t + 1, i)))
+                rows += [[(1, name, (t, i)), *used] for name in ("r", "s")]
+        return at_most(self._vectors, rows, 0)
 
     def _held_rows(self) -> list[Any]:
         # The value of i is held until its q-th reader if that one or a later one is computed in the
         # stage, or if it is kept after the stage:
         #   H_{t,i,q} ≥ R_{t,k(i,q)},   H_{t,i,q} ≥ H_{t,i,q+1},   behind the last q:  S_{t+1,i}.
-        by_reader, by_later = [], []
+        rows: list[list[Term]] = []
         for t, i, q in self._h:
             held = (-1, "h", (t, i, q))
-            by_reader.append([(1, "r", (t, self._readers[i][q])), held])
-            by_later.append([self._holds(t, i, q + 1, 1), held])
-        return [self._linear(some) <= 0 for some in (by_reader, by_later) if some]
+            rows.append([(1, "r", (t, self._readers[i][q])), held])
+            rows.append([self._holds(t, i, q + 1, 1), held])
+        return at_most(self._vectors, rows, 0)
 
     def _holds(self, t: int, i: int, q: int, factor: float) -> Term:
         return (factor, "h", (t, i, q)) if (t, i, q) in self._h else (factor, "s", (t + 1, i))
@@ -228,16 +217,13 @@ class _Program:
                 q = bisect_left(self._readers[i], k)
                 row.append(self._holds(t, i, q, size[i]))
             rows.append(row)
-        peaks = self._linear(rows)
+        peaks = linear(self._vectors, rows)
         if isinstance(limit, int):
             # All peaks are multiples of the greatest common divisor, so half of it more lets no
             # other peak in, and leaves the solver its tolerance.
             unit = max(1, math.gcd(*size, *workspace))
             return [peaks / (unit * (limit // unit + 0.5)) <= 1]
         return [peaks / self.most_bytes <= limit]
-
-    def _linear(self, rows: Iterable[Iterable[Term]]) -> Any:
-        return linear(self._vectors, rows)
 
     def solved(
         self,

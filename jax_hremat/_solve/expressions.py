@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from jax_hremat._solve.modelling import cp, sp
 
 Index = tuple[int, ...]
@@ -35,7 +37,7 @@ class Vector:
 
 def linear(vectors: Mapping[str, Vector], rows: Iterable[Iterable[Term]]) -> Any:
     """One expression for each row, the sum of its terms; terms of indices without a place are
-    zero. At least one term has a place."""
+    zero."""
     entries: dict[str, list[tuple[int, int, float]]] = {name: [] for name in vectors}
     count = 0
     for row in rows:
@@ -44,11 +46,24 @@ def linear(vectors: Mapping[str, Vector], rows: Iterable[Iterable[Term]]) -> Any
             if place is not None:
                 entries[name].append((count, place, factor))
         count += 1
-    parts = []
+    total = cp.Constant(np.zeros(count))
     for name, some in entries.items():
         if some:
             at, places, factors = zip(*some, strict=True)
             variable = vectors[name].variable
-            matrix = sp.csr_array((factors, (at, places)), shape=(count, variable.size))
-            parts.append(matrix @ variable)
-    return sum(parts[1:], parts[0])
+            total += sp.csr_array((factors, (at, places)), shape=(count, variable.size)) @ variable
+    return total
+
+
+def at_most(
+    vectors: Mapping[str, Vector], rows: Iterable[Iterable[Term]], bound: float | np.ndarray
+) -> list[Any]:
+    """The constraint that the expression of each row is at most the bound; none without rows."""
+    rows = list(rows)
+    return [linear(vectors, rows) <= bound] if rows else []
+
+
+def equal(vectors: Mapping[str, Vector], rows: Iterable[Iterable[Term]], value: float) -> list[Any]:
+    """The constraint that the expression of each row has the value; none without rows."""
+    rows = list(rows)
+    return [linear(vectors, rows) == value] if rows else []

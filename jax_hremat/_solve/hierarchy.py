@@ -32,8 +32,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from jax_hremat._solve.backend import SolverConfig, Status, solve
-from jax_hremat._solve.expressions import Index, Term, Vector, linear
+from jax_hremat._solve.expressions import Index, Term, Vector, at_most, equal, linear
 from jax_hremat._solve.modelling import cp
 
 
@@ -45,6 +47,8 @@ class Way:
         forward_s: Seconds of the forward.
         forward_peak_bytes: Its peak, what it makes and keeps included, what it reads not.
         kept_bytes: What it keeps inside the part for its backward.
+        keeps: Whether there is anything of that, were it of no size; if not, its forward is the one
+            that hands on.
         backward_s: Seconds of the backward.
         backward_peak_bytes: Its peak, what it makes and what was kept inside the part included.
         backward_reads: The values passing between parts that the backward reads.
@@ -53,6 +57,7 @@ class Way:
     forward_s: float
     forward_peak_bytes: int
     kept_bytes: int
+    keeps: bool
     backward_s: float
     backward_peak_bytes: int
     backward_reads: tuple[int, ...]
@@ -153,7 +158,7 @@ class _Program:
         self._maker = {i: c for c, part in enumerate(parts) for i in part.makes}
         self._readers = {t: self._readers_in(t) for t in range(self._num_stages)}
         ways = [(c, o) for c, part in enumerate(parts) for o in range(1, len(part.ways) + 1)]
-        kept = [(c, o) for c, o in ways if parts[c].ways[o - 1].kept_bytes]
+        kept = [(c, o) for c, o in ways if parts[c].ways[o - 1].keeps]
         # A forward that keeps nothing inside is the one that hands on.
         runs = {c: [0, *(o for d, o in kept if d == c)] for c in range(n)}
         self._vectors = {
@@ -229,7 +234,7 @@ class _Program:
         for c, o in self._vectors["Q"].places:
             time_s = parts[c].ways[o - 1].backward_s
             row.append((time_s / (total_s or 1.0), "Q", (c, o)))
-        return self._linear([row])[0]
+        return linear(self._vectors, [row])[0]
 
     def rows(self, peak_bytes: int, kept_bytes: int | None) -> list[Any]:
         """All constraints."""
@@ -239,14 +244,11 @@ class _Program:
         parts, n = self._level.parts, self._n
         # Stage t < n runs the forward of part t; no forward runs twice in a stage.
         #   Σ_o C_{t,t,o} = 1,   Σ_o C_{t,c,o} ≤ 1.
-        rows = [
-            self._linear(self._forward(c, c) for c in range(n)) == 1,
-            self._linear(
-                self._forward(t, c)
-                for t in range(self._num_stages)
-                for c in range(self._num_forwards(t))
-            )
-            <= 1,
+        ones = [self._forward(c, c) for c in range(n)]
+        once = [
+            self._forward(t, c)
+            for t in range(self._num_stages)
+            for c in range(self._num_forwards(t))
         ]
         # What a forward reads is there or is made:  Σ_o C_{t,c,o} ≤ S_{t,i} + Σ_o C_{t,c(i),o}.
         reads = [
@@ -257,20 +259,19 @@ class _Program:
         ]
         # Each backward runs in one way:  Σ_o Q_{c,o} = 1, with what it reads:
         #   Q_{c,o} ≤ S_{b(c),i} + Σ_o C_{b(c),c(i),o},   Q_{c,o} ≤ K_{b(c),c,o} + C_{b(c),c,o}.
-        ones = []
         for c, stage in self._stage_of.items():
             ones.append([(1.0, "Q", (c, o)) for o in range(1, len(parts[c].ways) + 1)])
             for o, way in enumerate(parts[c].ways, 1):
                 chosen: Term = (1.0, "Q", (c, o))
                 reads += [[chosen, *self._there(stage, i, -1.0)] for i in way.backward_reads]
-                if way.kept_bytes:
+                if way.keeps:
                     inside = [(-1.0, "K", (stage, c, o)), (-1.0, "C", (stage, c, o))]
                     reads.append([chosen, *inside])
-        if ones:
-            rows.append(self._linear(ones) == 1)
-        if reads:
-            rows.append(self._linear(reads) <= 0)
-        return rows
+        return [
+            *equal(self._vectors, ones, 1),
+            *at_most(self._vectors, once, 1),
+            *at_most(self._vectors, reads, 0),
+        ]
 
     def _keep_rows(self) -> list[Any]:
         # What is kept was there or was made:
@@ -296,48 +297,47 @@ class _Program:
                     held: Term = (-1.0, "H", (t, i, q))
                     kept.append([*self._reading(t, i, run), held])
                     kept.append([self._holds(t, i, q + 1, 1.0), held])
-        rows = [self._linear(kept) <= 0] if kept else []
         # Results are there at the end, and what is handed on when the backwards begin.
         wanted = [(self._num_stages, i) for i in sorted(self._level.results)]
         wanted += [(self._n, i) for i in sorted(self._level.handed_on)]
-        if wanted:
-            rows.append(self._linear([(1.0, "S", index)] for index in wanted) == 1)
-        return rows
+        ends = [[(1.0, "S", index)] for index in wanted]
+        return [*at_most(self._vectors, kept, 0), *equal(self._vectors, ends, 1)]
 
     def _peak_rows(self, peak_bytes: int, kept_bytes: int | None) -> list[Any]:
         # While a run takes its turn, there are its own peak if it runs, what is held for it or
         # longer, what later forwards of the stage would make and is there, what is kept inside
         # parts, and gradients:
         #   Σ_o F_{c,o} C_{t,c,o} + Σ_i m_i (H or S) + Σ k_{c',o} K_{c',o} + g_t ≤ B.
-        parts, rows, slack = self._level.parts, [], []
+        parts = self._level.parts
+        whole_bytes = max(peak_bytes, 1)
+        rows, room = [], []
         for t in range(self._num_stages):
-            columns: list[int] = [*range(self._num_forwards(t))]
-            columns += [self._n] if t >= self._n else []
-            gradients = 0
+            runs: list[int] = [*range(self._num_forwards(t))]
+            gradient_bytes = 0
             if t >= self._n:
-                gradients = parts[self._backward[t - self._n]].gradient_bytes
-            for run in columns:
-                rows.append([*self._own_peak(t, run), *self._values(t, run), *self._inside(t, run)])
-                slack.append((peak_bytes - gradients) / max(peak_bytes, 1))
-        scaled = self._linear(
-            [(factor / max(peak_bytes, 1), name, index) for factor, name, index in row]
-            for row in rows
-        )
-        found = [scaled <= slack]
-        if kept_bytes is not None and self._num_stages > self._n:
+                runs.append(self._n)
+                gradient_bytes = parts[self._backward[t - self._n]].gradient_bytes
+            for run in runs:
+                there = [*self._own_peak(t, run), *self._values(t, run), *self._inside(t, run)]
+                rows.append([(size / whole_bytes, name, index) for size, name, index in there])
+                room.append((peak_bytes - gradient_bytes) / whole_bytes)
+        found = at_most(self._vectors, rows, np.array(room))
+        if kept_bytes is not None:
+            # What is kept when the backwards begin:  Σ_i m_i S_{n,i} + Σ k_{c,o} K_{n,c,o} ≤ kept.
             sizes = self._level.value_bytes
-            row: list[Term] = [
-                (sizes[i] / max(kept_bytes, 1), "S", (self._n, i))
+            kept: list[Term] = [
+                (float(sizes[i]), "S", (self._n, i))
                 for i in self._maker
                 if i not in self._level.handed_on
             ]
-            row += [
-                (parts[c].ways[o - 1].kept_bytes / max(kept_bytes, 1), "K", (t, c, o))
+            kept += [
+                (float(parts[c].ways[o - 1].kept_bytes), "K", (t, c, o))
                 for t, c, o in self._vectors["K"].places
                 if t == self._n
             ]
-            if row:
-                found.append(self._linear([row]) <= 1)
+            whole_bytes = max(kept_bytes, 1)
+            row = [(size / whole_bytes, name, index) for size, name, index in kept]
+            found += at_most(self._vectors, [row], kept_bytes / whole_bytes)
         return found
 
     def _own_peak(self, t: int, run: int) -> list[Term]:
@@ -414,9 +414,6 @@ class _Program:
         if q < len(self._readers[t].get(i, [])):
             return (factor, "H", (t, i, q))
         return (factor, "S", (t + 1, i))
-
-    def _linear(self, rows: Any) -> Any:
-        return linear(self._vectors, rows)
 
     def runs(self) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
         """The answer, in order."""
