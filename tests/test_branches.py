@@ -115,7 +115,16 @@ def assert_close(expected: Any, actual: Any) -> None:
         np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("modes", [(1, 0, 0), (2, 3, 1), (3, 4, 0), (4, 2, 1)])
+@pytest.mark.parametrize(
+    "modes",
+    [
+        (2, 3, 1),
+        *(
+            pytest.param(modes, marks=pytest.mark.slow)
+            for modes in ((1, 0, 0), (3, 4, 0), (4, 2, 1))
+        ),
+    ],
+)
 def test_every_branch_gives_the_same_step(modes: tuple[int, ...]) -> None:
     program = traced(switched)
     assert_same_step(program, cond_in(program, modes), 0, 1, 2)

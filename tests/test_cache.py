@@ -242,6 +242,7 @@ def test_a_step_is_known_by_what_is_around_its_loss(
         fitted(0.2)
 
 
+@pytest.mark.slow
 def test_a_larger_budget_is_never_slower_in_another_call(tmp_path: Path) -> None:
     # Hardly any effort, so that a plan by itself may well be a poor one.
     how = dict(cost="analytic", max_rounds=0)
@@ -251,6 +252,7 @@ def test_a_larger_budget_is_never_slower_in_another_call(tmp_path: Path) -> None
     assert times_s == sorted(times_s, reverse=True)
 
 
+@pytest.mark.slow
 def test_a_better_plan_known_takes_the_place_of_one_found(tmp_path: Path) -> None:
     plan = planner(tmp_path, 0.8, cost="analytic")(*ARGS)
     peak = plan.certificate.peak_bytes

@@ -139,6 +139,7 @@ def test_pareto(run: Callable[..., Result], tmp_path: Path) -> None:
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_slowdown_in_place_of_a_budget(run: Callable[..., Result]) -> None:
     made = run("plan", "cli_problem:problem", "--max-slowdown", "1.05", "--target", "cpu")
     assert made.exit_code == 0

@@ -207,6 +207,7 @@ def scaled_gradients(module: type[nn.Module], x: jax.Array) -> Any:
     return jax.grad(lambda v: module().apply(v, x)[0].sum())(variables)
 
 
+@pytest.mark.slow
 def test_transforms_outside():
     x = inputs(16, WIDTH)
     variables = Scaled().init(jax.random.key(0), x)

@@ -171,6 +171,7 @@ def test_inside_a_shard_map(loss: Any, check_vma: bool) -> None:
     assert step.mesh == DeviceMesh((("data", 4), ("model", 2)), manual=AXES)
 
 
+@pytest.mark.slow
 def test_what_is_exchanged_inside_a_shard_map() -> None:
     def make(loss: Any) -> Any:
         body = jax.value_and_grad(loss)
@@ -388,6 +389,7 @@ jax.make_jaxpr(inside)(w, x)
 """
 
 
+@pytest.mark.slow
 def test_a_program_is_the_same_under_another_hash_seed() -> None:
     root = Path(jax_hremat.__file__).parents[1]
     found = [

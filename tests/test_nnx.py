@@ -122,6 +122,7 @@ class Encoding(nnx.Module):
         return jnp.sum(self.encode(x) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "methods", [pytest.param("encode", marks=pytest.mark.slow), ("__call__", "encode")]
 )

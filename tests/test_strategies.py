@@ -63,8 +63,23 @@ def optimum_s(name: str, peak_bytes: int) -> float:
     return math.inf if schedule is None else schedule.bound_s or 0.0
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
-@pytest.mark.parametrize("name", STRATEGIES)
+# Those that solve no integer program take no time to speak of.
+QUICK = ("keep-all", "chen", "chen-recursive", "rotor", "greedy", "tw-remat")
+
+
+@pytest.mark.parametrize(
+    ("name", "graph"),
+    [
+        pytest.param(
+            name,
+            graph,
+            # Those that solve integer programs, on two graphs.
+            marks=() if name in QUICK or graph in ("ladder-1", "mixed") else pytest.mark.slow,
+        )
+        for name in STRATEGIES
+        for graph in GRAPHS
+    ],
+)
 def test_laws(name: str, graph: str) -> None:
     check_laws(STRATEGIES[name], GRAPHS[graph], functools.partial(optimum_s, graph))
 
@@ -88,10 +103,6 @@ def any_graph(seed: int) -> Graph:
     graph = Graph(tuple(operations), constant_bytes=rng.choice((0, 7)))
     results = {*graph.results, *rng.sample(range(len(graph)), min(len(graph), rng.randint(0, 2)))}
     return replace(graph, results=tuple(results))
-
-
-# Those that solve no integer program take no time to speak of.
-QUICK = ("keep-all", "chen", "chen-recursive", "rotor", "greedy", "tw-remat")
 
 
 @given(st.integers(0, 10**6))
@@ -304,7 +315,7 @@ def test_a_hierarchy_of_one_level_is_checkmate_s_program(kind: str) -> None:
             assert simulate(graph, one).time_s == pytest.approx(simulate(graph, other).time_s)
 
 
-@pytest.mark.parametrize("name", ("chain-1", "mixed"))
+@pytest.mark.parametrize("name", ("chain-1", pytest.param("mixed", marks=pytest.mark.slow)))
 def test_laws_of_a_deep_hierarchy(name: str) -> None:
     graph = GRAPHS[name]
     deep = HRockmate(max_parts=2, max_children=2, num_budgets=5)

@@ -173,6 +173,7 @@ def test_the_better_of_both_forms_is_returned(budget: float) -> None:
         assert either.root == as_is.root
 
 
+@pytest.mark.slow
 def test_a_refusal_names_the_smaller_budget_of_both_forms() -> None:
     least = []
     for steps in (0, STEPS):
@@ -201,6 +202,7 @@ def test_a_slowdown_is_relative_to_the_function_as_it_is() -> None:
     assert plans[1].certificate.peak_bytes <= plans[0].certificate.peak_bytes
 
 
+@pytest.mark.slow
 def test_a_frontier_is_of_both_forms() -> None:
     frontier = jax_hremat.pareto(LOSSES["layers"], num_points=3, target="cpu", config=CONFIG)(W, X)
     assert {plan.baseline_step_s for plan in frontier} == {frontier.no_remat[1]}
@@ -233,6 +235,7 @@ def test_a_whole_step_runs_the_form_that_was_planned() -> None:
     np.testing.assert_array_equal(again(W, X), step(W, X))
 
 
+@pytest.mark.slow
 def test_a_decorated_loss_runs_the_form_that_was_planned() -> None:
     loss = LOSSES["layers"]
     planned = jax_hremat.hremat(loss, budget=0.6, target="cpu", config=CONFIG)
