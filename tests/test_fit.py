@@ -127,6 +127,7 @@ def test_predicted_time_counts_every_microbatch(fitted: jax_hremat.FittedStep) -
     assert fitted.plan.predicted_step_s == pytest.approx(fitted.plan.estimated_step_s, rel=0.2)
 
 
+@pytest.mark.slow
 def test_the_refusal_names_the_least_budget_of_the_whole_step() -> None:
     fit = jax_hremat.fit_step(make_step, loss_fn, budget=1000, has_aux=True, **OPTIONS)
     args = (new_state(), batch_of(1024))
