@@ -56,10 +56,11 @@ if _TYPE_CHECKING:
     from jax_hremat import linen as linen
     from jax_hremat import nnx as nnx
     from jax_hremat import schedules as schedules
+    from jax_hremat import strategies as strategies
 
-# The first two import Flax, which takes longer than the rest, and few need the third; so they wait
+# The first two import Flax, which takes longer than the rest, and few need the others; so they wait
 # until they are asked for.
-_ON_USE = ("linen", "nnx", "schedules")
+_ON_USE = ("linen", "nnx", "schedules", "strategies")
 
 
 def __getattr__(name: str) -> _Any:

@@ -174,7 +174,7 @@ def compare(
 
     All of them are emitted, compiled and certified alike, so that they can be compared. What a
     strategy implements, and what it leaves out, is in its `source` and `leaves_out`
-    (`jax_hremat.strategies.STRATEGIES`), and in `jax-hremat strategies`.
+    (`jax_hremat.strategies.STRATEGIES`).
 
     Args:
         fun, argnums, has_aux, target, headroom_bytes, config, effort, progress: As in

@@ -184,9 +184,9 @@ def test_a_function_without_flax_is_planned_without_it() -> None:
 def test_the_modules_for_flax_are_there_when_asked_for() -> None:
     asked = "\nassert jax_hremat.linen.remat and jax_hremat.nnx.remat"
     assert imported_by(AFTER_IMPORT + asked) == {"flax"}
-    listed = "\nassert {'linen', 'nnx', 'schedules'} <= set(dir(jax_hremat))"
+    listed = "\nassert {'linen', 'nnx', 'schedules', 'strategies'} <= set(dir(jax_hremat))"
     assert imported_by(AFTER_IMPORT + listed) == set()
-    strategies = "\nassert jax_hremat.schedules.STRATEGIES"
+    strategies = "\nassert jax_hremat.schedules.STRATEGIES and jax_hremat.strategies.STRATEGIES"
     assert imported_by(AFTER_IMPORT + strategies) == set()
 
 

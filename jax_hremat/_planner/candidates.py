@@ -23,6 +23,8 @@ from jax_hremat._solve.schedule import (
     least_peak,
 )
 from jax_hremat._solve.with_reuse import ROUGH_GAP, fastest_with_reuse
+from jax_hremat._strategies.registry import strategy_of
+from jax_hremat._strategies.strategy import Choices
 from jax_hremat._trace.fingerprint import fingerprint
 from jax_hremat._xla.certify import CompiledStep
 
@@ -85,6 +87,17 @@ class Candidates:
         """The same chain with three options for each block: plain, checkpointed, or as a user would
         write it with `jax.checkpoint`. Groups of these are predicted best."""
         return self.context.chain(lambda o: (o.plain, o.checkpointed, o.under_policy("block")))
+
+    @functools.cached_property
+    def of_strategy(self) -> tuple[Chain, Choices] | None:
+        """The chain with the options of the configuration's strategy, and what the strategy may
+        choose of it, whatever the budget; None for the library's own."""
+        config = self.context.config
+        strategy = strategy_of(config.strategy)
+        if strategy is None:
+            return None
+        chain = self.context.chain(strategy.options)
+        return chain, strategy.choices(chain, config.solver)
 
     def anew(self) -> Candidates:
         """Candidates of the same program of which only the plan without checkpoints is compiled."""

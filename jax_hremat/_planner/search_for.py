@@ -8,7 +8,6 @@ from jax_hremat._planner.budget_search import BudgetSearch
 from jax_hremat._planner.candidates import Candidate, Candidates
 from jax_hremat._planner.strategy_search import StrategySearch
 from jax_hremat._solve.prediction import Prediction
-from jax_hremat._strategies.registry import strategy_of
 
 
 class Search(Protocol):
@@ -39,7 +38,6 @@ class Search(Protocol):
 
 def search_for(candidates: Candidates, limit: int) -> Search:
     """The search for a compiled peak of at most `limit` bytes."""
-    strategy = strategy_of(candidates.context.config.strategy)
-    if strategy is None:
+    if candidates.of_strategy is None:
         return BudgetSearch(candidates, limit)
-    return StrategySearch(candidates, limit, strategy)
+    return StrategySearch(candidates, limit, *candidates.of_strategy)

@@ -4,8 +4,9 @@ compiled, and the limit on the predicted peak is corrected by the error seen."""
 from __future__ import annotations
 
 from jax_hremat._planner.candidates import NO_SOLVE, Candidate, Candidates
+from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.prediction import Prediction
-from jax_hremat._strategies.strategy import Strategy
+from jax_hremat._strategies.strategy import Choices
 
 # Stop once at most this part of the budget is unused.
 _SLACK = 0.01
@@ -16,14 +17,12 @@ _MARGIN = 0.0025
 class StrategySearch:
     """The rounds of choosing and compiling for one budget."""
 
-    def __init__(self, candidates: Candidates, limit: int, strategy: Strategy) -> None:
-        context = candidates.context
+    def __init__(self, candidates: Candidates, limit: int, chain: Chain, choices: Choices) -> None:
         self._candidates = candidates
         self._limit = limit
-        self._strategy = strategy
-        self._max_rounds = context.config.max_rounds
-        self._chain = context.chain(strategy.options)
-        self._choices = strategy.choices(self._chain, context.config.solver)
+        self._max_rounds = candidates.context.config.max_rounds
+        self._chain = chain
+        self._choices = choices
 
     @property
     def bound_step_s(self) -> None:
@@ -75,7 +74,7 @@ class StrategySearch:
         alone.add(self._chain, self._choices.lowest(), NO_SOLVE)
         for _ in range(alone.context.config.floor_rounds):
             limit = int((1 - _SLACK) * alone.least.peak_bytes)
-            if StrategySearch(alone, limit, self._strategy).search() is None:
+            if StrategySearch(alone, limit, self._chain, self._choices).search() is None:
                 break
         self._candidates.learn(alone)
         return alone.least
