@@ -34,7 +34,7 @@ class Node:
 
 
 def block_tree(kinds: Sequence[Hashable]) -> Node:
-    """The tree over all blocks but the one at the loss.
+    """The tree over all blocks but the one at the loss; of a single block, that block.
 
     Whole layers of a stack of equal layers are put together first, as many as have at most
     `MAX_CHILDREN` blocks, and blocks between stacks likewise; then as many consecutive nodes, until
@@ -43,7 +43,7 @@ def block_tree(kinds: Sequence[Hashable]) -> Node:
     Args:
         kinds: The kind of each block; equal kinds are equal blocks.
     """
-    leaves = [Node(block, block) for block in range(len(kinds) - 1)]
+    leaves = [Node(block, block) for block in range(max(len(kinds) - 1, 1))]
     nodes: list[Node] = []
     end = 0
     for layers in layer_runs(kinds):
