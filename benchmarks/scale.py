@@ -30,9 +30,9 @@ from benchmarks.measured import (
     plan_row,
     prepared,
 )
+from jax_hremat._partition.layers import layer_runs
 from jax_hremat._plan.region import Loop, Region
 from jax_hremat._planner.context import PlanningContext
-from jax_hremat._solve.layers import layer_runs
 from jax_hremat._trace.bodies import Scan
 
 # A whole step of a deep model takes a minute to compile, so each budget gets one correction.

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 
 from jax_hremat._cost.option import Option, Origin
 from jax_hremat._cost.option_cost import OptionCost
+from jax_hremat._partition.tree import block_tree
 from jax_hremat._plan.region import Region
 from jax_hremat._shared.errors import SolverError
 from jax_hremat._solve import schedule
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
-from jax_hremat._solve.chain import BoundaryValue, Chain, Selection
-from jax_hremat._solve.groups import MAX_GROUP
+from jax_hremat._solve.chain import BoundaryValue, Chain, Group, Selection
 from jax_hremat._solve.keeping import keeping_columns
+from jax_hremat._solve.nests import nest_columns
 from jax_hremat._solve.output_reuse import Result
 from jax_hremat._solve.prediction import Prediction, predict
 from jax_hremat._solve.regions import selection_region
@@ -76,6 +77,9 @@ def make(
         starts=tuple(4 * k for k in range(len(options))),
         options=tuple(map(tuple, options)),
         recompute_s=tuple(r * 1e-3 for r in recompute_ms),
+        handing_on_bytes=tuple(
+            min(option.cost.forward_peak_bytes for option in opts) for opts in options
+        ),
         last_recompute_s=(
             tuple(
                 tuple(r * 1e-3 for _ in opts) for r, opts in zip(recompute_ms, options, strict=True)
@@ -129,24 +133,36 @@ def chains(draw: st.DrawFn) -> Chain:
     chain = make(options, recompute_ms, boundary_values, draw(size), last_ms, shared)
     effectful = draw(st.sampled_from([frozenset(), frozenset(), frozenset({1})]))
     chain = replace(chain, effectful=effectful)
-    return replace(chain, keeping=keeping_columns(chain))
+    return with_listed(chain)
 
 
-def group_sets(chain: Chain, first: int = 0) -> Iterator[tuple[tuple[int, int], ...]]:
-    """All sets of disjoint groups of at least two blocks, without the block at the loss."""
-    yield ()
-    last = len(chain) - 2
-    for a in range(first, last):
-        for b in range(a + 1, min(last, a + MAX_GROUP - 1) + 1):
-            if not chain.effectful.intersection(range(a, b + 1)):
-                for rest in group_sets(chain, b + 1):
-                    yield ((a, b), *rest)
+def with_listed(chain: Chain) -> Chain:
+    """The chain with all groups that keep something and all nests."""
+    nests = nest_columns(chain, block_tree(range(len(chain))), handed_up=1000)
+    return replace(chain, listed=(*keeping_columns(chain), *nests))
+
+
+def group_sets(chain: Chain) -> list[tuple[Group, ...]]:
+    """All sets of groups of at least two blocks, without the block at the loss, disjoint or one
+    inside the other."""
+
+    def nests(first: int, last: int, outer: Group | None) -> Iterator[tuple[Group, ...]]:
+        """Those of the blocks from `first` to `last`, the group `outer` not among them."""
+        yield ()
+        for a in range(first, last):
+            for b in range(a + 1, last + 1):
+                if (a, b) != outer and chain.effectful.isdisjoint(range(a, b + 1)):
+                    for inside in nests(a, b, (a, b)):
+                        for rest in nests(b + 1, last, None):
+                            yield ((a, b), *inside, *rest)
+
+    return list(dict.fromkeys(nests(0, len(chain) - 2, None)))
 
 
 def all_predictions(
     chain: Chain, *, groups: bool = True, results: Sequence[Result] = ()
 ) -> list[Prediction]:
-    sets = list(group_sets(chain)) if groups else [()]
+    sets = group_sets(chain) if groups else [()]
     picks = list(itertools.product(*(range(len(o)) for o in chain.options)))
     return [
         predict(chain, Selection(pick, groups, keeps), results)
@@ -156,13 +172,17 @@ def all_predictions(
 
 
 def all_keeps(
-    chain: Chain, pick: Sequence[int], groups: Sequence[tuple[int, int]]
+    chain: Chain, pick: Sequence[int], groups: Sequence[Group]
 ) -> Iterator[tuple[tuple[int, int], ...]]:
     """All choices of what groups keep of their blocks: nothing, or, of those whose blocks are all
-    left as they are, what options by name do."""
+    left as they are and that neither have a group inside nor are in one, what options by name do.
+    """
 
-    def by_name(group: tuple[int, int]) -> list[tuple[tuple[int, int], ...]]:
+    def by_name(group: Group) -> list[tuple[tuple[int, int], ...]]:
         blocks = range(group[0], group[1] + 1)
+        others = {b for other in groups if other != group for b in range(other[0], other[1] + 1)}
+        if not others.isdisjoint(blocks):
+            return [()]
         if any(chain.options[b][pick[b]].origin != "plain" for b in blocks):
             return [()]
         named = (
@@ -259,7 +279,7 @@ def uneven() -> Chain:
         )
         for i, (a, b) in enumerate(ends)
     ]
-    return make(blocks, [0.5] * 6, boundary_values, 3, shared=[0, 1, 2, 0, 0, 0])
+    return with_listed(make(blocks, [0.5] * 6, boundary_values, 3, shared=[0, 1, 2, 0, 0, 0]))
 
 
 @pytest.mark.slow
@@ -296,7 +316,7 @@ def test_a_group_that_keeps_something_is_chosen_where_it_pays() -> None:
         for k in range(4)
     ]
     chain = make(blocks, [2.0] * 5, stream)
-    chain = replace(chain, keeping=keeping_columns(chain))
+    chain = with_listed(chain)
     everything = all_predictions(chain)
     chosen = 0
     for limit in sorted({p.peak_bytes for p in everything}):

@@ -63,6 +63,9 @@ def make_chain(
         options=chosen,
         # The forward of a group writes no residuals, like that of a checkpointed block.
         recompute_s=tuple(options[kind].checkpointed.cost.forward_s for kind in partition.kinds),
+        handing_on_bytes=tuple(
+            options[kind].checkpointed.cost.forward_peak_bytes for kind in partition.kinds
+        ),
         last_recompute_s=tuple(
             tuple(_last_recompute_s(options[kind], option) for option in chosen[index])
             for index, kind in enumerate(partition.kinds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jax_hremat._planner.candidates import NO_SOLVE, Candidate, Candidates
 from jax_hremat._solve.backend import SolverConfig, Status, undecided
-from jax_hremat._solve.coarsening import Space, bottom
+from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers
 
@@ -90,9 +90,6 @@ class BudgetSearch:
         if self._missed:
             self._solve_rounds(self._candidates.simple)
         self._try_standard(_TOLERANCE)
-        for nested in self._candidates.nested:
-            if self._best() is None:
-                self._solve_rounds(nested)
         if self._best() is None:
             # Predictions are worst near the least peak, so the plan of least peak may still fit.
             _ = self._candidates.lowest
@@ -101,21 +98,20 @@ class BudgetSearch:
     def _best(self) -> Candidate | None:
         return next(iter(self._candidates.within(self._limit)), None)
 
-    def _solve_rounds(self, space: Space) -> None:
+    def _solve_rounds(self, chain: Chain) -> None:
         """Solve, compile, compare, and solve again within a predicted peak that is corrected by the
         prediction errors seen."""
-        chain = bottom(space)
         # Plans of about the same peak have about the same prediction error: correct for it at once.
         limit = self._limit + self._candidates.excess_near(self._limit)
         missed_at = self._candidates.plain.prediction.peak_bytes + 1
         groups, wide_misses = True, 0
         margin = _MARGIN * self._limit
         for _ in range(self._max_rounds + 1):
-            schedule = self._candidates.solve(space, limit, self._solver, groups=groups)
+            schedule = self._candidates.solve(chain, limit, self._solver, groups=groups)
             self._undecided |= schedule.outcome.status is Status.UNDECIDED
             if schedule.selection is None:
                 break
-            if self._bound_step_s is None and space is self._candidates.chain:
+            if self._bound_step_s is None and chain is self._candidates.chain:
                 self._bound_step_s = self._candidates.whole_step_s(schedule.bound_s)
             promise = self._candidates.context.predict(chain, schedule.selection)
             best = self._best()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from jax_hremat._plan.fingerprint import Fingerprint
@@ -12,7 +13,6 @@ from jax_hremat._planner.context import PlanningContext, timed, uniform
 from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
 from jax_hremat._solve.chain import Chain, Selection
-from jax_hremat._solve.coarsening import CoarsenedChain, Space, bottom, coarsened
 from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers, selection_region
 from jax_hremat._solve.schedule import (
@@ -27,10 +27,6 @@ from jax_hremat._strategies.registry import strategy_of
 from jax_hremat._strategies.strategy import Choices
 from jax_hremat._trace.fingerprint import fingerprint
 from jax_hremat._xla.certify import CompiledStep
-
-# A plan with more levels of groups is compiled only if its predicted peak is at most this part of
-# the others'.
-_WORTH = 0.99
 
 # A compiled peak that exceeds the predicted one by this part is no prediction error: XLA's
 # scheduler has delayed part of a backward.
@@ -86,7 +82,8 @@ class Candidates:
     def simple(self) -> Chain:
         """The same chain with three options for each block: plain, checkpointed, or as a user would
         write it with `jax.checkpoint`. Groups of these are predicted best."""
-        return self.context.chain(lambda o: (o.plain, o.checkpointed, o.under_policy("block")))
+        chain = self.context.chain(lambda o: (o.plain, o.checkpointed, o.under_policy("block")))
+        return self.context.costs.with_nests(chain)
 
     @functools.cached_property
     def of_strategy(self) -> tuple[Chain, Choices] | None:
@@ -179,37 +176,30 @@ class Candidates:
 
     def solve(
         self,
-        space: Space,
+        chain: Chain,
         peak_bytes: int,
         solver: SolverConfig,
         *,
         groups: bool = True,
     ) -> Schedule:
         """The fastest schedule found whose predicted peak is at most `peak_bytes`."""
-        results = self.context.results if isinstance(space, Chain) else ()
+        results = self.context.results
         if results:
             solver = replace(solver, relative_gap=max(solver.relative_gap, ROUGH_GAP))
 
-        def within(chain: Chain, reused: ReusedBytes = NO_REUSE) -> Schedule:
+        def within(reused: ReusedBytes = NO_REUSE) -> Schedule:
             return fastest_within(chain, peak_bytes, solver, groups=groups, reused=reused)
 
-        def with_reuse(chain: Chain) -> Schedule:
-            return fastest_with_reuse(
-                chain, peak_bytes, results, functools.partial(within, chain), self.context.predict
-            )
+        with self._solving():
+            if not results:
+                return within()
+            return fastest_with_reuse(chain, peak_bytes, results, within, self.context.predict)
 
-        return self._solved(space, with_reuse if results else within)
-
-    def _solved(self, space: Space, solve: Callable[[Chain], Schedule]) -> Schedule:
-        """The schedule that `solve` finds, expanded to the original chain of a coarsened space."""
+    @contextlib.contextmanager
+    def _solving(self) -> Iterator[None]:
         self._progress("choosing what to recompute", 0, 0)
         with timed(self._timings_s, "solve"):
-            if isinstance(space, Chain):
-                return solve(space)
-            schedule = solve(space.chain)
-        if schedule.selection is None:
-            return schedule
-        return replace(schedule, selection=space.expanded(schedule.selection))
+            yield
 
     @functools.cached_property
     def fingerprint(self) -> Fingerprint:
@@ -222,24 +212,14 @@ class Candidates:
         return [(*plan, self.context.predict(*plan)) for plan in self.context.standard_plans()]
 
     @functools.cached_property
-    def nested(self) -> tuple[CoarsenedChain, ...]:
-        """The chain `simple` with deep stacks of layers coarsened, once, twice and so on."""
-        return coarsened(self.simple, self.context.costs.partition.kinds)
-
-    @functools.cached_property
     def lowest(self) -> list[Candidate]:
-        """Compiled plans of least predicted peak: with all options, with and without groups; with
-        the options of `simple`; and with nested groups, if their predicted peak is lower."""
+        """Compiled plans of least predicted peak: with all options, with and without groups, and
+        with the options of `simple`."""
         solver = replace(self.context.config.solver, relative_gap=0.01)
-        spaces = [(self.chain, True), (self.chain, False), (self.simple, True)]
         candidates: list[Candidate] = []
-        for space, groups in (*spaces, *((nested, True) for nested in self.nested)):
-            schedule = self._solved(space, lambda c, g=groups: least_peak(c, solver, groups=g))
+        for chain, groups in ((self.chain, True), (self.chain, False), (self.simple, True)):
+            with self._solving():
+                schedule = least_peak(chain, solver, groups=groups)
             assert schedule.selection is not None, "without a peak bound a selection exists"
-            chain = bottom(space)
-            promise_bytes = self.context.predict(chain, schedule.selection).peak_bytes
-            if isinstance(space, Chain) or all(
-                promise_bytes < _WORTH * c.prediction.peak_bytes for c in candidates
-            ):
-                candidates.append(self.add(chain, schedule.selection, schedule.outcome))
+            candidates.append(self.add(chain, schedule.selection, schedule.outcome))
         return candidates

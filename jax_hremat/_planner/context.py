@@ -21,6 +21,7 @@ from jax_hremat._options.chain import make_chain
 from jax_hremat._options.search import search_options
 from jax_hremat._partition.blocks import Partition, Partitioner, partition_graph
 from jax_hremat._partition.cut_points import partition_by_width
+from jax_hremat._partition.tree import block_tree
 from jax_hremat._plan.openings import Openings
 from jax_hremat._plan.region import Region
 from jax_hremat._planner.standard import (
@@ -34,6 +35,7 @@ from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._solve.chain import Chain, Selection
 from jax_hremat._solve.keeping import keeping_columns
+from jax_hremat._solve.nests import nest_columns
 from jax_hremat._solve.output_reuse import Result, gradients_of
 from jax_hremat._solve.prediction import Prediction, predict
 from jax_hremat._solve.regions import Barriers, selection_region
@@ -228,13 +230,18 @@ class CostTable:
         Args:
             always_bytes: Bytes that are alive in every plan.
             choose: Selects some options of a kind of block. Without `choose`, groups may also keep
-                values of their blocks.
+                values of their blocks, and have groups inside.
         """
         of_blocks = self.of_blocks
         if choose is not None:
             return self._chain_of(always_bytes, [choose(options) for options in of_blocks])
         chain = self._chain_of(always_bytes, [options.in_groups for options in of_blocks])
-        return replace(chain, keeping=keeping_columns(chain))
+        return self.with_nests(replace(chain, listed=keeping_columns(chain)))
+
+    def with_nests(self, chain: Chain) -> Chain:
+        """The chain, of which groups may also have groups inside."""
+        nests = nest_columns(chain, block_tree(self.partition.kinds))
+        return replace(chain, listed=(*chain.listed, *nests))
 
     def _chain_of(self, always_bytes: int, chosen: Sequence[Sequence[Option]]) -> Chain:
         only = [tuple(dict.fromkeys(options)) for options in chosen]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 
 from jax_hremat._cost.option import Option
+from jax_hremat._partition.layers import layer_runs
 from jax_hremat._solve.chain import Chain, Group, Selection
-from jax_hremat._solve.layers import layer_runs
 from jax_hremat._solve.prediction import predict
 
 # Numbers n: n consecutive blocks checkpointed together, or one of every n layers checkpointed.

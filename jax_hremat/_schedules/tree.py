@@ -137,6 +137,10 @@ def _chain(graph: Graph, line: Line) -> Chain | None:
             )
         ),
         recompute_s=tuple(forward_s),
+        handing_on_bytes=tuple(
+            graph.operations[i].output_bytes + graph.operations[i].workspace_bytes
+            for i in line.forward
+        ),
         last_recompute_s=tuple(
             (s if i in own else 0.0, s if i in own else 0.0, 0.0)
             for s, i, own in zip(forward_s, line.forward, read_back, strict=True)
@@ -145,7 +149,7 @@ def _chain(graph: Graph, line: Line) -> Chain | None:
         boundary_values=tuple(v for v in values if v.readers),
         fixed_bytes=graph.constant_bytes,
     )
-    return replace(chain, keeping=keeping_columns(chain))
+    return replace(chain, listed=keeping_columns(chain))
 
 
 def _gradients(graph: Graph, line: Line) -> list[int]:

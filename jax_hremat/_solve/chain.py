@@ -38,6 +38,9 @@ class Chain:
         starts: First operation of each block.
         options: Options of each block.
         recompute_s: For each block, the seconds of one more forward, which keeps no residuals.
+        handing_on_bytes: For each block, the peak of such a forward. The first forward of every
+            block of a group is one, whatever the block's option, for only the recompute follows
+            the option.
         last_recompute_s: For each option of each block, the seconds of the block's recompute
             where it is the last block of a group. Operations that only make the block's outputs
             are then not recomputed, because nothing reads those outputs.
@@ -46,19 +49,21 @@ class Chain:
         boundary_values: Values made in one block and read in later ones.
         fixed_bytes: Arguments and outputs of the step.
         effectful: Blocks with an effect. They must run exactly once, so they are in no group.
-        keeping: The groups with kept values that may be chosen, as columns of the root program;
-            all other groups keep nothing.
+        listed: The groups with kept values, and those with smaller groups inside, that may be
+            chosen, as columns of the root program. Of the others, which keep nothing and are
+            made of blocks alone, all may be chosen.
     """
 
     starts: tuple[int, ...]
     options: tuple[tuple[Option, ...], ...]
     recompute_s: tuple[float, ...]
+    handing_on_bytes: tuple[int, ...]
     last_recompute_s: tuple[tuple[float, ...], ...]
     shared_bytes: tuple[int, ...]
     boundary_values: tuple[BoundaryValue, ...]
     fixed_bytes: int
     effectful: frozenset[int] = frozenset()
-    keeping: tuple[Column, ...] = ()
+    listed: tuple[Column, ...] = ()
 
     def __len__(self) -> int:
         return len(self.starts)

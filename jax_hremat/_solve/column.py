@@ -25,6 +25,7 @@ class Column:
         holds: (boundary value, block) pairs: the column holds the value, from the forward on, for
             the backward of that block.
         keeps: What a group keeps of its blocks, in the form of `Selection.keeps`.
+        inner: The groups inside a group, in the order of `Selection.groups`.
     """
 
     first: int
@@ -36,6 +37,7 @@ class Column:
     backward_bytes: int
     holds: tuple[tuple[int, int], ...]
     keeps: tuple[tuple[int, int], ...] = ()
+    inner: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,15 @@
 
 A group is consecutive blocks, one option each, checkpointed together in one `jax.checkpoint`. Seen
 from outside, the group keeps only the earlier values that its recompute reads and the constants
-that its blocks share with their recomputes. The choice of options inside shows only in three
-figures: the group's time, the peak of its forward and the peak of its backward. So the choices that
-are Pareto-optimal in these three are enough. They are found by extending groups block by block and
-dropping dominated prefixes (label setting, exact).
+that its blocks share with their recomputes, and its forward only hands on. The choice of options
+inside shows only in two figures: the group's time and the peak of its backward. So the choices that
+are Pareto-optimal in these two are enough. They are found by extending groups block by block and
+dropping dominated prefixes (label setting, exact). Groups that keep something, and groups with
+groups inside, are listed once for a chain (`_solve/keeping.py`, `_solve/nests.py`).
 
 Glossary
     prefix      the first blocks of a group, with one option each
-    label       the figures of a prefix that decide how it can continue (`_Label`)
+    label       the figures of a prefix that decide how it can continue (`_Labels`)
     held        values made in the group that the prefix holds for its backwards and that a later
                 block of the group may read too
     worth_ms    highest reduced cost of a column that may be in a schedule of interest
@@ -18,13 +19,16 @@ Glossary
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
 
 from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.column import MAX_GROUP, MIB, Column, Prices
-from jax_hremat._solve.keeping import KeepingColumns
+from jax_hremat._solve.listed import ListedColumns
 
 
 def single_columns(chain: Chain) -> list[Column]:
@@ -51,26 +55,26 @@ def single_columns(chain: Chain) -> list[Column]:
 
 
 class Groups:
-    """The groups of a chain: the groups with kept values that `Chain.keeping` lists, and all groups
-    of two to `MAX_GROUP` blocks that keep nothing.
+    """The groups of a chain: those that `Chain.listed` has, and all groups of two to `MAX_GROUP`
+    blocks that keep nothing and have no group inside.
 
-    A group that keeps nothing never contains the last block, whose backward follows its forward at
-    once, so that checkpointing it gains nothing. Nor does it contain an effectful block.
+    Of the latter, none contains the last block, whose backward follows its forward at once, so that
+    checkpointing it gains nothing, or an effectful block.
     """
 
     def __init__(self, chain: Chain) -> None:
         needs = chain.needs()
-        self._keeping = KeepingColumns(chain)
+        self._listed = ListedColumns(chain)
         self._starts = [
             _GroupStart(chain, needs, first, min(first + MAX_GROUP, len(chain) - 1) - 1)
             for first in range(len(chain) - 1)
         ]
 
-    def keeping_columns(
+    def listed_columns(
         self, limit_bytes: float, prices: Prices | None = None, worth_ms: float = float("inf")
     ) -> list[Column]:
-        """The groups that keep something, with the arguments of `columns`."""
-        return self._keeping.within(limit_bytes, prices, worth_ms)
+        """The groups that the chain lists, with the arguments of `columns`."""
+        return self._listed.within(limit_bytes, prices, worth_ms)
 
     def columns(
         self,
@@ -81,7 +85,7 @@ class Groups:
         by_time: bool = True,
         only: frozenset[tuple[int, int]] | None = None,
     ) -> list[Column]:
-        """The groups that keep something, and the Pareto-optimal columns of every other group.
+        """The groups that the chain lists, and the Pareto-optimal columns of every other group.
 
         Args:
             limit_bytes: Leave out columns whose own peak is higher (arguments and outputs not
@@ -91,8 +95,10 @@ class Groups:
             by_time: Whether columns are compared by time as well as by their peaks.
             only: The groups to consider, as (first block, last block); None for all.
         """
-        # Kept values raise a group's peaks. Where only peaks count, no group needs to keep any.
-        columns = self.keeping_columns(limit_bytes, prices, worth_ms) if by_time else []
+        columns = self.listed_columns(limit_bytes, prices, worth_ms)
+        if not by_time:
+            # Kept values raise a group's peaks. Where only these count, no group need keep any.
+            columns = [p for p in columns if not p.keeps]
         for start in self._starts:
             if only is None or any(first == start.first for first, _ in only):
                 search = _GroupSearch(start, limit_bytes, prices, worth_ms)
@@ -100,9 +106,31 @@ class Groups:
         return [p for p in columns if only is None or (p.first, p.last) in only]
 
 
-# A prefix of a group, by the figures that all its continuations share: ms added, bytes held inside,
-# peak of the backward, peak of the forward, options.
-_Label = tuple[float, int, int, int, tuple[int, ...]]
+class _Labels(NamedTuple):
+    """Prefixes of a group of one length that hold the same values; one row each.
+
+    Attributes:
+        added_ms: Time that the prefix adds.
+        held_bytes: Bytes held for its backwards.
+        backward_bytes: Peak of its backwards.
+        options: Position of the option of each block; one column a block.
+    """
+
+    added_ms: np.ndarray
+    held_bytes: np.ndarray
+    backward_bytes: np.ndarray
+    options: np.ndarray
+
+    def only(self, rows: np.ndarray) -> _Labels:
+        """Some of the prefixes."""
+        return _Labels(*(column[rows] for column in self))
+
+
+def _together(labels: Sequence[_Labels]) -> _Labels:
+    return _Labels(*map(np.concatenate, zip(*labels, strict=True)))
+
+
+_NO_BLOCK = _Labels(np.zeros(1), np.zeros(1, int), np.zeros(1, int), np.zeros((1, 0), int))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +141,6 @@ class _Way:
         option: Position of the option.
         added_ms: Time above that of the fastest option, the block's recompute included.
         spared_ms: The part of `added_ms` that is not run if the group ends with the block.
-        forward_bytes: Peak of the block's forward, with everything that waits meanwhile.
         backward_bytes: Peak of the block's backward, pending cotangents included.
         kept_bytes: Bytes kept until the block's backward, boundary values not counted.
         needs: Boundary values made in the group that the block's backward reads.
@@ -122,10 +149,20 @@ class _Way:
     option: int
     added_ms: float
     spared_ms: float
-    forward_bytes: int
     backward_bytes: int
     kept_bytes: int
     needs: frozenset[int]
+
+    def dominates(self, other: _Way, is_first: bool) -> bool:
+        """Whether this way is at least as good as `other` in any group; of equal ones, the first
+        is."""
+        mine, others = (
+            (w.added_ms, w.added_ms - w.spared_ms, w.backward_bytes, w.kept_bytes)
+            for w in (self, other)
+        )
+        no_worse = all(a <= b for a, b in zip(mine, others, strict=True))
+        is_better = mine != others or self.needs != other.needs
+        return no_worse and self.needs <= other.needs and (is_better or is_first)
 
 
 class _GroupStart:
@@ -142,17 +179,6 @@ class _GroupStart:
             for v, c in enumerate(chain.boundary_values)
             if c.producer <= last and c.readers[-1] >= first
         ]
-        # Bytes that wait during the forward of each block whatever the options: values from before
-        # the group that are read in the group or after it, and values made in the group until
-        # they are last read.
-        self.waiting = [
-            sum(
-                c.size_bytes
-                for _, c in near
-                if c.producer < first or (c.producer < k <= c.readers[-1])
-            )
-            for k in self.blocks
-        ]
         # For each block: the values from before the group that a group ending there reads.
         self.read = [
             [v for v, c in near if c.producer < first and any(first <= r <= k for r in c.readers)]
@@ -161,6 +187,11 @@ class _GroupStart:
         self.read_bytes = [sum(chain.boundary_values[v].size_bytes for v in r) for r in self.read]
         # Bytes of constants that the first i blocks share with their recomputes, for each i.
         self.shared_bytes = [0, *accumulate(chain.shared_bytes[k] for k in self.blocks)]
+        # Peak of each block's forward, plus what the group keeps of the blocks before.
+        self.forward_bytes = [
+            chain.handing_on_bytes[k] + shared
+            for k, shared in zip(self.blocks, self.shared_bytes, strict=False)
+        ]
         self.holds = [self._holds(i) for i in range(len(self.blocks))]
         self.ways = [self._ways(i, needs[k]) for i, k in enumerate(self.blocks)]
 
@@ -168,14 +199,11 @@ class _GroupStart:
         chain, k = self.chain, self.blocks[i]
         fastest_s = min(option.cost.time_s for option in chain.options[k])
         pending = chain.pending_cotangent_bytes(k)
-        return [
+        ways = [
             _Way(
                 option=o,
                 added_ms=(option.cost.time_s - fastest_s + chain.recompute_s[k]) * 1e3,
                 spared_ms=(chain.recompute_s[k] - chain.last_recompute_s[k][o]) * 1e3,
-                forward_bytes=(
-                    self.waiting[i] + self.shared_bytes[i] + option.cost.forward_peak_bytes
-                ),
                 backward_bytes=option.cost.backward_peak_bytes + pending,
                 kept_bytes=option.cost.kept_bytes,
                 needs=frozenset(
@@ -183,6 +211,11 @@ class _GroupStart:
                 ),
             )
             for o, option in enumerate(chain.options[k])
+        ]
+        return [
+            way
+            for n, way in enumerate(ways)
+            if not any(other.dominates(way, m < n) for m, other in enumerate(ways) if m != n)
         ]
 
     def _holds(self, i: int) -> tuple[tuple[int, int], ...]:
@@ -196,7 +229,11 @@ class _GroupStart:
 
     def least_added_ms(self, i: int) -> float:
         """The least time that the block at position i can add if another block follows."""
-        return self.chain.recompute_s[self.blocks[i]] * 1e3
+        return min(way.added_ms for way in self.ways[i])
+
+    def least_backward_bytes(self, i: int) -> int:
+        """The least peak of the backward of the block at position i."""
+        return min(way.backward_bytes for way in self.ways[i])
 
     def most_spared_ms(self, i: int) -> float:
         """The most time that a group can save by ending with the block at position i."""
@@ -219,139 +256,135 @@ class _GroupSearch:
     def columns(self, by_time: bool) -> Iterator[Column]:
         """The Pareto-optimal columns, shorter groups first."""
         # Labels by the set of held values made in the group that a later block may read too.
-        labels: dict[frozenset[int], list[_Label]] = {frozenset(): [(0.0, 0, 0, 0, ())]}
+        labels = {frozenset[int](): _NO_BLOCK}
         for i, k in enumerate(self._blocks):
-            ways = [way for way in self._at.ways[i] if way.forward_bytes <= self._limit]
-            longer: dict[frozenset[int], list[_Label]] = {}
-            ends: list[_Label] = []
+            if self._at.forward_bytes[i] > self._limit:
+                break
+            longer: dict[frozenset[int], list[_Labels]] = {}
+            ends: list[_Labels] = []
             for held, beginnings in labels.items():
-                for way in ways:
+                for way in self._at.ways[i]:
                     taken = way.needs - held
-                    taken_bytes = sum(self._boundary_values[v].size_bytes for v in taken)
-                    extended = self._extended(beginnings, i, way, taken_bytes)
-                    if not extended:
+                    extended = self._extended(beginnings, i, way, taken)
+                    if not extended.added_ms.size:
                         continue
                     still = frozenset(
                         v for v in held | taken if self._boundary_values[v].readers[-1] > k
                     )
-                    longer.setdefault(still, []).extend(extended)
-                    spared_ms = way.spared_ms
-                    ends += [(ms - spared_ms, 0, b, f, o) for ms, _, b, f, o in extended]
-            read = self._at.read_bytes[i]
-            labels = {held: _undominated(group, by_time, read) for held, group in longer.items()}
-            if i > 0:
-                for label in _undominated(ends, by_time, read):
-                    if self._charge is None or self._charge.exact(i, label) <= self._worth:
-                        yield self._column(i, label)
+                    longer.setdefault(still, []).append(extended)
+                    ends.append(
+                        extended._replace(
+                            added_ms=extended.added_ms - way.spared_ms,
+                            held_bytes=np.zeros_like(extended.held_bytes),
+                        )
+                    )
+            labels = {held: _undominated(_together(some), by_time) for held, some in longer.items()}
+            if i > 0 and ends:
+                yield from self._columns(i, _undominated(_together(ends), by_time))
 
-    def _extended(
-        self, beginnings: list[_Label], i: int, way: _Way, taken_bytes: int
-    ) -> list[_Label]:
-        """The labels, extended by a block, that stay within the limit and may be worth their
-        price."""
-        own = taken_bytes + way.backward_bytes
-        kept = taken_bytes + way.kept_bytes
-        read = self._at.read_bytes[i]
-        room = self._limit - read
-        longer: list[_Label] = []
-        for before_ms, held, backward, forward, options in beginnings:
-            backward = max(backward, held + own)
-            if backward > room:
-                continue
-            # A forward peak no higher than that of the backward plus the group's inputs never sets
-            # the step's peak: everything else outside the group is alive in its backward too.
-            forward = max(forward, way.forward_bytes, backward + read)
-            ms = before_ms + way.added_ms
-            if self._charge is None or self._charge.allows(i, forward, backward, self._worth - ms):
-                longer.append((ms, held + kept, backward, forward, (*options, way.option)))
-        return longer
-
-    def _column(self, i: int, label: _Label) -> Column:
-        added_ms, _, backward, forward, options = label
-        return Column(
-            first=self._at.first,
-            last=self._blocks[i],
-            options=options,
-            added_ms=added_ms,
-            kept_bytes=self._at.shared_bytes[i + 1],
-            forward_bytes=tuple(forward - w for w in self._at.waiting[: i + 1]),
-            backward_bytes=backward,
-            holds=self._at.holds[i],
+    def _extended(self, beginnings: _Labels, i: int, way: _Way, taken: frozenset[int]) -> _Labels:
+        """The labels, extended by a block that takes hold of some values, that stay within the
+        limit and may be worth their price."""
+        taken_bytes = sum(self._boundary_values[v].size_bytes for v in taken)
+        own_bytes = taken_bytes + way.backward_bytes
+        count = beginnings.added_ms.size
+        longer = _Labels(
+            added_ms=beginnings.added_ms + way.added_ms,
+            held_bytes=beginnings.held_bytes + taken_bytes + way.kept_bytes,
+            backward_bytes=np.maximum(beginnings.backward_bytes, beginnings.held_bytes + own_bytes),
+            options=np.column_stack((beginnings.options, np.full(count, way.option))),
         )
+        allowed = longer.backward_bytes <= self._limit - self._at.read_bytes[i]
+        if self._charge is not None:
+            allowed &= self._charge.least_ms(i, longer) <= self._worth
+        return longer.only(allowed)
+
+    def _columns(self, i: int, labels: _Labels) -> Iterator[Column]:
+        """The groups that end at position i, as columns."""
+        if self._charge is not None:
+            labels = labels.only(self._charge.exact_ms(i, labels) <= self._worth)
+        for added_ms, _, backward_bytes, options in zip(
+            *map(np.ndarray.tolist, labels), strict=True
+        ):
+            yield Column(
+                first=self._at.first,
+                last=self._blocks[i],
+                options=tuple(options),
+                added_ms=added_ms,
+                kept_bytes=self._at.shared_bytes[i + 1],
+                forward_bytes=tuple(self._at.forward_bytes[: i + 1]),
+                backward_bytes=backward_bytes,
+                holds=self._at.holds[i],
+            )
 
 
 class _Charge:
     """Reduced costs of the groups that begin at one block.
 
-    That of a group ending at position i is: added ms + c_i + f_i · (forward peak) + b_i · (backward
-    peak), where f_i and b_i sum the prices of the peak rows over the group's blocks.
+    That of a group ending at position i is: added ms + c_i + b_i · (backward peak), where b_i sums
+    the prices of the backward rows of the group's blocks.
     """
 
     def __init__(self, start: _GroupStart, prices: Prices) -> None:
-        # For each end: c, f and b.
-        self._terms: list[tuple[float, float, float]] = []
-        constant = forward = backward = 0.0
+        # For each end: c and b.
+        self._terms: list[tuple[float, float]] = []
+        constant = backward = 0.0
         for i, k in enumerate(start.blocks):
-            constant += prices.cover[k] - prices.forward[k] * start.waiting[i] / MIB
-            forward += prices.forward[k] / MIB
+            constant += prices.cover[k] + prices.forward[k] * start.forward_bytes[i] / MIB
             backward += prices.backward[k] / MIB
             held = sum(prices.hold[key] for key in start.holds[i])
             later = sum(prices.forward[k + 1 :]) + sum(prices.backward[k + 1 :])
             kept = later * start.shared_bytes[i + 1] / MIB
-            self._terms.append((constant + held + kept, forward, backward))
-        # For each position: c, f and b of every end from there on. For a lower bound, c includes
-        # the least time that the blocks in between add, less the most that the end saves.
-        self._onward: list[list[tuple[float, float, float]]] = []
+            self._terms.append((constant + held + kept, backward))
+        # For each position, every end from there on: c, b and the least peak of the backwards in
+        # between. For a lower bound, c includes the least time that the blocks in between add, less
+        # the most that the end saves.
+        self._onward: list[list[tuple[float, float, int]]] = []
         for i in range(len(self._terms)):
-            extra, onward = 0.0, []
+            added_ms, least_bytes, onward = 0.0, 0, []
             for j in range(i, len(self._terms)):
-                extra += start.least_added_ms(j) if j > i else 0.0
-                c, f, b = self._terms[j]
-                onward.append((c + extra - start.most_spared_ms(j), f, b))
+                if j > i:
+                    added_ms += start.least_added_ms(j)
+                    least_bytes = max(least_bytes, start.least_backward_bytes(j))
+                c, b = self._terms[j]
+                onward.append((c + added_ms - start.most_spared_ms(j), b, least_bytes))
             self._onward.append(onward)
 
-    def allows(self, i: int, forward: int, backward: int, most_ms: float) -> bool:
-        """Whether some continuation of a prefix with these peaks may have a reduced cost of at most
-        `most_ms`, the time that the prefix itself adds not counted."""
-        for c, f, b in self._onward[i]:
-            if c + f * forward + b * backward <= most_ms:
-                return True
-        return False
+    def least_ms(self, i: int, labels: _Labels) -> np.ndarray:
+        """A lower bound on the reduced cost of every group that a prefix ending at position i can
+        become, for each prefix."""
+        bounds = [c + b * labels.backward_bytes for c, b, _ in self._onward[i][:1]]
+        for c, b, later_bytes in self._onward[i][1:]:
+            peaks = np.maximum(labels.backward_bytes, labels.held_bytes + later_bytes)
+            bounds.append(c + b * peaks)
+        return labels.added_ms + np.min(bounds, axis=0)
 
-    def exact(self, i: int, label: _Label) -> float:
-        """The reduced cost of the group that ends at position i."""
-        c, f, b = self._terms[i]
-        added_ms, _, backward, forward, _ = label
-        return added_ms + c + f * forward + b * backward
+    def exact_ms(self, i: int, labels: _Labels) -> np.ndarray:
+        """The reduced cost of the groups that end at position i."""
+        c, b = self._terms[i]
+        return labels.added_ms + c + b * labels.backward_bytes
 
 
-def _undominated(labels: list[_Label], by_time: bool, read_bytes: int) -> list[_Label]:
+def _undominated(labels: _Labels, by_time: bool) -> _Labels:
     """The labels that no other label dominates; of equal labels the first in order."""
+    figures = (labels.added_ms, labels.held_bytes, labels.backward_bytes)
     # In this order only earlier labels can dominate, so that only the bytes need comparing.
-    if by_time:
-        ordered = sorted(labels)
-    else:
-        ordered = sorted(labels, key=lambda x: (*x[1:], x[0]))
-    kept: list[_Label] = []
-    # The kept labels whose forward peak cannot set the step's peak are compared by two figures
-    # only: held bytes ascending, backward peaks descending. The other labels are few.
+    first_to_last = figures if by_time else (*figures[1:], figures[0])
+    order = np.lexsort((*reversed(labels.options.T), *reversed(first_to_last)))
+    rows = order.tolist()
+    kept: list[int] = []
+    # Of the labels kept: held bytes ascending, backward peaks descending.
     held_steps: list[int] = []
     backward_steps: list[int] = []
-    others: list[tuple[int, int, int]] = []
-    for label in ordered:
-        _, held, backward, forward, _ = label
+    held_bytes, backward_bytes = (column[order].tolist() for column in figures[1:])
+    for row, held, backward in zip(rows, held_bytes, backward_bytes, strict=True):
         at = bisect_right(held_steps, held)
         if at and backward_steps[at - 1] <= backward:
             continue
-        if any(h <= held and b <= backward and f <= forward for h, b, f in others):
-            continue
-        kept.append(label)
-        if forward > backward + read_bytes:
-            others.append((held, backward, forward))
-            continue
+        kept.append(row)
         end = at
         while end < len(backward_steps) and backward_steps[end] >= backward:
             end += 1
         held_steps[at:end] = [held]
         backward_steps[at:end] = [backward]
-    return kept
+    return labels.only(np.array(kept, int))

@@ -72,6 +72,9 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
             for c, s in zip(before, chain.shared_bytes[:block], strict=True)
         )
         own = costs[block] if back else keeps.get(block, costs[block])
+        working_bytes = own.backward_peak_bytes if back else own.forward_peak_bytes
+        if not back and around[block] and block not in keeps:
+            working_bytes = chain.handing_on_bytes[block]
         reused = 0
         if results:
             sizes = [size for cost in before if cost is not None for size in cost.kept_sizes]
@@ -83,7 +86,7 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
             in_backward=back,
             kept_bytes=sum(kept),
             passed_bytes=sum(passed),
-            working_bytes=own.backward_peak_bytes if back else own.forward_peak_bytes,
+            working_bytes=working_bytes,
             reused_bytes=reused,
             duration_s=costs[block].backward_s + again_s[block] if back else costs[block].forward_s,
         )

@@ -303,8 +303,8 @@ class _Program:
         penalty = 1e3 * self.most_ms / (limit_bytes / MIB)
         most = max(len(self.chain) // 2, 1)
         # A schedule has at most `most` groups, and each lowers the relaxation's value by at most
-        # the most negative reduced cost. Reduced costs above −`fine` change the bound by at most
-        # 0.3 of the gap.
+        # the most negative reduced cost. So columns of reduced costs above −`fine`, which would
+        # change the bound by at most 0.3 of the gap, are not added.
         fine = max(0.3 * self.gap_ms / most, _ZERO_MS)
         coarse = self.most_ms
         most_bytes = limit_bytes + self.most_reused_bytes
@@ -319,24 +319,26 @@ class _Program:
             if relaxed is None:
                 return None
             value, prices = relaxed
-            # Groups that keep something are listed, so all of them are priced at once. Of the other
-            # groups those of the most negative reduced cost are quick to find; the rest are looked
-            # for once there are no more. The last round considers all groups, for the bound.
-            listed = self.groups.keeping_columns(most_bytes, prices, -fine)
+            # The groups that the chain lists are all priced at once. Of the other groups those of
+            # the most negative reduced cost are quick to find; the rest are looked for once there
+            # are no more. The last round considers all groups, for the bound.
+            listed = self.groups.listed_columns(most_bytes, prices, -fine)
             found = unknown(listed, prices) if rounds < _MAX_ROUNDS else []
             while not found:
-                every = self.groups.columns(most_bytes, prices=prices, worth_ms=-coarse)
+                worth_ms = -coarse if coarse > fine else -_ZERO_MS
+                every = self.groups.columns(most_bytes, prices=prices, worth_ms=worth_ms)
                 found = unknown(every, prices)
                 if coarse <= fine:
                     break
                 if not found:
                     coarse = max(fine, coarse / 4)
             found.sort(key=lambda f: (f[0], f[1].first, f[1].last, f[1].options))
-            if not found or rounds == _MAX_ROUNDS:
-                least = min(found[0][0] if found else 0.0, -coarse)
-                return value + least * most, prices, columns
-            columns += [p for _, p in found[:_MAX_PRICED]]
-            known.update(p for _, p in found[:_MAX_PRICED])
+            wanted = [p for reduced_ms, p in found[:_MAX_PRICED] if reduced_ms <= -fine]
+            if not wanted or rounds == _MAX_ROUNDS:
+                least_ms = found[0][0] if found else 0.0
+                return value + (least_ms - _ZERO_MS) * most, prices, columns
+            columns += wanted
+            known.update(wanted)
 
     def _relaxed(
         self, columns: Sequence[Column], limit_mib: float, penalty: float
@@ -478,6 +480,8 @@ def _selection(columns: Sequence[Column]) -> Selection:
     ordered = sorted(columns, key=lambda p: p.first)
     return Selection(
         options=tuple(o for p in ordered for o in p.options),
-        groups=tuple((p.first, p.last) for p in ordered if p.last > p.first),
+        groups=tuple(
+            group for p in ordered if p.last > p.first for group in ((p.first, p.last), *p.inner)
+        ),
         keeps=tuple(keep for p in ordered for keep in p.keeps),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -16,28 +17,27 @@ from hypothesis import strategies as st
 import jax_hremat
 from jax_hremat._cost.option import Option
 from jax_hremat._cost.option_cost import OptionCost
+from jax_hremat._partition.tree import MAX_CHILDREN, Node, block_tree
 from jax_hremat._plan.region import Region
-from jax_hremat._solve import coarsening
+from jax_hremat._solve import schedule
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._solve.chain import BoundaryValue, Chain, Group, Selection
-from jax_hremat._solve.coarsening import coarsened
+from jax_hremat._solve.groups import single_columns
+from jax_hremat._solve.nests import nest_columns
 from jax_hremat._solve.prediction import predict, recompute_s
 from jax_hremat._solve.schedule import fastest_within, least_peak
 from jax_hremat._trace.graph import Graph
 
 MIB = 2**20
 EXACT = SolverConfig(relative_gap=0.0)
+# The solver counts in MiB and meets a row within 1e-6 of them.
+ROUNDING_BYTES = 64
 QUICK = settings(
     max_examples=40,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-
-
-@pytest.fixture(autouse=True)
-def few_layers_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coarsening, "_MANY_LAYERS", 4)
 
 
 def option(forward_s: float, backward_s: float, *sizes_mib: int) -> Option:
@@ -61,6 +61,7 @@ def stacks(draw: st.DrawFn) -> tuple[Chain, list[int]]:
         for kind in sorted(set(kinds))
     }
     recompute_s_of = {kind: draw(st.integers(0, 3)) for kind in layer}
+    handing_on_of = {kind: draw(size) for kind in layer}
     shared = {kind: draw(st.sampled_from([0, 0, 3])) for kind in layer}
     last = len(kinds) - 1
     ends = [(k, (k + 1,)) for k in range(last)] + [(0, tuple(range(1, last)))]
@@ -79,6 +80,7 @@ def stacks(draw: st.DrawFn) -> tuple[Chain, list[int]]:
         starts=tuple(range(0, 4 * len(kinds), 4)),
         options=tuple(tuple(layer[k]) for k in kinds),
         recompute_s=tuple(float(recompute_s_of[k]) for k in kinds),
+        handing_on_bytes=tuple(handing_on_of[k] * MIB for k in kinds),
         last_recompute_s=tuple(tuple(recompute_s_of[k] / 2 for _ in layer[k]) for k in kinds),
         shared_bytes=tuple(shared[k] * MIB for k in kinds),
         boundary_values=tuple(boundary_values),
@@ -98,6 +100,7 @@ def equal_layers(count: int) -> Chain:
         starts=tuple(range(0, 4 * count, 4)),
         options=tuple(layers),
         recompute_s=(2.0,) * count,
+        handing_on_bytes=(4 * MIB,) * count,
         last_recompute_s=((2.0, 0.0),) * count,
         shared_bytes=(0,) * count,
         boundary_values=tuple(stream),
@@ -144,6 +147,12 @@ def replayed(chain: Chain, selection: Selection) -> tuple[int, float]:
             if c.producer < first and any(first <= r <= last for r in c.readers)
         }
 
+    def forward_bytes(block: int) -> int:
+        """The peak of the first forward, which hands on only where a group is around the block."""
+        if any(first <= block <= last for first, last in selection.groups):
+            return chain.handing_on_bytes[block]
+        return cost(block).forward_peak_bytes
+
     def forward(item: int | tuple[Group, list]) -> tuple[int, set[int]]:
         """What it keeps for its backward."""
         if not isinstance(item, int):
@@ -177,7 +186,7 @@ def replayed(chain: Chain, selection: Selection) -> tuple[int, float]:
                     }
                     waiting = sum(value_bytes[v] for v in live | before)
                     waiting += sum(chain.shared_bytes[first:block])
-                    peak = max(peak, kept_bytes + waiting + cost(block).forward_peak_bytes)
+                    peak = max(peak, kept_bytes + waiting + forward_bytes(block))
             more, values = forward(item)
             kept_bytes, held = kept_bytes + more, held | values
         for item, kept_before, held_before in reversed(stack):
@@ -216,18 +225,26 @@ def test_predict_is_what_a_walk_of_the_tree_finds(
 
 @given(stacks(), st.data())
 @QUICK
-def test_a_shorter_chain_predicts_what_the_chain_does(
+def test_what_a_nest_takes_is_what_is_predicted(
     stack: tuple[Chain, list[int]], data: st.DataObject
 ) -> None:
     chain, kinds = stack
-    found = data.draw(st.sampled_from(coarsened(chain, kinds)))
-    assert len(found.chain) < len(chain)
-    selection = random_selection(data, found.chain)
-    expanded = found.expanded(selection)
-    shorter, whole = predict(found.chain, selection), predict(found.bottom, expanded)
-    assert found.bottom is chain
-    assert shorter.peak_bytes == whole.peak_bytes
-    assert shorter.time_s == pytest.approx(whole.time_s)
+    columns = nest_columns(chain, block_tree(kinds))
+    column = data.draw(st.sampled_from(columns))
+    inside = range(column.first, column.last + 1)
+    plain = tuple(column.options[b - column.first] if b in inside else 0 for b in range(len(chain)))
+    nest = Selection(plain, ((column.first, column.last), *column.inner))
+    found, without = predict(chain, nest), predict(chain, Selection(plain))
+    fastest_s = sum(min(o.cost.time_s for o in chain.options[b]) for b in inside)
+    own_s = sum(chain.options[b][nest.options[b]].cost.time_s for b in inside)
+    assert found.time_s - without.time_s == pytest.approx(
+        column.added_ms / 1e3 - (own_s - fastest_s), abs=1e-9
+    )
+    singles = {(p.first, p.options): p for p in single_columns(chain)}
+    others = [singles[b, (0,)] for b in range(len(chain)) if b not in inside]
+    lowest = schedule._Program(chain, EXACT).lowest([column, *others], math.inf)
+    peak_bytes = found.peak_bytes - chain.fixed_bytes
+    assert lowest.objective * MIB == pytest.approx(peak_bytes, abs=ROUNDING_BYTES)
 
 
 def test_what_a_group_ends_with_is_not_run_again_for_it() -> None:
@@ -243,42 +260,64 @@ def depth(groups: Sequence[Group]) -> int:
     return max(sum(a <= g[0] and g[1] <= b for a, b in groups) for g in groups)
 
 
+def nested(count: int) -> Chain:
+    chain = equal_layers(count)
+    return replace(chain, listed=nest_columns(chain, block_tree(["layer"] * count)))
+
+
 @pytest.mark.slow
 def test_many_layers_hold_few_boundaries() -> None:
     """r levels of groups over n layers hold r n^(1/r) boundaries; the growth is what is shown."""
     peaks = {}
     for count in (25, 65, 217):
-        chain = equal_layers(count)
-        nested = coarsened(chain, ["layer"] * count)[-1]
-        selection = least_peak(nested.chain, EXACT).selection
-        found = predict(chain, nested.expanded(selection))
+        chain = nested(count)
+        selection = least_peak(chain, EXACT).selection
+        found = predict(chain, selection)
         peaks[count] = found.peak_bytes / (8 * MIB)
-        one_level = predict(chain, least_peak(chain, EXACT).selection).peak_bytes
-        assert found.peak_bytes < one_level
+        flat = equal_layers(count)
+        assert found.peak_bytes < predict(flat, least_peak(flat, EXACT).selection).peak_bytes
     # Nine times the layers for less than twice the boundaries, where √n would be three times.
     assert peaks[217] < 2 * peaks[25]
-    assert depth(nested.expanded(selection).groups) >= 3
+    assert depth(selection.groups) >= 3
 
 
-def test_short_stacks_and_those_with_an_effect_have_no_stretches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    chain = equal_layers(8)
-    assert not coarsened(chain, list(range(8)))
-    effectful = replace(chain, effectful=frozenset(range(8)))
-    assert not coarsened(effectful, ["layer"] * 8)
-    monkeypatch.setattr(coarsening, "_MANY_LAYERS", 9)
-    assert not coarsened(chain, ["layer"] * 8)
+def test_no_nest_has_an_effect_or_the_block_at_the_loss_inside() -> None:
+    chain = equal_layers(20)
+    tree = block_tree(["layer"] * 20)
+    assert max(p.last for p in nest_columns(chain, tree)) == 18
+    effectful = replace(chain, effectful=frozenset({3}))
+    assert all(not p.first <= 3 <= p.last for p in nest_columns(effectful, tree))
+    assert not nest_columns(replace(chain, effectful=frozenset(range(20))), tree)
 
 
-def test_a_budget_that_only_groups_in_groups_meet() -> None:
-    chain = equal_layers(65)
-    nested, *_ = coarsened(chain, ["layer"] * 65)
-    floor = predict(chain, least_peak(chain, EXACT).selection).peak_bytes
+def test_a_budget_that_only_nests_meet() -> None:
+    flat, chain = equal_layers(65), nested(65)
+    floor = predict(flat, least_peak(flat, EXACT).selection).peak_bytes
     limit = floor - 8 * MIB
-    assert fastest_within(chain, limit, EXACT).selection is None
-    found = fastest_within(nested.chain, limit, EXACT).selection
-    assert predict(chain, nested.expanded(found)).peak_bytes <= limit
+    assert fastest_within(flat, limit, EXACT).selection is None
+    found = fastest_within(chain, limit, EXACT).selection
+    assert predict(chain, found).peak_bytes <= limit
+
+
+def leaves(node: Node) -> list[int]:
+    return [b for c in node.children for b in leaves(c)] if node.children else [node.first]
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=120))
+@QUICK
+def test_a_tree_has_every_block_but_the_last_once(kinds: list[int]) -> None:
+    tree = block_tree(kinds)
+    assert leaves(tree) == list(range(max(len(kinds) - 1, 1)))
+    for node in tree.inner_first():
+        assert 2 <= len(node.children) <= MAX_CHILDREN
+        assert (node.first, node.last) == (node.children[0].first, node.children[-1].last)
+
+
+def test_nodes_of_a_stack_are_made_of_whole_layers() -> None:
+    kinds = ["first", *["attention", "mlp"] * 12, "norm", "loss"]
+    tree = block_tree(kinds)
+    spans = [(node.first, node.last) for node in tree.children]
+    assert spans == [(0, 0), (1, 8), (9, 16), (17, 24), (25, 25)]
 
 
 @pytest.mark.slow

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from jax_hremat._solve.chain import Group
-
 # The most blocks in a layer.
 _MAX_PERIOD = 8
 
 
-def layer_runs(kinds: Sequence[Hashable]) -> list[list[Group]]:
+def layer_runs(kinds: Sequence[Hashable]) -> list[list[tuple[int, int]]]:
     """The layers of each stack of equal layers, each layer as its first and last block.
 
     A layer is the shortest sequence of kinds that is repeated. The block at the loss is in none.

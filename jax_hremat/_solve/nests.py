@@ -1,0 +1,360 @@
+"""Nests: groups with smaller groups inside, found node by node from the bottom of a tree.
+
+A node's children are blocks, or nodes whose own groups are known. A group is two or more
+consecutive children under one `jax.checkpoint`; each child is a block in one of its options, or
+one of the groups made of that child, or part of a smaller group of consecutive children. So the
+same step, from the ways to run the children to the ways to run the node as one group, is taken at
+every level (H-Rockmate, Gusak et al. 2024, section 4.2; Chen et al. 2016, section 4.3, nest groups
+of equal size in this manner). n equal blocks in r levels of groups hold about r·n^(1/r) boundaries
+at once and cost at most r further forwards.
+
+What a group takes, as any larger group sees it, adds up over its children c = 1 … m:
+
+    T = Σ_c (t_c + a_c) with a_m = z_m    t_c: the child's own time, with the recomputes inside it;
+                                          a_c: its forward in the group's recompute; z_c: the same
+                                          where nothing of the group follows, 0 for a group
+    B = max_c (H_c + B_c)                 H_c: what the group holds for its earlier children and c
+
+Glossary
+    way       one way to run a child or a node inside a larger group
+    label     the figures of the first children of a group that decide how it can continue
+    held      values made in the group that are held for its backwards, and may be read later
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
+
+from jax_hremat._partition.tree import Node
+from jax_hremat._solve.chain import Chain, Group
+from jax_hremat._solve.column import Column
+
+_T = TypeVar("_T")
+
+# The most ways that a block or a node hands up, spread over the bytes they take.
+HANDED_UP = 6
+# The most labels that are kept of the first children of a group, spread likewise.
+_LABELS = 4 * HANDED_UP
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A child of a group: a block in one option, or a smaller group.
+
+    Attributes:
+        first: First block.
+        last: Last block.
+        options: Position of the option of each block.
+        groups: The groups it is made of, outer ones first; none for a block.
+        added_s: Seconds above those of the fastest options, its own recomputes included.
+        again_s: Seconds of its forward in the recompute of a group around it.
+        ending_s: The same where that group ends with it.
+        kept_bytes: Bytes kept until its backward, boundary values not counted.
+        backward_bytes: Peak of its backward, with everything held since its own recompute and the
+            cotangents pending there.
+        needs: Boundary values that its backward reads.
+    """
+
+    first: int
+    last: int
+    options: tuple[int, ...]
+    groups: tuple[Group, ...]
+    added_s: float
+    again_s: float
+    ending_s: float
+    kept_bytes: int
+    backward_bytes: int
+    needs: frozenset[int]
+
+    def moved(self, by: int, value_of: Mapping[int, int]) -> _Way:
+        """The same way in an equal node, `by` blocks later, given its values for those read."""
+        return replace(
+            self,
+            first=self.first + by,
+            last=self.last + by,
+            groups=tuple((a + by, b + by) for a, b in self.groups),
+            needs=frozenset(value_of[v] for v in self.needs),
+        )
+
+
+# The ways to run consecutive children of a node as one group, by the first and last of them.
+_GroupsOf = dict[tuple[int, int], list[_Way]]
+
+
+class _Label(NamedTuple):
+    """The first children of a group. Among labels that hold the same values, only these figures
+    decide which is better.
+
+    Attributes:
+        added_s: Seconds, with the forwards of these children in the group's recompute.
+        held_bytes: Bytes held for the backwards of these children.
+        backward_bytes: Peak of these backwards.
+        options: Position of the option of each block.
+        groups: The groups inside.
+    """
+
+    added_s: float
+    held_bytes: int
+    backward_bytes: int
+    options: tuple[int, ...]
+    groups: tuple[Group, ...]
+
+
+def nest_columns(chain: Chain, tree: Node, handed_up: int = HANDED_UP) -> tuple[Column, ...]:
+    """The groups with smaller groups inside that a tree over the blocks offers.
+
+    Args:
+        chain: Blocks and their options.
+        tree: Nodes over the blocks but the last. No group is made of children of two nodes, or of
+            blocks with effects.
+        handed_up: The most ways of a block or a node that larger groups choose from.
+    """
+    maker = _Maker(chain, handed_up)
+    columns: list[Column] = []
+    ways_of = {block: maker.block(block) for block in range(len(chain))}
+    handed: dict[Node, list[_Way]] = {}
+    # Equal nodes have equal groups: what one has, by all that its groups depend on.
+    solved: dict[Hashable, tuple[Node, tuple[int, ...], _GroupsOf]] = {}
+    for node in tree.inner_first():
+        kind, values = maker.kind(node)
+        if kind in solved:
+            like, its_values, its_groups = solved[kind]
+            by, value_of = node.first - like.first, dict(zip(its_values, values, strict=True))
+            groups = {
+                span: [way.moved(by, value_of) for way in ways] for span, ways in its_groups.items()
+            }
+        else:
+            children = [handed[c] if c.children else ways_of[c.first] for c in node.children]
+            groups = _groups(maker, children)
+            solved[kind] = node, values, groups
+        handed[node] = groups.get((0, len(node.children) - 1), [])
+        columns += [maker.column(way) for ways in groups.values() for way in ways if way.groups[1:]]
+    return tuple(columns)
+
+
+def _groups(maker: _Maker, children: Sequence[Sequence[_Way]]) -> _GroupsOf:
+    """The ways to run each two or more consecutive children as one group."""
+    found: _GroupsOf = {}
+
+    def ways(i: int, j: int) -> Sequence[_Way]:
+        return children[i] if i == j else found.get((i, j), ())
+
+    for start in reversed(range(len(children))):
+        if not children[start]:
+            continue
+        first = children[start][0].first
+        # By position: labels of the children from `start` up to there, by what they hold.
+        labels: list[dict[frozenset[int], list[_Label]]] = [{} for _ in range(len(children) + 1)]
+        labels[start] = {frozenset(): [_Label(0.0, 0, 0, (), ())]}
+        for end in range(start, len(children)):
+            if not children[end]:
+                break
+            if end > start:
+                closed = [
+                    maker.closed(first, label, way)
+                    for at in range(start + 1, end + 1)
+                    for held, some in labels[at].items()
+                    for way in ways(at, end)
+                    for label in maker.extended(first, held, some, way, at_end=True)
+                ]
+                found[start, end] = maker.few(closed)
+            longer: dict[frozenset[int], list[_Label]] = {}
+            for at in range(start, end + 1):
+                for held, some in labels[at].items():
+                    for way in ways(at, end):
+                        after = maker.still_read(held | maker.made_since(first, way), way.last)
+                        longer.setdefault(after, []).extend(
+                            maker.extended(first, held, some, way, at_end=False)
+                        )
+            labels[end + 1] = {held: _few_labels(some) for held, some in longer.items()}
+    return found
+
+
+class _Maker:
+    """Ways and columns over the blocks of one chain."""
+
+    def __init__(self, chain: Chain, handed_up: int) -> None:
+        self._chain = chain
+        self._handed_up = handed_up
+        self._needs = chain.needs()
+        self._fastest_s = [min(o.cost.time_s for o in options) for options in chain.options]
+        self._pending = [chain.pending_cotangent_bytes(k) for k in range(len(chain))]
+
+    def block(self, k: int) -> list[_Way]:
+        """The ways to run one block; none for a block with an effect."""
+        chain = self._chain
+        if k in chain.effectful:
+            return []
+        return self.few(
+            _Way(
+                first=k,
+                last=k,
+                options=(o,),
+                groups=(),
+                added_s=option.cost.time_s - self._fastest_s[k],
+                again_s=chain.recompute_s[k],
+                ending_s=chain.last_recompute_s[k][o],
+                kept_bytes=option.cost.kept_bytes,
+                backward_bytes=option.cost.backward_peak_bytes + self._pending[k],
+                needs=frozenset(self._needs[k][o]),
+            )
+            for o, option in enumerate(chain.options[k])
+        )
+
+    def kind(self, node: Node) -> tuple[Hashable, tuple[int, ...]]:
+        """What the groups of a node depend on, the same for equal nodes, and the boundary values
+        that this speaks of."""
+        chain, first = self._chain, node.first
+        blocks = range(first, node.last + 1)
+        values = tuple(
+            v
+            for v, c in enumerate(chain.boundary_values)
+            if c.producer <= node.last and c.readers[-1] >= first
+        )
+        passing = tuple(
+            (
+                c.size_bytes,
+                max(c.producer - first, -1),
+                tuple(r - first for r in c.readers if r in blocks),
+                c.readers[-1] > node.last,
+                tuple(sorted((k - first, o) for k, o in c.needed if k in blocks)),
+            )
+            for c in (chain.boundary_values[v] for v in values)
+        )
+        own = tuple(
+            (
+                chain.options[k],
+                chain.recompute_s[k],
+                chain.last_recompute_s[k],
+                chain.shared_bytes[k],
+                self._pending[k],
+                k in chain.effectful,
+            )
+            for k in blocks
+        )
+        shape = tuple((c.first - first, c.last - first) for c in node.children)
+        return (shape, own, passing), values
+
+    def made_since(self, first: int, way: _Way) -> frozenset[int]:
+        """The values that a way's backward reads and that are made in block `first` or later."""
+        values = self._chain.boundary_values
+        return frozenset(v for v in way.needs if values[v].producer >= first)
+
+    def still_read(self, held: frozenset[int], block: int) -> frozenset[int]:
+        """Those values that blocks after this one may read."""
+        values = self._chain.boundary_values
+        return frozenset(v for v in held if values[v].readers[-1] > block)
+
+    def extended(
+        self,
+        first: int,
+        held: frozenset[int],
+        labels: Iterable[_Label],
+        way: _Way,
+        *,
+        at_end: bool,
+    ) -> Iterator[_Label]:
+        """The labels of a group from block `first` on, with one more child."""
+        values = self._chain.boundary_values
+        taken = self.made_since(first, way) - held
+        taken_bytes = sum(values[v].size_bytes for v in taken)
+        added_s = way.added_s + (way.ending_s if at_end else way.again_s)
+        for label in labels:
+            yield _Label(
+                added_s=label.added_s + added_s,
+                held_bytes=label.held_bytes + taken_bytes + way.kept_bytes,
+                backward_bytes=max(
+                    label.backward_bytes, label.held_bytes + taken_bytes + way.backward_bytes
+                ),
+                options=label.options + way.options,
+                groups=label.groups + way.groups,
+            )
+
+    def closed(self, first: int, label: _Label, last_child: _Way) -> _Way:
+        """The group of all children of a label, as a child of larger groups."""
+        chain, last = self._chain, last_child.last
+        blocks = range(first, last + 1)
+        return _Way(
+            first=first,
+            last=last,
+            options=label.options,
+            groups=((first, last), *label.groups),
+            added_s=label.added_s,
+            again_s=sum(chain.recompute_s[k] for k in blocks),
+            # A group at the end of a larger one is not recomputed for it: nothing would read it.
+            ending_s=0.0,
+            kept_bytes=sum(chain.shared_bytes[k] for k in blocks),
+            backward_bytes=label.backward_bytes,
+            needs=frozenset(
+                v
+                for v, c in enumerate(chain.boundary_values)
+                if c.producer < first and any(r in blocks for r in c.readers)
+            ),
+        )
+
+    def few(self, ways: Iterable[_Way]) -> list[_Way]:
+        """The ways that no other is at least as good as; if these are too many, some of them,
+        spread evenly in the order of what they take."""
+        best: list[_Way] = []
+        for way in sorted(
+            ways, key=lambda w: (w.added_s + w.ending_s, w.backward_bytes, w.options)
+        ):
+            if not any(_at_least_as_good(other, way) for other in best):
+                best.append(way)
+        best.sort(key=lambda w: (w.kept_bytes + w.backward_bytes, w.added_s))
+        return _spread(best, self._handed_up)
+
+    def column(self, way: _Way) -> Column:
+        """A group as a column of the root program."""
+        chain = self._chain
+        blocks = range(way.first, way.last + 1)
+        before = 0
+        forward_bytes = []
+        for k in blocks:
+            forward_bytes.append(before + chain.handing_on_bytes[k])
+            before += chain.shared_bytes[k]
+        values = chain.boundary_values
+        holds = {(v, min(k, values[v].readers[-1])) for v in way.needs for k in blocks}
+        return Column(
+            first=way.first,
+            last=way.last,
+            options=way.options,
+            added_ms=1e3 * way.added_s,
+            kept_bytes=way.kept_bytes,
+            forward_bytes=tuple(forward_bytes),
+            backward_bytes=way.backward_bytes,
+            holds=tuple(sorted(holds)),
+            inner=way.groups[1:],
+        )
+
+
+def _at_least_as_good(one: _Way, other: _Way) -> bool:
+    return (
+        one.added_s <= other.added_s
+        and one.added_s + one.ending_s <= other.added_s + other.ending_s
+        and one.again_s <= other.again_s
+        and one.kept_bytes <= other.kept_bytes
+        and one.backward_bytes <= other.backward_bytes
+        and one.needs <= other.needs
+    )
+
+
+def _few_labels(labels: Sequence[_Label]) -> list[_Label]:
+    best: list[_Label] = []
+    for label in sorted(labels):
+        if not any(
+            o.held_bytes <= label.held_bytes and o.backward_bytes <= label.backward_bytes
+            for o in best
+        ):
+            best.append(label)
+    best.sort(key=lambda x: (x.held_bytes + x.backward_bytes, x.added_s))
+    return _spread(best, _LABELS)
+
+
+def _spread(ordered: Sequence[_T], most: int) -> list[_T]:
+    """At most so many of some things, the first and the last among them."""
+    if len(ordered) <= most:
+        return list(ordered)
+    return [ordered[i * (len(ordered) - 1) // (most - 1)] for i in range(most)]
