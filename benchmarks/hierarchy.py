@@ -16,6 +16,7 @@ import multiprocessing
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -25,12 +26,14 @@ from typing import Any
 
 from benchmarks.device import machine
 from benchmarks.random_graphs import KINDS, random_graph, repeated_layers
-from jax_hremat._schedules.grouping import ByScore, Equally, Randomly
 from jax_hremat._shared.errors import SolverError
 from jax_hremat.schedules import (
     STRATEGIES,
+    ByScore,
+    Equally,
     Graph,
     HRockmate,
+    Randomly,
     Strategy,
     simulate,
     without_recompute,
@@ -49,7 +52,9 @@ PARTITIONERS: Mapping[str, Strategy] = {
 NUM_OPTIONS = (1, 2, 3, 5, 10)
 # Twelve bounds for each part, so that there may be ten options to hand up.
 OPTIONS: Mapping[str, Strategy] = {
-    f"{count} options": HRockmate(max_options=count, num_peaks=3, num_kept=4)
+    "1 option" if count == 1 else f"{count} options": HRockmate(
+        max_options=count, num_peaks=3, num_kept=4
+    )
     for count in NUM_OPTIONS
 }
 VARIANTS = {**LEVELS, **PARTITIONERS, **OPTIONS}
@@ -239,7 +244,8 @@ def page(data: Mapping[str, Mapping[str, Any]]) -> str:
         "graphs the best known is Checkmate's, proven to be optimal; on others, the fastest of all "
         "schedules in the table, and of the other tables for the same graphs. Found counts the "
         "graphs on which there is a schedule, of those on which one is known; median and worst "
-        "gaps are over these.",
+        "gaps are over these, mean gaps over the graphs on which all that are compared find a "
+        "schedule.",
         "",
         *_levels(small),
         *_partitioners(small, medium),
@@ -255,12 +261,15 @@ def _levels(small: Sequence[Mapping[str, Any]]) -> list[str]:
         "",
         "Checkmate's program takes all operations at once. *One level* is H-Rockmate's program "
         "with each operation a part: it differs from Checkmate's in that a backward runs once, and "
-        "in bounds on the peak that are evenly spaced. *Default* has at most "
+        "in bounds on the peak that are evenly spaced. So it has no schedule where gradients must "
+        "be dropped and computed again, as on ladders and layered graphs, where they wait for "
+        "long. *Default* has at most "
         f"{HRockmate().max_parts} parts on the highest level and {HRockmate().max_children} in "
         "each other; *many levels* has two on every level. `tree` is the planner's own program.",
         "",
     ]
     names = ("one level", "default", "many levels")
+    lines += [_verdict(small, names, SMALL, "checkmate"), ""]
     for k, share in enumerate(SMALL.shares):
         common = _common_gaps(small, names, "checkmate", k)
         if not common["default"]:
@@ -289,6 +298,8 @@ def _partitioners(
         "*equal parts* divides the line into equally many operations, *random parts* groups "
         "neighbours drawn at random, *one level* does not group.",
         "",
+        _verdict(small, names[:-1], SMALL, "checkmate"),
+        "",
         *_summaries(small, medium, names),
     ]
 
@@ -301,8 +312,36 @@ def _options(small: Sequence[Mapping[str, Any]], medium: Sequence[Mapping[str, A
         "hands up at most so many of the answers, the one that keeps all among them; so with one "
         "option, only the highest level has a choice.",
         "",
+        _verdict(small, tuple(OPTIONS), SMALL, "checkmate"),
+        "",
         *_summaries(small, medium, tuple(OPTIONS)),
     ]
+
+
+def _verdict(
+    records: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    experiment: Experiment,
+    reference: str,
+) -> str:
+    """The range of each mean gap over the shares, and of what is found of all that is known."""
+    texts = []
+    for name in names:
+        gaps, founds = [], []
+        for k in range(len(experiment.shares)):
+            common = _common_gaps(records, names, reference, k)[name]
+            gaps += [statistics.mean(common)] if common else []
+            every = _gaps(records, name, reference, k)
+            founds += [sum(gap is not None for gap in every) / len(every)] if every else []
+        if gaps:
+            texts.append(
+                f"{name} {_percent(min(gaps))} to {_percent(max(gaps))} "
+                f"({min(founds):.0%} to {max(founds):.0%})"
+            )
+    return (
+        "**In short**, by mean gap to the optimum, the least and the largest of the budgets "
+        f"(and on how many of the small graphs): {_listed(texts) if texts else 'none'}."
+    )
 
 
 def _summaries(
@@ -326,14 +365,16 @@ def _ranking(
     reference: str | None,
     k: int,
 ) -> str:
-    """Which finds a schedule most often, and which loses least where all but those given up do."""
+    """Which finds a schedule most often, and which loses least where all do that are never given
+    up."""
     wanted = [name for name in names if _is_complete(records, name)]
     found = {
         name: sum(gap is not None for gap in _gaps(records, name, reference, k)) for name in wanted
     }
-    text = f"At {experiment.shares[k]:.0%}, " + _listed(
-        [f"{name} finds {found[name]}" for name in sorted(wanted, key=lambda n: -found[n])]
-    )
+    most_first = sorted(wanted, key=lambda name: -found[name])
+    total = len(_gaps(records, names[0], reference, k))
+    by_name = _listed([f"{found[name]} by {name}" for name in most_first])
+    text = f"At {experiment.shares[k]:.0%}, of {total} graphs a schedule is found on {by_name}"
     common = _common_gaps(records, wanted, reference, k)
     count = len(common[wanted[0]])
     if not count:
@@ -372,7 +413,9 @@ def _table(
         given_up = len(took_s) - len(done_s)
         cells.append(_seconds(statistics.median(done_s)) if done_s else "")
         most = _seconds(max(done_s)) if done_s else ""
-        cells.append(f"> {experiment.limit_s:.0f} ({given_up} times)" if given_up else most)
+        cells.append(
+            f"> {experiment.limit_s:.0f} ({given_up} of {len(took_s)})" if given_up else most
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 
@@ -392,15 +435,16 @@ def _scale(large: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     kinds = [kind for kind in (*KINDS, LAYERS) if any(c.kind == kind for c in _cases(large))]
     sizes = sorted({case.num_operations for case in _cases(large)})
-    for name in SCALE.strategies:
-        lines.append(f"- {_stops(large, name, kinds)}")
+    lines += [f"- {_winners(large, size)}" for size in sizes]
+    lines += ["", "How far each goes:", ""]
+    lines += [f"- {_stops(large, name, kinds)}" for name in SCALE.strategies]
     lines.append("")
     for kind in kinds:
         some = [record for record in large if record["case"]["kind"] == kind]
         lines += [
             f"### {kind.capitalize()}",
             "",
-            "| operations | " + " | ".join(map(str, sizes)) + " |",
+            "| operations | " + " | ".join(f"{size:,}" for size in sizes) + " |",
             "|---" * (len(sizes) + 1) + "|",
             "| *fastest* | " + " | ".join(_fastest(some, size) for size in sizes) + " |",
         ]
@@ -411,21 +455,54 @@ def _scale(large: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+def _winners(large: Sequence[Mapping[str, Any]], size: int) -> str:
+    """How often each strategy has the fastest schedule of a size, and how H-Rockmate does."""
+    counts: Counter[str] = Counter()
+    gaps, took_s = [], []
+    cases = [case for case in _cases(large) if case.num_operations == size]
+    for case in cases:
+        own = [r for r in large if r["case"] == asdict(case)]
+        for k in range(len(SCALE.shares)):
+            best_s = _best_s(own, k)
+            counts.update(r["strategy"] for r in own if best_s and r["times_s"][k] == best_s)
+        for r in own:
+            if r["strategy"] == "hrockmate" and r["took_s"] is not None:
+                took_s.append(r["took_s"])
+                best = [(t, _best_s(own, k)) for k, t in enumerate(r["times_s"])]
+                gaps += [t / best_s - 1 for t, best_s in best if t and best_s]
+    ranked = _listed([f"{name} {count}" for name, count in counts.most_common()])
+    text = (
+        f"{size:,} operations: of {len(cases) * len(SCALE.shares)} questions, fastest are {ranked}"
+    )
+    if not took_s:
+        return f"{text}; hrockmate does not run."
+    mean = _percent(statistics.mean(gaps)) if gaps else "no"
+    return (
+        f"{text}. hrockmate answers {len(gaps)}, with a mean gap of {mean}, in "
+        f"{_seconds(statistics.median(took_s))} s in the median, {_seconds(max(took_s))} s at most "
+        f"(run on {len(took_s)} of {len(cases)} graphs)."
+    )
+
+
 def _stops(large: Sequence[Mapping[str, Any]], name: str, kinds: Sequence[str]) -> str:
     """Where a strategy stops, for each kind."""
+    largest = max(case.num_operations for case in _cases(large))
     reached: dict[str, list[str]] = {}
     for kind in kinds:
         own = [r for r in large if r["strategy"] == name and r["case"]["kind"] == kind]
         done = [r for r in own if r["took_s"] is not None and r["refused"] is None]
+        if not done:
+            reached.setdefault("answers no graph in time", []).append(kind)
+            continue
         last = max(done, key=lambda r: r["case"]["num_operations"])
-        size, took_s = last["case"]["num_operations"], last["took_s"]
-        refused = any(r["refused"] is not None for r in own)
-        if len(done) < len(own):
-            why = "refuses more than" if refused else "stopped above"
-            text = f"{why} {size} operations"
+        size = last["case"]["num_operations"]
+        if size == largest:
+            text = f"runs up to {size:,} operations"
+        elif any(r["refused"] is not None for r in own):
+            text = f"refuses more than {size:,} operations"
         else:
-            text = f"runs up to {size} operations"
-        reached.setdefault(text, []).append(f"{kind}: {_seconds(took_s)} s there")
+            text = f"stopped above {size:,} operations"
+        reached.setdefault(text, []).append(f"{kind}: {_seconds(last['took_s'])} s there")
     return f"`{name}` " + "; ".join(f"{text} ({', '.join(s)})" for text, s in reached.items()) + "."
 
 
@@ -485,7 +562,24 @@ def _not_found(records: Sequence[Mapping[str, Any]], names: Sequence[str], k: in
         gaps = _gaps(records, name, "checkmate", k)
         parts.append(f"{name} on {sum(gap is None for gap in gaps)}")
     count = len(_gaps(records, names[0], "checkmate", k))
-    return f"Of the {count} graphs with a proven optimum, none is found by {_listed(parts)}."
+    kinds = Counter(
+        case.kind
+        for case, gap in zip(
+            _proven(records, k), _gaps(records, names[0], "checkmate", k), strict=True
+        )
+        if gap is None
+    )
+    of_kinds = _listed([f"{number} of kind {kind}" for kind, number in kinds.most_common()])
+    text = f"Of {count} graphs with a proven optimum, no schedule is found by {_listed(parts)}"
+    return f"{text}; those of {names[0]} are {of_kinds}." if kinds else f"{text}."
+
+
+def _proven(records: Sequence[Mapping[str, Any]], k: int) -> list[Case]:
+    return [
+        Case(**r["case"])
+        for r in records
+        if r["strategy"] == "checkmate" and r["times_s"][k] is not None
+    ]
 
 
 def _is_complete(records: Sequence[Mapping[str, Any]], name: str) -> bool:
