@@ -537,8 +537,10 @@ def _gaps(
     """For each graph on which a best schedule is known at the share, the strategy's gap; None
     where it finds no schedule."""
     found = []
-    for case in _cases(records):
-        own = [r for r in records if r["case"] == asdict(case)]
+    by_case: dict[Case, list[Mapping[str, Any]]] = {}
+    for record in records:
+        by_case.setdefault(Case(**record["case"]), []).append(record)
+    for own in by_case.values():
         best_s = _best_s([r for r in own if reference in (None, r["strategy"])], k)
         if best_s is not None:
             time_s = next((r["times_s"][k] for r in own if r["strategy"] == name), None)
@@ -569,9 +571,11 @@ def _not_found(records: Sequence[Mapping[str, Any]], names: Sequence[str], k: in
         )
         if gap is None
     )
-    of_kinds = _listed([f"{number} of kind {kind}" for kind, number in kinds.most_common()])
     text = f"Of {count} graphs with a proven optimum, no schedule is found by {_listed(parts)}"
-    return f"{text}; those of {names[0]} are {of_kinds}." if kinds else f"{text}."
+    if not kinds:
+        return f"{text}."
+    of_kinds = _listed([f"{number} of kind {kind}" for kind, number in kinds.most_common()])
+    return f"{text}; those of {names[0]} are {of_kinds}."
 
 
 def _proven(records: Sequence[Mapping[str, Any]], k: int) -> list[Case]:
