@@ -340,7 +340,7 @@ def _verdict(
             )
     return (
         "**In short**, by mean gap to the optimum, the least and the largest of the budgets "
-        f"(and on how many of the small graphs): {_listed(texts) if texts else 'none'}."
+        f"(and on how many of the small graphs): {_listed(texts)}."
     )
 
 
@@ -600,7 +600,9 @@ def _cases(records: Sequence[Mapping[str, Any]]) -> list[Case]:
 
 
 def _listed(parts: Sequence[str]) -> str:
-    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
+    if len(parts) < 2:
+        return parts[0] if parts else "none"
+    return f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def _percent(part: float) -> str:
