@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from jax_hremat._schedules.graph import Forward, Graph, training_graph
 
 _MIB = 2**20
+# Forward operations of one of several equal layers, about as many as one of a transformer has.
+_PER_LAYER = 12
 
 
 def random_graph(kind: str, num_forward: int, seed: int) -> Graph:
@@ -27,16 +30,41 @@ def random_graph(kind: str, num_forward: int, seed: int) -> Graph:
     rng = random.Random(f"{kind} {num_forward} {seed}")
     reads = KINDS[kind](rng, num_forward - 1)
     read = {name for names in reads for name in names}
-    last = [name for name in map(_name, range(num_forward - 1)) if name not in read]
+    last = tuple(name for name in map(_name, range(num_forward - 1)) if name not in read)
     forward = [_forward(rng, _name(i), names) for i, names in enumerate(reads)]
-    loss = Forward(
+    return training_graph([*forward, _loss(rng, last)])
+
+
+def repeated_layers(num_forward: int, seed: int) -> Graph:
+    """The same with equal layers one after the other, each with skips, and a loss.
+
+    Args:
+        num_forward: At least 2; the last layer is left out where the number is reached.
+        seed: Equal arguments give equal graphs.
+    """
+    rng = random.Random(f"layers {seed}")
+    layer = [_forward(rng, _name(i), reads) for i, reads in enumerate(_skips(rng, _PER_LAYER))]
+    forward = []
+    for i in range(num_forward - 1):
+        start = i - i % _PER_LAYER
+        one = layer[i - start]
+        reads = [_name(start + int(name[1:])) for name in one.reads]
+        if i and i == start:
+            reads.append(_name(i - 1))
+        forward.append(replace(one, name=_name(i), reads=tuple(reads)))
+    read = {name for one in forward for name in one.reads}
+    unread = tuple(one.name for one in forward if one.name not in read)
+    return training_graph([*forward, _loss(rng, unread)])
+
+
+def _loss(rng: random.Random, reads: tuple[str, ...]) -> Forward:
+    return Forward(
         name="loss",
         time_s=_time_s(rng),
         output_bytes=0,
         backward_time_s=_time_s(rng),
-        reads=tuple(last),
+        reads=reads,
     )
-    return training_graph([*forward, loss])
 
 
 def _forward(rng: random.Random, name: str, reads: Sequence[str]) -> Forward:

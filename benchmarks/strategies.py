@@ -119,7 +119,8 @@ def page(data: Mapping[str, Any]) -> str:
         "operations, backwards included: chains, ladders (an encoder and a decoder with "
         "connections between them), chains with skips, and layered graphs. Schedules are "
         "simulated, not compiled. What each strategy is: "
-        "[strategies](how-to/strategies.md).",
+        "[strategies](how-to/strategies.md). Larger graphs, and what H-Rockmate's hierarchy loses: "
+        "[a hierarchy of parts](hierarchy.md).",
         "",
         f"Versions: {versions}. Machine: {data['machine']}.",
         "",

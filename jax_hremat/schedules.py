@@ -21,6 +21,11 @@ from jax_hremat._schedules.graph_files import graph_to_json as graph_to_json
 from jax_hremat._schedules.graph_files import load_graph as load_graph
 from jax_hremat._schedules.graph_files import save_graph as save_graph
 from jax_hremat._schedules.greedy import Greedy as Greedy
+from jax_hremat._schedules.grouping import ByScore as ByScore
+from jax_hremat._schedules.grouping import Equally as Equally
+from jax_hremat._schedules.grouping import Node as Node
+from jax_hremat._schedules.grouping import Partitioner as Partitioner
+from jax_hremat._schedules.grouping import Randomly as Randomly
 from jax_hremat._schedules.hrockmate import HRockmate as HRockmate
 from jax_hremat._schedules.keep_all import KeepAll as KeepAll
 from jax_hremat._schedules.rockmate import Rockmate as Rockmate

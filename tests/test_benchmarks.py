@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import command, device, equality, fused, strategies
+from benchmarks import command, device, equality, fused, hierarchy, strategies
 from jax_hremat._xla.compile import memory_stats
+from jax_hremat.schedules import Family, Graph
 
 # Name of the benchmark, of its page and of its folder of data; the target is at the end of both.
 PAGES = {
@@ -90,6 +94,76 @@ def test_strategies_from_end_to_end(tmp_path: Path) -> None:
         "Checkmate finds a schedule for 2 of the 2 graphs"
         in (tmp_path / "strategies.md").read_text()
     )
+
+
+def test_the_page_of_the_hierarchy_says_what_the_data_say() -> None:
+    folder = command.DOCS / "data" / "hierarchy"
+    data = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+    assert (command.DOCS / "hierarchy.md").read_text() == hierarchy.page(data)
+
+
+def test_the_hierarchy_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "KINDS": ("chain", "skips"),
+        "MEDIUM_SIZE": 8,
+        "MEDIUM_SEEDS": (1,),
+        "SCALE_SIZES": (8, 16),
+    }.items():
+        monkeypatch.setattr(hierarchy, name, value)
+    # In this process.
+    monkeypatch.setattr(
+        hierarchy.Worker,
+        "ask",
+        lambda _, strategy, case, e: hierarchy.ask(strategy, case, e.shares),
+    )
+    optima = json.loads((command.DOCS / "data" / "strategies" / "random.json").read_text())
+    (tmp_path / "optima.json").write_text(json.dumps({"graphs": optima["graphs"][:1]}))
+    out = tmp_path / "data" / "hierarchy"
+    where = ["--optima", str(tmp_path / "optima.json"), "--out", str(out)]
+    hierarchy.main(["--measure", "--page", *where])
+    text = (tmp_path / "hierarchy.md").read_text()
+    assert "| hrockmate | " in text
+    # What is there is not measured again.
+    before = {path: path.read_text() for path in out.glob("*.json")}
+    monkeypatch.setattr(hierarchy.Worker, "ask", None)
+    hierarchy.main(["--measure", "--page", *where])
+    assert before == {path: path.read_text() for path in out.glob("*.json")}
+    assert text == (tmp_path / "hierarchy.md").read_text()
+
+
+class Slow(Family):
+    """Takes as many seconds as it is told."""
+
+    name = summary = source = leaves_out = "slow"
+
+    def __init__(self, takes_s: float) -> None:
+        self.takes_s = takes_s
+
+    def orders(self, graph: Graph) -> Iterator[Sequence[int]]:
+        time.sleep(self.takes_s)
+        yield range(len(graph))
+
+
+@pytest.mark.slow
+def test_an_answer_that_takes_too_long_is_given_up() -> None:
+    case = hierarchy.Case("chain", 8, 1)
+    worker = hierarchy.Worker()
+    short = hierarchy.Experiment("short", {}, (1.0,), limit_s=2.0)
+    given_up = worker.ask(Slow(1000), case, short)
+    answer = worker.ask(Slow(0), case, short)
+    worker.close()
+    assert given_up == hierarchy.Answer([None], None)
+    assert answer.times_s == [case.graph().time_s]
+
+
+def test_a_strategy_stops_where_it_would_take_too_long() -> None:
+    slow = hierarchy.Experiment("slow", {"slow": Slow(0)}, (1.0,), limit_s=10.0, grows=True)
+    cases = [hierarchy.Case("chain", size, 1) for size in (8, 16, 32)]
+    records = [
+        {"case": asdict(case), "strategy": "slow", "times_s": [1.0], "took_s": s, "refused": None}
+        for case, s in zip(cases, (1.0, 4.0), strict=False)
+    ]
+    assert not list(hierarchy.measured(slow, cases, records, hierarchy.Worker()))
 
 
 def test_attention_is_priced_as_its_flops_say() -> None:

@@ -18,8 +18,13 @@ from strategy_laws import check_laws, peaks_between
 
 from benchmarks.random_graphs import KINDS, random_graph
 from docs import snippets
+from jax_hremat._schedules import hrockmate
+from jax_hremat._schedules.grouping import ByScore, Equally, Node, Partitioner, Randomly
 from jax_hremat._schedules.line import line_of
 from jax_hremat._schedules.tw_remat import bounds, decompositions, recursive_order
+from jax_hremat._shared.errors import SolverError
+from jax_hremat._solve.backend import SolverConfig
+from jax_hremat._solve.hierarchy import Level, Run, fastest_runs
 from jax_hremat.schedules import (
     STRATEGIES,
     Checkmate,
@@ -33,6 +38,7 @@ from jax_hremat.schedules import (
     Rockmate,
     Rotor,
     Schedule,
+    Strategy,
     simulate,
     training_graph,
     with_drops,
@@ -320,6 +326,68 @@ def test_laws_of_a_deep_hierarchy(name: str) -> None:
     graph = GRAPHS[name]
     deep = HRockmate(max_parts=2, max_children=2, num_budgets=5)
     check_laws(deep, graph, functools.partial(optimum_s, name))
+
+
+PARTITIONERS = [ByScore(), ByScore(power=0.0), Equally(), Randomly(seed=1)]
+
+
+def inside(node: Node) -> Iterator[Node]:
+    """A part and all parts inside it."""
+    yield node
+    for child in node.children:
+        yield from inside(child)
+
+
+@pytest.mark.parametrize("partitioner", PARTITIONERS, ids=repr)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_partitioner_divides_the_line_into_few_parts(kind: str, partitioner: Partitioner) -> None:
+    graph = random_graph(kind, 40, 1)
+    line = line_of(graph)
+    parts = partitioner(graph, line, 5, 3)
+    assert parts == partitioner(graph, line, 5, 3)
+    assert len(parts) <= 5
+    every = [node for part in parts for node in inside(part)]
+    smallest = [node for node in every if not node.children]
+    ends = [0, *line.cuts, len(line.forward)]
+    assert [(n.start, n.stop) for n in smallest] == list(itertools.pairwise(ends))
+    for node in every:
+        if node.children:
+            assert 2 <= len(node.children) <= 3
+            assert (node.start, node.stop) == (node.children[0].start, node.children[-1].stop)
+
+
+def test_the_score_puts_together_what_much_passes_between() -> None:
+    # Of four operations, the second hands a large value to the third.
+    graph = chain((1, 9, 1, 1), (1, 1, 1, 1))
+    (_, middle, _) = ByScore()(graph, line_of(graph), 3, 2)
+    assert (middle.start, middle.stop) == (1, 3)
+
+
+@pytest.mark.parametrize("partitioner", PARTITIONERS[1:], ids=repr)
+def test_laws_of_other_partitioners(partitioner: Partitioner) -> None:
+    other = HRockmate(partitioner=partitioner, max_parts=3, max_children=2, num_budgets=5)
+    check_laws(other, GRAPHS["skips-1"], functools.partial(optimum_s, "skips-1"))
+
+
+def test_equal_levels_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    solved: list[tuple[Level, int, int | None]] = []
+
+    def counted(
+        level: Level, peak_bytes: int, kept_bytes: int | None, config: SolverConfig
+    ) -> tuple[tuple[Run, ...], tuple[Run, ...]] | None:
+        solved.append((level, peak_bytes, kept_bytes))
+        return fastest_runs(level, peak_bytes, kept_bytes, config)
+
+    monkeypatch.setattr(hrockmate, "fastest_runs", counted)
+    HRockmate(num_budgets=2).lowest(chain([1] * 40, [1] * 40))
+    assert len(set(solved)) == len(solved) < 40
+
+
+@pytest.mark.parametrize("strategy", (Rotor(max_segments=5), Rockmate(max_segments=5)))
+def test_long_chains_are_refused(strategy: Strategy) -> None:
+    strategy.lowest(chain([1] * 5, [1] * 5))
+    with pytest.raises(SolverError, match="6 segments"):
+        strategy.lowest(chain([1] * 6, [1] * 6))
 
 
 @pytest.mark.parametrize("count", (4, 9, 30, 64, 100))

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from jax_hremat._schedules.graph import Graph
+from jax_hremat._schedules.grouping import ByScore, Node, Partitioner
 from jax_hremat._schedules.line import Line, line_of
 from jax_hremat._schedules.persistent import Option
-from jax_hremat._schedules.pieces import bytes_of, needed, peak_bytes_of, read_first, time_s_of
+from jax_hremat._schedules.pieces import (
+    bytes_of,
+    made_for_others,
+    needed,
+    peak_bytes_of,
+    read_first,
+    read_from_others,
+    time_s_of,
+)
 from jax_hremat._schedules.strategy import Family
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._solve.hierarchy import Level, Part, Run, Way, fastest_runs
+
+# The runs of a level, given bounds on its peak and on what it keeps.
+Fastest = Callable[[Level, int, int | None], tuple[Sequence[Run], Sequence[Run]] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +32,10 @@ class HRockmate(Family):
     """Group the forward into parts, and parts into larger ones, by a score; solve each part for
     several bounds on its peak and on what it keeps, given the options of those inside it.
 
-    The score of a group is minus the bytes of the values that pass into and out of it, times a
-    power of its number of operations; the group with the largest score is made a part first.
-
     Attributes:
+        partitioner: What groups.
         max_parts: Most parts on the highest level.
         max_children: Most parts that are grouped into one.
-        power: Of the number of operations, in the score.
         num_peaks: Bounds on a part's peak, evenly spaced up to that of keeping all.
         num_kept: For each, bounds on what a part keeps, evenly spaced up to all.
         max_options: Most options that a part hands up.
@@ -40,14 +50,14 @@ class HRockmate(Family):
         "program (see `_solve/hierarchy.py`)"
     )
     leaves_out = (
-        "groups that are not consecutive; equal parts are solved anew; a backward runs once; "
+        "groups that are not consecutive; a backward runs once; "
         "corrections of a part's peak for what the level above drops; the highest level is solved "
         "for evenly spaced peaks, not for the one asked for; PyTorch's hidden saved tensors"
     )
 
+    partitioner: Partitioner = ByScore()
     max_parts: int = 6
     max_children: int = 4
-    power: float = 0.5
     num_peaks: int = 2
     num_kept: int = 3
     max_options: int = 5
@@ -57,59 +67,36 @@ class HRockmate(Family):
     def orders(self, graph: Graph) -> Iterator[Sequence[int]]:
         line = line_of(graph)
         yield range(len(graph))
-        nodes = self._grouped(graph, line)
-        view = _View(graph, line, _Node(0, len(line.forward), tuple(nodes)))
-        options = [self._options(graph, line, node) for node in nodes]
+        nodes = self.partitioner(graph, line, self.max_parts, self.max_children)
+        view = _View(graph, line, Node(0, len(line.forward), nodes))
+        # Equal levels with equal bounds, such as those of equal layers, are solved once.
+        fastest = functools.cache(functools.partial(fastest_runs, config=self.solver))
+        options = [self._options(graph, line, node, fastest) for node in nodes]
         level = view.level(options, is_root=True)
         whole_bytes = view.whole_bytes()
         for k in range(1, self.num_budgets + 1):
             peak_bytes = whole_bytes * k // self.num_budgets
-            runs = fastest_runs(level, peak_bytes, None, self.solver)
+            runs = fastest(level, peak_bytes, None)
             if runs is not None:
                 yield tuple(i for half in runs for i in view.order(half, options))
 
-    def _grouped(self, graph: Graph, line: Line) -> list[_Node]:
-        """The parts of the highest level."""
-        ends = (0, *line.cuts, len(line.forward))
-        nodes = [_Node(a, b, ()) for a, b in zip(ends, ends[1:], strict=False)]
-        while len(nodes) > self.max_parts:
-            # A round adds one level: what it has made is not grouped again before the next.
-            made: set[_Node] = set()
-            while len(nodes) > self.max_parts:
-                groups = [
-                    (a, b)
-                    for a in range(len(nodes))
-                    for b in range(a + 2, min(a + self.max_children, len(nodes)) + 1)
-                    if made.isdisjoint(nodes[a:b])
-                ]
-                if not groups:
-                    break
-                a, b = max(groups, key=lambda g: self._score(graph, line, nodes[g[0] : g[1]]))
-                group = _Node(nodes[a].start, nodes[b - 1].stop, tuple(nodes[a:b]))
-                nodes[a:b] = [group]
-                made.add(group)
-        return nodes
-
-    def _score(self, graph: Graph, line: Line, group: Sequence[_Node]) -> tuple[float, int]:
-        view = _View(graph, line, _Node(group[0].start, group[-1].stop, ()))
-        passing = bytes_of(graph, view.inputs()) + bytes_of(graph, view.outputs())
-        return -passing * len(view.forward) ** self.power, group[0].start
-
-    def _options(self, graph: Graph, line: Line, node: _Node) -> tuple[Option, ...]:
+    def _options(
+        self, graph: Graph, line: Line, node: Node, fastest: Fastest
+    ) -> tuple[Option, ...]:
         """Ways to run a part, the fastest first."""
         view = _View(graph, line, node)
         found = {Option(view.forward, view.backward): None}
         if node.children and view.backward:
-            options = [self._options(graph, line, child) for child in node.children]
+            options = [self._options(graph, line, child, fastest) for child in node.children]
             level = view.level(options, is_root=False)
             keeping = view.way(next(iter(found)))
+            whole_bytes = view.whole_bytes()
             for p in range(1, self.num_peaks + 1):
                 for k in range(self.num_kept):
-                    runs = fastest_runs(
+                    runs = fastest(
                         level,
-                        view.whole_bytes() * p // self.num_peaks,
+                        whole_bytes * p // self.num_peaks,
                         keeping.kept_bytes * k // self.num_kept,
-                        self.solver,
                     )
                     if runs is not None:
                         forward, backward = (tuple(view.order(half, options)) for half in runs)
@@ -144,19 +131,10 @@ def _is_as_good(one: Sequence[float], other: Sequence[float]) -> bool:
     return all(a <= b for a, b in zip(one, other, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class _Node:
-    """The places of a line from `start` up to `stop`, as one part, and the parts inside it."""
-
-    start: int
-    stop: int
-    children: tuple[_Node, ...]
-
-
 class _View:
     """What a part is made of, and what passes into and out of it."""
 
-    def __init__(self, graph: Graph, line: Line, node: _Node) -> None:
+    def __init__(self, graph: Graph, line: Line, node: Node) -> None:
         self._graph, self._line, self._node = graph, line, node
         self.forward = line.forward[node.start : node.stop]
         self.backward = tuple(
@@ -166,27 +144,16 @@ class _View:
 
     def inputs(self) -> set[int]:
         """The forward values that its operations read and others make."""
-        forward = set(self._line.forward)
-        read = {j for i in self._own for j in self._graph.operations[i].reads}
-        return (read & forward) - self._own
+        read = read_from_others(self._graph, self._own)
+        return {i for i in read if not self._line.is_backward[i]}
 
     def outputs(self) -> set[int]:
         """The forward values that it makes, and that others read or that are results."""
-        graph = self._graph
-        return {
-            i
-            for i in self.forward
-            if i in graph.results or not self._own.issuperset(graph.readers[i])
-        }
+        return made_for_others(self._graph, self.forward, self._own)
 
     def gradients(self) -> set[int]:
         """The backward values that it makes, and that others read or that are results."""
-        graph = self._graph
-        return {
-            i
-            for i in self.backward
-            if i in graph.results or not self._own.issuperset(graph.readers[i])
-        }
+        return made_for_others(self._graph, self.backward, self._own)
 
     def whole_bytes(self) -> int:
         """The peak if nothing is recomputed, and gradients from behind are there from the start."""
@@ -276,16 +243,19 @@ class _View:
 
     def _from_behind(self) -> set[int]:
         """The gradients that it reads and later parts make."""
-        forward = set(self._line.forward)
-        return self._read_by(self.backward) - forward - self._own
+        read = self._read_by(self.backward) - self._own
+        return {i for i in read if self._line.is_backward[i]}
 
     def _gradients_at(self, child: _View) -> set[int]:
         """The gradients that are there while the backward of a part inside it runs, made behind
         that part: to be read by it or by parts in front of it, or results."""
-        graph = self._graph
+        graph, places = self._graph, self._line.places
         later = {i for own in self._line.backward[child._node.stop : self._node.stop] for i in own}
-        done = later.union(*self._line.backward[self._node.stop :])
-        waiting = {i for i in later if i in graph.results or not done.issuperset(graph.readers[i])}
+        waiting = {
+            i
+            for i in later
+            if i in graph.results or any(places[r] < child._node.stop for r in graph.readers[i])
+        }
         ahead = {i for own in self._line.backward[self._node.start : child._node.stop] for i in own}
         behind = {i for i in self._from_behind() if not ahead.isdisjoint(graph.readers[i])}
         return waiting | behind

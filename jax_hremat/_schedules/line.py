@@ -8,6 +8,7 @@ one before each operation but the first.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from jax_hremat._schedules.graph import Graph
@@ -24,6 +25,8 @@ class Line:
         cuts: The places before which the line may be cut.
         necks: Those cuts that only the value of the place in front of them passes.
         passing: For each cut, in order, the values that pass it.
+        is_backward: For each operation of the graph, whether it is a backward.
+        places: For each operation of the graph, the place at which it stands.
     """
 
     forward: tuple[int, ...]
@@ -31,10 +34,12 @@ class Line:
     cuts: tuple[int, ...]
     necks: tuple[int, ...]
     passing: tuple[tuple[int, ...], ...]
+    is_backward: tuple[bool, ...]
+    places: tuple[int, ...]
 
     def passing_at(self, cut: int) -> tuple[int, ...]:
         """The values that pass a cut."""
-        return self.passing[self.cuts.index(cut)]
+        return self.passing[bisect_left(self.cuts, cut)]
 
 
 def line_of(graph: Graph) -> Line:
@@ -79,4 +84,12 @@ def line_of(graph: Graph) -> Line:
     necks = [
         c for c, values in zip(cuts, passing, strict=True) if values in ((), (forward[c - 1],))
     ]
-    return Line(forward, tuple(map(tuple, backward)), tuple(cuts), tuple(necks), tuple(passing))
+    return Line(
+        forward=forward,
+        backward=tuple(map(tuple, backward)),
+        cuts=tuple(cuts),
+        necks=tuple(necks),
+        passing=tuple(passing),
+        is_backward=tuple(is_backward),
+        places=tuple(place[i] for i in range(len(graph))),
+    )

@@ -46,6 +46,7 @@ import numpy as np
 from jax_hremat._schedules.graph import Graph
 from jax_hremat._schedules.line import Line
 from jax_hremat._schedules.pieces import bytes_of, needed, peak_bytes_of, read_first, time_s_of
+from jax_hremat._shared.errors import SolverError
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,20 @@ def segments_of(line: Line) -> tuple[Segment, ...]:
         Segment(line.forward[a:b], tuple(sorted(i for own in line.backward[a:b] for i in own)))
         for a, b in zip(ends, ends[1:], strict=False)
     )
+
+
+def check_count(segments: Sequence[Segment], max_segments: int) -> None:
+    """Refuse a chain for which the recursion would be too large.
+
+    Raises:
+        SolverError: It has more segments than that.
+    """
+    if len(segments) > max_segments:
+        raise SolverError(
+            f"the graph has {len(segments)} segments, and the recursion, the time of which grows "
+            f"with their cube and the memory with their square, takes at most {max_segments}; "
+            f"choose another strategy, or raise max_segments"
+        )
 
 
 class Persistent:
@@ -131,7 +146,7 @@ class Persistent:
                 slower = times_s[m]
                 found.append(int(m))
         for m in reversed(found):
-            yield tuple(self._order(0, last, m))
+            yield tuple(self._order(last, m))
 
     def _process(self, s: int, t: int) -> None:
         costs = self._costs
@@ -164,21 +179,28 @@ class Persistent:
         self._time_s[s, t] = best_s
         self._decision[s, t] = decision
 
-    def _order(self, s: int, t: int, m: int) -> Iterator[int]:
-        decision = int(self._decision[s, t][m])
-        options = self._options[s]
-        if decision < len(options):
-            option = options[decision]
-            yield from option.forward
-            if s < t:
-                yield from self._order(s + 1, t, m - self._costs.options[s][decision].kept)
-            yield from option.backward
-            return
-        j = s + 1 + decision - len(options)
-        for i in range(s, j):
-            yield from self._costs.hand_on[i].order
-        yield from self._order(j, t, m - self._costs.hand_on[j - 1].value)
-        yield from self._order(s, j - 1, m)
+    def _order(self, last: int, units: int) -> Iterator[int]:
+        # What is left to do, the next at the end: runs in so many units, and backwards. Runs may be
+        # nested as deeply as there are segments, which is too deep for a recursion.
+        left: list[tuple[int, int, int] | Option] = [(0, last, units)]
+        while left:
+            following = left.pop()
+            if isinstance(following, Option):
+                yield from following.backward
+                continue
+            s, t, m = following
+            decision = int(self._decision[s, t][m])
+            options = self._options[s]
+            if decision < len(options):
+                yield from options[decision].forward
+                left.append(options[decision])
+                if s < t:
+                    left.append((s + 1, t, m - self._costs.options[s][decision].kept))
+                continue
+            j = s + 1 + decision - len(options)
+            for i in range(s, j):
+                yield from self._costs.hand_on[i].order
+            left += [(s, j - 1, m), (j, t, m - self._costs.hand_on[j - 1].value)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,16 @@ def read_first(graph: Graph, order: Sequence[int], own: set[int]) -> set[int]:
     return found
 
 
+def read_from_others(graph: Graph, own: set[int]) -> set[int]:
+    """The values that these operations read and others make."""
+    return {j for i in own for j in graph.operations[i].reads} - own
+
+
+def made_for_others(graph: Graph, made: Iterable[int], own: set[int]) -> set[int]:
+    """Of what some of `own` make, the values that others read, and results."""
+    return {i for i in made if i in graph.results or not own.issuperset(graph.readers[i])}
+
+
 def time_s_of(graph: Graph, order: Sequence[int]) -> float:
     """Seconds of these computations."""
     return math.fsum(graph.operations[i].time_s for i in order)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from jax_hremat._schedules.checkmate import operations_of, order_of
 from jax_hremat._schedules.graph import Graph, Operation
 from jax_hremat._schedules.line import line_of
-from jax_hremat._schedules.persistent import Option, Persistent, Segment, segments_of
+from jax_hremat._schedules.persistent import Option, Persistent, Segment, check_count, segments_of
 from jax_hremat._schedules.rotor import unit_bytes
 from jax_hremat._schedules.schedule import without_unread
 from jax_hremat._schedules.simulate import simulate, without_recompute
@@ -31,8 +31,12 @@ class Rockmate(Family):
         slots: Units of memory in the peak without recomputation, as for `Rotor`.
         num_peaks: Bounds on a segment's peak, evenly spaced up to that of keeping all.
         num_kept: For each, bounds on what a segment keeps, evenly spaced up to all.
+        max_segments: Longer chains are refused, as for `Rotor`.
         max_operations: Segments with more operations, backwards included, only keep all.
         solver: The solver's limits for one program.
+
+    Raises:
+        SolverError: The graph has too many segments.
     """
 
     name = "rockmate"
@@ -47,6 +51,7 @@ class Rockmate(Family):
     )
 
     slots: int = 500
+    max_segments: int = 1000
     num_peaks: int = 3
     num_kept: int = 3
     max_operations: int = 40
@@ -54,6 +59,7 @@ class Rockmate(Family):
 
     def orders(self, graph: Graph) -> Iterator[Sequence[int]]:
         segments = segments_of(line_of(graph))
+        check_count(segments, self.max_segments)
         solved: dict[Graph, tuple[Option, ...]] = {}
         options = []
         for s, segment in enumerate(segments):

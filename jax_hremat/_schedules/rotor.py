@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from jax_hremat._schedules.graph import Graph
 from jax_hremat._schedules.line import line_of
-from jax_hremat._schedules.persistent import Persistent, segments_of
+from jax_hremat._schedules.persistent import Persistent, check_count, segments_of
 from jax_hremat._schedules.simulate import simulate, without_recompute
 from jax_hremat._schedules.strategy import Family
 
@@ -28,6 +28,10 @@ class Rotor(Family):
 
     Attributes:
         slots: Units of memory in the peak without recomputation.
+        max_segments: Longer chains are refused; with the default of slots, so many take about 3 GB.
+
+    Raises:
+        SolverError: The graph has too many segments.
     """
 
     name = "rotor"
@@ -42,9 +46,11 @@ class Rotor(Family):
     )
 
     slots: int = 500
+    max_segments: int = 1000
 
     def orders(self, graph: Graph) -> Iterator[Sequence[int]]:
         segments = segments_of(line_of(graph))
+        check_count(segments, self.max_segments)
         options = [(segment.keeping,) for segment in segments]
         yield range(len(graph))
         yield from Persistent(graph, segments, options, unit_bytes(graph, self.slots)).orders()

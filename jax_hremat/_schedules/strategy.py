@@ -61,18 +61,20 @@ class Family(Strategy):
         return self.schedules(graph, [peak_bytes])[0]
 
     def schedules(self, graph: Graph, peaks_bytes: Sequence[int]) -> list[Schedule | None]:
-        fastest_first = sorted(
-            self._candidates(graph), key=lambda found: (found[1].time_s, found[1].peak_bytes)
-        )
-        return [
-            next((one for one, run in fastest_first if run.peak_bytes <= peak_bytes), None)
-            for peak_bytes in peaks_bytes
-        ]
+        best: list[tuple[tuple[float, int], Schedule] | None] = [None] * len(peaks_bytes)
+        for schedule, run in self._candidates(graph):
+            figures = run.time_s, run.peak_bytes
+            for k, peak_bytes in enumerate(peaks_bytes):
+                before = best[k]
+                if run.peak_bytes <= peak_bytes and (before is None or figures < before[0]):
+                    best[k] = figures, schedule
+        return [None if one is None else one[1] for one in best]
 
     def lowest(self, graph: Graph) -> Schedule:
         return min(self._candidates(graph), key=lambda f: (f[1].peak_bytes, f[1].time_s))[0]
 
-    def _candidates(self, graph: Graph) -> list[tuple[Schedule, Simulation]]:
-        orders = dict.fromkeys(without_unread(graph, order) for order in self.orders(graph))
-        schedules = [with_drops(graph, order) for order in orders]
-        return [(schedule, simulate(graph, schedule)) for schedule in schedules]
+    def _candidates(self, graph: Graph) -> Iterator[tuple[Schedule, Simulation]]:
+        """One after the other: all of them would take much memory on a large graph."""
+        for order in self.orders(graph):
+            schedule = with_drops(graph, without_unread(graph, order))
+            yield schedule, simulate(graph, schedule)

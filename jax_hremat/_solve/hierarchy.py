@@ -135,6 +135,8 @@ def fastest_runs(
     Raises:
         SolverError: The solver failed.
     """
+    if _exceeds(level, peak_bytes):
+        return None
     program = _Program(level)
     rows = program.rows(peak_bytes, kept_bytes)
     problem = cp.Problem(cp.Minimize(program.passes()), rows)
@@ -142,6 +144,19 @@ def fastest_runs(
     if outcome.status in (Status.INFEASIBLE, Status.UNDECIDED):
         return None
     return program.runs()
+
+
+def _exceeds(level: Level, peak_bytes: int) -> bool:
+    """Whether some part takes more than this by itself, in all of its ways."""
+    return any(
+        min([part.hand_on_peak_bytes, *(way.forward_peak_bytes for way in part.ways if way.keeps)])
+        > peak_bytes
+        or (
+            part.ways
+            and part.gradient_bytes + min(way.backward_peak_bytes for way in part.ways) > peak_bytes
+        )
+        for part in level.parts
+    )
 
 
 class _Program:
