@@ -23,13 +23,14 @@ The workspaces are what the peaks leave besides these values:
 The operations stand in the order of the step: all forwards, then all backwards. A block's boundary
 values are made by its forward, so they are computed only together with it (`Operations.part_of`);
 otherwise they could be made of the residuals in no time. Constants, backwards, cotangents and
-forwards with an effect run once. What belongs to one forward or backward is one stage.
+forwards with an effect run once. All forwards are one stage, so none runs again before the first
+backward; every backward, with its cotangents, is a stage.
 
 Where nothing is computed again, the simulated time is that which `predict` has for the plain
-selection, and so is the simulated peak wherever a block's forward peak is at least what it keeps and
-hands on, and its backward peak is at least what it keeps and the cotangents on either side of it;
-where one of them is less, which no compiled block's is, the simulated peak is higher. It knows
-nothing of memory that results share with other buffers (`_solve/output_reuse.py`).
+selection. So is the simulated peak, wherever a block's forward peak is at least what it keeps and
+hands on, and its backward peak at least what it keeps with the cotangents of its outputs, and at
+least the cotangents that it hands on. Where one of them is less, the simulated peak is higher. It
+knows nothing of memory that results share with other buffers (`_solve/output_reuse.py`).
 
 Where blocks are computed again, the two differ: here a forward that runs again takes as long as the
 first time and writes its residuals, even if they are dropped at once; `predict` has for it what the
@@ -53,8 +54,8 @@ class StepGraph:
 
     Attributes:
         graph: The operations.
-        operations: The same for Checkmate's program. Its stages are the forwards of the blocks,
-            then their backwards, from the last block to the first.
+        operations: The same for Checkmate's program. Its stages are the forwards together, then
+            the backward of each block, from the last block to the first.
         forward: For each block, the position of its forward.
     """
 
@@ -72,8 +73,10 @@ def step_graph(chain: Chain) -> StepGraph:
     builder = _Builder(chain)
     for block in range(len(chain)):
         builder.add_forward(block)
+    builder.end_stage()
     for block in reversed(range(len(chain))):
         builder.add_backward(block)
+        builder.end_stage()
     return builder.built()
 
 
@@ -116,7 +119,6 @@ class _Builder:
             at = self._add(name, output_bytes=_bytes(alike), reads=(forward,))
             self._boundary[at] = alike[0]
             self._part_of[at] = forward
-        self._ends.append(len(self._operations) - 1)
 
     def add_backward(self, block: int) -> None:
         cost = self._chain.options[block][0].cost
@@ -142,6 +144,8 @@ class _Builder:
             at = self._add(name, output_bytes=_bytes(alike), reads=(backward,))
             self._cotangents[at] = alike[0]
         self._once.update(range(backward, len(self._operations)))
+
+    def end_stage(self) -> None:
         self._ends.append(len(self._operations) - 1)
 
     def built(self) -> StepGraph:
