@@ -12,10 +12,10 @@ class FreeSchedule:
 
     Attributes:
         peak_bytes: Its simulated peak, arguments and results included.
-        added_s: Predicted seconds that it adds to the step without rematerialization.
+        step_s: Predicted seconds of the step with it; in a strategy's choices, those of the blocks.
         found_by: What found it, and what that proved.
     """
 
     peak_bytes: int
-    added_s: float
+    step_s: float
     found_by: str

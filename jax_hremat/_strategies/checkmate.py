@@ -14,9 +14,9 @@ from jax_hremat._schedules.checkmate_lp import least_possible_bytes, rounded
 from jax_hremat._schedules.schedule import with_drops, without_unread
 from jax_hremat._schedules.simulate import Simulation, simulate, without_recompute
 from jax_hremat._solve.backend import SolverConfig, Status
-from jax_hremat._solve.chain import Chain, Selection
+from jax_hremat._solve.chain import Chain, Group, Selection
 from jax_hremat._solve.checkmate import Operations, Stages, fastest_stages
-from jax_hremat._strategies.nearest_nest import nearest_nest
+from jax_hremat._strategies.nearest_nest import nearest_nest, parts
 from jax_hremat._strategies.segments import with_groups
 from jax_hremat._strategies.step_graph import step_graph
 from jax_hremat._strategies.strategy import Choices, Curve, Strategy
@@ -50,9 +50,9 @@ class Checkmate(Strategy):
     them, so there are two figures. The free schedule for a peak (`free`) is found by the program
     for that very peak and followed by the simulator. What can be chosen are nests: the program is
     solved for seven peaks below that of the plain selection, and of each of its schedules the
-    nearest nest is listed, with its own prediction, beside the plain selection and that in which
-    every block is checkpointed. As a nest takes more than its schedule, the nest for a budget is
-    that of a schedule for less.
+    nearest nest and its parts are listed, each with its own prediction, beside the plain selection
+    and that in which every block is checkpointed. As a nest takes more than its schedule, the nest
+    for a budget is that of a schedule for less, or a part of one.
 
     With at most 10 blocks, a program ends at 100 nodes or the solver's limit; with at most 50, at
     the root of its tree; beyond that, and wherever the program ends without a proof, the relaxation
@@ -83,12 +83,12 @@ class _Found:
 
     Attributes:
         run: What it takes.
-        nest: The nest nearest to it.
+        nest: The groups of the nest nearest to it.
         found_by: What found it.
     """
 
     run: Simulation
-    nest: Selection
+    nest: list[Group]
     found_by: str
 
 
@@ -126,10 +126,10 @@ class _Schedules:
 
     def free(self, peak_bytes: int) -> FreeSchedule | None:
         """The fastest schedule found whose simulated peak is at most `peak_bytes`; None if there
-        is none. Its added time is that of one call of the chain."""
+        is none."""
         plain = self._plain
         if plain.peak_bytes <= peak_bytes:
-            return FreeSchedule(plain.peak_bytes, 0.0, PROVEN)
+            return FreeSchedule(plain.peak_bytes, plain.time_s, PROVEN)
         here = self._within(peak_bytes)
         # A proven one is as good as any up to the gap; others may be slower than one for less.
         proven = here.proof is not None
@@ -140,7 +140,7 @@ class _Schedules:
         best = min(fitting, key=lambda found: (found.run.time_s, found.run.peak_bytes))
         return FreeSchedule(
             peak_bytes=best.run.peak_bytes,
-            added_s=best.run.time_s - plain.time_s,
+            step_s=best.run.time_s,
             found_by=here.proof or best.found_by,
         )
 
@@ -153,7 +153,7 @@ class _Schedules:
             [
                 Selection((0,) * len(self._chain)),
                 with_groups(self._chain, ((block, block) for block in blocks)),
-                *(found.nest for found in self._for_all_peaks),
+                *(part for found in self._for_all_peaks for part in parts(self._chain, found.nest)),
             ],
         )
 
@@ -175,23 +175,22 @@ class _Schedules:
         limit = peak_bytes - self._step.graph.constant_bytes
         if limit < 0:
             return _Answer(())
-        found: list[_Found] = []
-        if len(self._chain) <= _MOST_BLOCKS_AS_INTEGERS:
-            for _ in range(_MAX_SOLVES):
-                stages = self._solved(limit)
-                if stages.computed is None:
-                    break
-                one = self._found(stages.computed, UNPROVEN)
-                excess = one.run.peak_bytes - peak_bytes
-                if excess <= 0:
-                    found.append(one)
-                    break
-                limit -= excess
+        if len(self._chain) > _MOST_BLOCKS_AS_INTEGERS:
+            return _Answer(tuple(self._roundings(limit)))
+        for _ in range(_MAX_SOLVES):
+            stages = self._solved(limit)
             if stages.outcome.status is Status.INFEASIBLE:
                 return _Answer(())
-            if found and stages.outcome.status is Status.OPTIMAL:
-                return _Answer(tuple(found), proof=_proof(stages.outcome.gap))
-        return _Answer((*found, *self._roundings(limit)))
+            if stages.computed is None:
+                break
+            found = self._found(stages.computed, UNPROVEN)
+            excess = found.run.peak_bytes - peak_bytes
+            if excess <= 0 and stages.outcome.status is Status.OPTIMAL:
+                return _Answer((found,), proof=_proof(stages.outcome.gap))
+            if excess <= 0:
+                return _Answer((found, *self._roundings(limit)))
+            limit -= excess
+        return _Answer(tuple(self._roundings(limit)))
 
     def _solved(self, limit_bytes: int, *, relaxed: bool = False) -> Stages:
         return fastest_stages(
@@ -214,11 +213,8 @@ class _Schedules:
         return _Found(
             run=simulate(graph, with_drops(graph, order)),
             nest=nearest_nest(
-                self._chain,
-                [
-                    [block for block, at in enumerate(forward) if stage[at] > 0.5]
-                    for stage in computed[1:]
-                ],
+                [block for block, at in enumerate(forward) if stage[at] > 0.5]
+                for stage in computed[1:]
             ),
             found_by=found_by,
         )
