@@ -94,17 +94,22 @@ def chains(draw: st.DrawFn, most: int = 9, skipping: bool = True) -> Chain:
     return chain_of(sizes(1, 9), sizes(0, 12), sizes(1, 9), tuple(skips), effects)
 
 
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "hrockmate"])
+# Those that solve integer programs for each budget, or for several peaks.
+PROGRAMS = ("hrockmate", "checkmate")
+
+
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in PROGRAMS])
 @settings(max_examples=examples(15), derandomize=True)
 @given(chains())
 def test_the_laws(name: str, chain: Chain) -> None:
     check_laws(STRATEGIES[name], chain)
 
 
+@pytest.mark.parametrize("name", PROGRAMS)
 @settings(max_examples=examples(6), derandomize=True)
 @given(chains(most=6))
-def test_the_laws_of_a_program_for_each_budget(chain: Chain) -> None:
-    check_laws(STRATEGIES["hrockmate"], chain)
+def test_the_laws_of_integer_programs(name: str, chain: Chain) -> None:
+    check_laws(STRATEGIES[name], chain)
 
 
 class EveryThird(Strategy):

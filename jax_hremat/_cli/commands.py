@@ -21,6 +21,7 @@ from jax_hremat._cli import solve as solving
 from jax_hremat._cli.doctor import check_all
 from jax_hremat._cli.problem import Problem, load_problem
 from jax_hremat._cli.users_errors import users_traceback
+from jax_hremat._plan.comparison import StrategyPlan
 from jax_hremat._planner.context import Effort
 from jax_hremat._schedules.graph_files import load_graph
 from jax_hremat._schedules.schedule_files import save_schedule
@@ -238,6 +239,7 @@ def compare(
             {"strategy": one.strategy, "asked_bytes": one.budget_bytes, "fits": one.fits}
             | _figures(one.plan)
             | {"planning_s": found.planning_s[one.strategy]}
+            | {"free_schedule": _free_figures(one)}
             for one in found.found
         ]
         click.echo(json.dumps(rows, indent=1))
@@ -470,6 +472,19 @@ def _show(plan: jax_hremat.RematPlan, output: str | None, html: str | None, as_j
         _write(plan.save, output)
     if html is not None:
         _write(functools.partial(jax_hremat.report, plan), html)
+
+
+def _free_figures(one: StrategyPlan) -> dict[str, Any] | None:
+    """The free schedule of a plan, as simulated; None if it has none."""
+    free = one.plan.free_schedule
+    if free is None:
+        return None
+    return {
+        "simulated_peak_bytes": free.peak_bytes,
+        "simulated_step_s": free.step_s,
+        "simulated_slowdown": one.free_slowdown,
+        "found_by": free.found_by,
+    }
 
 
 def _figures(plan: jax_hremat.RematPlan) -> dict[str, Any]:

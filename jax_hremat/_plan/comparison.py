@@ -24,7 +24,23 @@ _LEGEND = (
     "Peaks are certified, times estimated. Added time: compared with the step without "
     "rematerialization. Planning: for all budgets together."
 )
-_COLUMNS = ("strategy", "budget_bytes", "fits", "peak_bytes", "step_s", "slowdown", "planning_s")
+_FREE_LEGEND = (
+    "Free schedule: what the strategy's own schedule takes for this budget, as simulated. "
+    "Checkpoints cannot express it; the plan is the nest nearest to such a schedule."
+)
+_COLUMNS = (
+    "strategy",
+    "budget_bytes",
+    "fits",
+    "peak_bytes",
+    "step_s",
+    "slowdown",
+    "planning_s",
+    "free_simulated_peak_bytes",
+    "free_simulated_step_s",
+    "free_simulated_slowdown",
+    "free_found_by",
+)
 # Enough for all strategies of the library; told apart by people who do not see red and green alike.
 _COLOURS = ("#1f6feb", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c564b")
 
@@ -48,6 +64,21 @@ class StrategyPlan:
         """Whether the plan is within the budget."""
         certificate = self.plan.certificate
         return certificate.peak_bytes + certificate.headroom_bytes <= self.budget_bytes
+
+    @property
+    def free_slowdown(self) -> float | None:
+        """Predicted step time of the plan's free schedule, divided by that without
+        rematerialization; None if it has none."""
+        free = self.plan.free_schedule
+        return None if free is None else free.step_s / self.plan.baseline_step_s
+
+    @property
+    def free_words(self) -> str:
+        """The simulated peak and added time of the plan's free schedule; empty if it has none."""
+        if self.plan.free_schedule is None or self.free_slowdown is None:
+            return ""
+        added = format_signed_percent(self.free_slowdown - 1)
+        return f"{format_bytes(self.plan.free_schedule.peak_bytes)}, {added}"
 
 
 @dataclass(frozen=True)
@@ -79,6 +110,11 @@ class Comparison:
         """The budgets in bytes, the largest first."""
         return tuple(sorted({one.budget_bytes for one in self.found}, reverse=True))
 
+    @property
+    def has_free_schedules(self) -> bool:
+        """Whether some strategy has a schedule that checkpoints cannot express."""
+        return any(one.plan.free_schedule is not None for one in self.found)
+
     def at(self, budget_bytes: int) -> list[StrategyPlan]:
         """What the strategies found for one budget: the plans that fit, fastest first, then the
         others, least peak first."""
@@ -96,6 +132,8 @@ class Comparison:
         table.add_column("strategy")
         for column in ("peak", "step", "added time", "planning"):
             table.add_column(column, justify="right")
+        if self.has_free_schedules:
+            table.add_column("free schedule,\nsimulated", justify="right")
         for budget_bytes in self.budgets_bytes:
             for i, one in enumerate(self.at(budget_bytes)):
                 plan = one.plan
@@ -103,6 +141,7 @@ class Comparison:
                     format_seconds(plan.estimated_step_s),
                     format_signed_percent(plan.slowdown - 1),
                     format_seconds(self.planning_s[one.strategy]),
+                    *([one.free_words] if self.has_free_schedules else []),
                 ]
                 table.add_row(
                     "" if i else format_bytes(budget_bytes),
@@ -115,6 +154,8 @@ class Comparison:
         legend = [_LEGEND]
         if not all(one.fits for one in self.found):
             legend.insert(0, "*: above the budget; the least peak that the strategy found.")
+        if self.has_free_schedules:
+            legend.append(_FREE_LEGEND)
         return plain_text(Text(title), Text(), table, Text(), *map(Text, legend))
 
     def _repr_html_(self) -> str:
@@ -127,12 +168,13 @@ class Comparison:
         )
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write the table, in bytes and seconds; the file appears whole or not at all."""
+        """Write the table, in bytes and seconds; the file appears whole or not at all. The columns
+        of free schedules are empty for strategies without."""
         text = io.StringIO()
         writer = csv.writer(text)
         writer.writerow(_COLUMNS)
         for one in self.found:
-            plan = one.plan
+            plan, free = one.plan, one.plan.free_schedule
             writer.writerow(
                 (
                     one.strategy,
@@ -142,6 +184,11 @@ class Comparison:
                     plan.estimated_step_s,
                     plan.slowdown,
                     self.planning_s[one.strategy],
+                    *(
+                        ("", "", "", "")
+                        if free is None
+                        else (free.peak_bytes, free.step_s, one.free_slowdown, free.found_by)
+                    ),
                 )
             )
         write_whole(Path(path), text.getvalue().encode())

@@ -73,7 +73,9 @@ def frontier_html(frontier: Frontier) -> str:
 def comparison_html(comparison: Comparison) -> str:
     """The comparison's table, a budget after the other."""
     peak_bytes, step_s = comparison.no_remat
-    rows = [("budget", "strategy", "peak", "step", "added time", "planning")]
+    has_free = comparison.has_free_schedules
+    heading = ("budget", "strategy", "peak", "step", "added time", "planning")
+    rows: list[tuple[str, ...]] = [(*heading, "free schedule, simulated") if has_free else heading]
     for budget_bytes in comparison.budgets_bytes:
         for i, one in enumerate(comparison.at(budget_bytes)):
             plan = one.plan
@@ -86,6 +88,7 @@ def comparison_html(comparison: Comparison) -> str:
                     format_seconds(plan.estimated_step_s),
                     format_signed_percent(plan.slowdown - 1),
                     format_seconds(comparison.planning_s[one.strategy]),
+                    *((one.free_words,) if has_free else ()),
                 )
             )
     name = (

@@ -17,6 +17,7 @@ from jax_hremat._plan.chart import memory_chart
 from jax_hremat._plan.code import plan_code
 from jax_hremat._plan.device_mesh import DeviceMesh
 from jax_hremat._plan.fingerprint import Fingerprint
+from jax_hremat._plan.free_schedule import FreeSchedule
 from jax_hremat._plan.notebook import plan_html
 from jax_hremat._plan.openings import NOTHING_OPENED, Openings
 from jax_hremat._plan.own_checkpoint import OwnCheckpoint
@@ -55,6 +56,10 @@ class RematPlan:
         bound_step_s: No selection of the priced options is predicted to make a faster step within
             the budget. None where a budget was not what was asked for, or no selection was
             predicted to fit.
+        free_schedule: What the strategy's own schedule within the budget would take, where nested
+            checkpoints cannot express its schedules, as simulated; the plan is a nest. None for all
+            other strategies, where none fits, and where a budget was not what was asked for. Of the
+            plan that a refusal carries, the budget is the one refused.
         blocks: What was decided for each block, in program order.
         buffers: The largest buffers at the peak, largest first.
         moments: Predicted memory over the step; empty where costs were not known (`certify`).
@@ -92,6 +97,7 @@ class RematPlan:
     own_checkpoints: tuple[OwnCheckpoint, ...] = ()
     opened: Openings = NOTHING_OPENED
     bound_step_s: float | None = None
+    free_schedule: FreeSchedule | None = None
     timings_s: Mapping[str, float] = field(
         default_factory=lambda: MappingProxyType({}), compare=False
     )
@@ -280,6 +286,10 @@ def _decode_loop(data: Mapping[str, Any]) -> Loop:
     return Loop(body=_decode_region(data["body"]), segments=tuple(map(int, data["segments"])))
 
 
+def _decode_free(data: Mapping[str, Any] | None) -> FreeSchedule | None:
+    return None if data is None else FreeSchedule(**data)
+
+
 def _decode_plan(data: Mapping[str, Any]) -> RematPlan:
     certificate = dict(data["certificate"])
     for key in ("compiler_options", "versions"):
@@ -308,5 +318,6 @@ def _decode_plan(data: Mapping[str, Any]) -> RematPlan:
         num_compiles=MappingProxyType(dict(data["num_compiles"])),
         own_checkpoints=tuple(OwnCheckpoint(**c) for c in data.get("own_checkpoints", ())),
         opened=Openings(**data.get("opened", {})),
+        free_schedule=_decode_free(data.get("free_schedule")),
         **{key: data[key] for key in plain},
     )

@@ -67,6 +67,11 @@ class BudgetSearch:
         return best
 
     @property
+    def free_schedule(self) -> None:
+        """All schedules here are nests."""
+        return None
+
+    @property
     def bound_step_s(self) -> float | None:
         """No selection of the options is predicted to make a faster step within the limit; None if
         that was not asked, or if none is predicted to fit.

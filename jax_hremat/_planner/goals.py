@@ -60,6 +60,7 @@ def plan_for(candidates: Candidates, goal: Budget | Slowdown, terms: Terms) -> R
     search = search_for(candidates, budget_bytes - terms.headroom_bytes)
     best = search.fastest() or _of_least_peak(candidates, search, budget_bytes, terms, before_s)
     plan = _plan(candidates, best, budget_bytes, terms, before_s)
+    plan = replace(plan, free_schedule=search.free_schedule)
     if search.bound_step_s is None:
         return plan
     return replace(plan, bound_step_s=min(search.bound_step_s, plan.predicted_step_s))
@@ -96,6 +97,7 @@ def _of_least_peak(
         return fitting[0]
     context = candidates.context
     min_budget_bytes = floor.peak_bytes + terms.headroom_bytes
+    plan = _plan(candidates, floor, min_budget_bytes, terms, before_s)
     raise InfeasibleBudgetError(
         min_budget_bytes=min_budget_bytes,
         budget_bytes=budget_bytes,
@@ -107,7 +109,7 @@ def _of_least_peak(
         )
         + closed_words(context.program)
         + once_words(context.costs.graph),
-        plan=_plan(candidates, floor, min_budget_bytes, terms, before_s),
+        plan=replace(plan, free_schedule=search.free_schedule),
     )
 
 

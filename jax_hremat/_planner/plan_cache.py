@@ -87,7 +87,7 @@ def best_of(plan: RematPlan, known: Iterable[RematPlan], goal: Budget | Slowdown
     budget_bytes = plan.certificate.budget_bytes
     fitting = [p for p in (_for_budget(p, budget_bytes) for p in known) if p.certificate.holds]
     best = min((plan, *fitting), key=lambda p: p.estimated_step_s)
-    return replace(best, bound_step_s=plan.bound_step_s)
+    return replace(best, bound_step_s=plan.bound_step_s, free_schedule=plan.free_schedule)
 
 
 def _for_budget(plan: RematPlan, budget_bytes: int) -> RematPlan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from jax_hremat._plan.free_schedule import FreeSchedule
 from jax_hremat._planner.budget_search import BudgetSearch
 from jax_hremat._planner.candidates import Candidate, Candidates
 from jax_hremat._planner.strategy_search import StrategySearch
@@ -17,6 +18,12 @@ class Search(Protocol):
     def bound_step_s(self) -> float | None:
         """No selection of the options is predicted to be faster within the limit; None if that is
         not known."""
+        ...
+
+    @property
+    def free_schedule(self) -> FreeSchedule | None:
+        """A schedule within the limit that nested checkpoints cannot express; None if the search
+        knows no such schedules, or none that fits."""
         ...
 
     def predicted(self, peak_bytes: int) -> Prediction | None:

@@ -3,10 +3,13 @@ compiled, and the limit on the predicted peak is corrected by the error seen."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from jax_hremat._plan.free_schedule import FreeSchedule
 from jax_hremat._planner.candidates import NO_SOLVE, Candidate, Candidates
 from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.prediction import Prediction
-from jax_hremat._strategies.strategy import Choices
+from jax_hremat._strategies.strategy import Choices, FreeChoices
 
 # Stop once at most this part of the budget is unused.
 _SLACK = 0.01
@@ -28,6 +31,15 @@ class StrategySearch:
     def bound_step_s(self) -> None:
         """A strategy states no bound."""
         return None
+
+    @property
+    def free_schedule(self) -> FreeSchedule | None:
+        """The strategy's own schedule within the limit, if nested checkpoints cannot express its
+        schedules."""
+        if not isinstance(self._choices, FreeChoices):
+            return None
+        free = self._choices.free(self._limit)
+        return free and replace(free, step_s=self._candidates.whole_step_s(free.step_s))
 
     def predicted(self, peak_bytes: int) -> Prediction | None:
         """What the strategy chooses within a predicted peak, as predicted."""

@@ -45,8 +45,9 @@ def certified_again(
         before = replace(plan.certificate, **asked)
         if certificate == before and planned.step_s == plan.estimated_step_s:
             same = certificate == plan.certificate
-            bound_step_s = plan.bound_step_s if same else None
-            return replace(plan, certificate=certificate, bound_step_s=bound_step_s)
+            if same:
+                return plan
+            return replace(plan, certificate=certificate, bound_step_s=None, free_schedule=None)
     as_is = step.with_opened(replace(plan.opened, scan_steps=0))
     compile_whole = StepCompiler(as_is, target, kernels=kernel_book(as_is, {}))
     plain = compile_whole(Region(0, as_is.program.num_operations))
@@ -71,6 +72,7 @@ def certified_again(
         predicted_peak_bytes=peak_bytes,
         predicted_step_s=planned.step_s,
         bound_step_s=None,
+        free_schedule=None,
         blocks=(),
         buffers=planned.buffers,
         moments=(),

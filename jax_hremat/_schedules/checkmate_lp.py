@@ -12,7 +12,7 @@ from jax_hremat._schedules.graph import Graph
 from jax_hremat._schedules.simulate import simulate, without_recompute
 from jax_hremat._schedules.strategy import Family
 from jax_hremat._solve.backend import SolverConfig
-from jax_hremat._solve.checkmate import fastest_stages
+from jax_hremat._solve.checkmate import Operations, fastest_stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,31 +50,45 @@ class CheckmateLP(Family):
         check_size(graph, self.max_operations)
         yield range(len(graph))
         peak = simulate(graph, without_recompute(graph)).peak_bytes - graph.constant_bytes
-        least = max(
-            operation.output_bytes
-            + operation.workspace_bytes
-            + sum(graph.operations[j].output_bytes for j in operation.reads)
-            for operation in graph.operations
-        )
+        least = least_possible_bytes(graph)
+        operations = operations_of(graph)
         for step in range(self.num_limits):
             limit = least + (peak - least) * step // self.num_limits
-            stages = fastest_stages(operations_of(graph), limit, self.solver, relaxed=True)
+            stages = fastest_stages(operations, limit, self.solver, relaxed=True)
             if stages.kept is not None:
                 for threshold in self.thresholds:
-                    yield order_of(_rounded(graph, stages.kept > threshold))
+                    yield order_of(rounded(operations, stages.kept > threshold))
 
 
-def _rounded(graph: Graph, kept: np.ndarray) -> np.ndarray:
-    """The least R, given S: stage t computes operation t, and whatever else is needed for what it
-    computes or what is kept after it."""
-    n = len(graph)
-    computed = np.eye(n, dtype=bool)
-    for t in range(n):
+def least_possible_bytes(graph: Graph) -> int:
+    """What the largest operation takes while it runs, without the constants; no schedule has a
+    lower peak."""
+    return max(
+        operation.output_bytes
+        + operation.workspace_bytes
+        + sum(graph.operations[j].output_bytes for j in operation.reads)
+        for operation in graph.operations
+    )
+
+
+def rounded(operations: Operations, kept: np.ndarray) -> np.ndarray:
+    """The least R, given S: each stage computes its operations, and whatever else is needed for
+    what it computes or what is kept after it.
+
+    Operations that may run only once are computed again like others if they are needed and not
+    kept.
+    """
+    stages = operations.stages
+    computed = np.zeros((len(stages), len(operations.reads)), dtype=bool)
+    for t, new in enumerate(stages):
+        computed[t, new] = True
         # Of what is kept after the stage, what was not kept before it.
-        if t + 1 < n:
-            computed[t, :t] |= kept[t + 1, :t] & ~kept[t, :t]
-        for k in range(t, -1, -1):
+        if t + 1 < len(stages):
+            computed[t, : new.start] |= kept[t + 1, : new.start] & ~kept[t, : new.start]
+        for k in reversed(range(new.stop)):
             if computed[t, k]:
-                for i in graph.operations[k].reads:
+                for i in operations.reads[k]:
                     computed[t, i] |= not kept[t, i]
+                if k in operations.part_of:
+                    computed[t, operations.part_of[k]] = True
     return computed

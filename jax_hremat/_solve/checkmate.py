@@ -3,18 +3,21 @@
 Checkmate (Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization",
 MLSys 2020). The schedule is divided into as many stages as there are operations: stage t ends with
 the first computation of operation t, and before it may compute any earlier ones again, each once
-and in the graph's order (the paper's frontier-advancing stages).
+and in the graph's order (the paper's frontier-advancing stages). Stages may also be said to end
+with the first computations of several operations, so that there are fewer of them.
 
 Glossary
   indices
-    t           stages, 0 … n − 1
+    t           stages, 0 … T − 1
     i, k        operations, 0 … n − 1
+    a_t, z_t    first and last operation that stage t computes for the first time; unless stages
+                are given, both are t
     q           readers of the value of i, in order; k(i, q) is the q-th
   variables
-    R_{t,k}     1 if k is computed in stage t, k ≤ t
-    S_{t,i}     1 if the value of i is there when stage t begins, i < t; S_{n,i} at the end
+    R_{t,k}     1 if k is computed in stage t, k ≤ z_t
+    S_{t,i}     1 if the value of i is there when stage t begins, i < a_t; S_{T,i} at the end
     H_{t,i,q}   1 if the value of i is held in stage t until its q-th reader or longer, once it is
-                there, k(i, q) ≤ t
+                there, k(i, q) ≤ z_t
     P           peak
   data
     c_k         seconds of k
@@ -31,15 +34,16 @@ The paper's numbers of the equations stand at the constraints. Differences from 
 - A value that is there is not computed: R + S ≤ 1.
 - What would be of no use is ruled out: computing again, or keeping, a value that is neither read in
   the stage nor kept after it.
-- Operations may have a workspace, and some may be restricted to run once.
+- Operations may have a workspace, some may be restricted to run once, and some to be computed only
+  in stages that compute another operation too, which makes their values beside its own.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -60,6 +64,9 @@ class Operations:
         workspace_bytes: Further memory that each operation takes while it runs.
         results: Operations whose values must be there at the end.
         once: Operations that may not be computed again.
+        part_of: For an operation whose value an earlier one makes beside its own, that one: no
+            stage computes the former without the latter.
+        ends: The last operation of each stage, in order; every operation if empty.
     """
 
     reads: Sequence[Sequence[int]]
@@ -68,6 +75,15 @@ class Operations:
     workspace_bytes: Sequence[int]
     results: Collection[int]
     once: Collection[int] = ()
+    part_of: Mapping[int, int] = field(default_factory=dict)
+    ends: Sequence[int] = ()
+
+    @property
+    def stages(self) -> list[range]:
+        """What each stage computes for the first time."""
+        ends = self.ends or range(len(self.reads))
+        starts = (0, *(end + 1 for end in ends))
+        return [range(start, end + 1) for start, end in zip(starts, ends, strict=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +149,23 @@ class _Program:
         self._of = operations
         n = self._n = len(operations.reads)
         self.most_bytes = max(1, sum(operations.output_bytes) + max(operations.workspace_bytes))
+        self._stages = operations.stages
         self._readers: list[list[int]] = [[] for _ in range(n)]
         for k, reads in enumerate(operations.reads):
             for i in reads:
                 self._readers[i].append(k)
-        self.computed = Vector.of("R", _pairs(n, diagonal=True), binary=not relaxed)
-        self.kept = Vector.of("S", _pairs(n + 1, diagonal=False), binary=not relaxed)
+        computed = ((t, k) for t, new in enumerate(self._stages) for k in range(new.stop))
+        before = [new.start for new in self._stages] + [n]
+        kept = ((t, i) for t, start in enumerate(before) for i in range(start))
+        self.computed = Vector.of("R", computed, binary=not relaxed)
+        self.kept = Vector.of("S", kept, binary=not relaxed)
         self._r, self._s = self.computed.places, self.kept.places
-        held = ((t, i, q) for t, i in self._r for q, k in enumerate(self._readers[i]) if k <= t)
+        held = (
+            (t, i, q)
+            for t, i in self._r
+            for q, k in enumerate(self._readers[i])
+            if k < self._stages[t].stop
+        )
         self._held = Vector.of("H", held, binary=False)
         self._h = self._held.places
         self._vectors = {"r": self.computed, "s": self.kept, "h": self._held}
@@ -157,19 +182,22 @@ class _Program:
         return [*self._stage_rows(), *self._use_rows(), *self._held_rows(), *self._peak_rows(limit)]
 
     def _stage_rows(self) -> list[Any]:
-        n, r, of = self._n, self._r, self._of
-        # Stage t ends with operation t:  R_{t,t} = 1.  Some run only once:  R_{t,k} = 0, k < t.
-        # Results are there at the end:  S_{n,i} = 1  (in place of eq. 1e).
-        ends = [[(1, "r", (t, t))] for t in range(n)]
-        ends += [[(1, "s", (n, i))] for i in sorted(of.results)]
-        never = [[(1, "r", (t, k))] for t, k in r if k in of.once and k < t]
+        r, s, of = self._r, self._s, self._of
+        # Stage t ends with its operations:  R_{t,k} = 1, k ≥ a_t.  Some run only once:
+        # R_{t,k} = 0, k < a_t.  Results are there at the end:  S_{T,i} = 1  (in place of eq. 1e).
+        ends = [[(1, "r", (t, k))] for t, k in r if (t, k) not in s]
+        ends += [[(1, "s", (len(self._stages), i))] for i in sorted(of.results)]
+        never = [[(1, "r", (t, k))] for t, k in r if k in of.once and (t, k) in s]
         # What k reads is there or is computed:  R_{t,k} ≤ R_{t,i} + S_{t,i}  (eq. 1b).
         # What is kept was there or was computed:  S_{t+1,i} ≤ S_{t,i} + R_{t,i}  (eq. 1c).
         after = [((1, "r", (t, k)), t, i) for t, k in r for i in of.reads[k]]
         after += [((1, "s", (t + 1, i)), t, i) for t, i in r]
         rows = [[one, (-1, "r", (t, i)), (-1, "s", (t, i))] for one, t, i in after]
         # A value that is there is not computed:  R_{t,i} + S_{t,i} ≤ 1.
-        either = [[(1, "r", (t, i)), (1, "s", (t, i))] for t, i in r if i < t]
+        either = [[(1, "r", (t, i)), (1, "s", (t, i))] for t, i in r if (t, i) in s]
+        # A part is computed only with the whole:  R_{t,k} ≤ R_{t,part_of(k)}.
+        parts = ((t, k, of.part_of[k]) for t, k in r if k in of.part_of)
+        rows += [[(1, "r", (t, k)), (-1, "r", (t, whole))] for t, k, whole in parts]
         return [
             *equal(self._vectors, ends, 1),
             *equal(self._vectors, never, 0),
@@ -182,8 +210,9 @@ class _Program:
         #   R_{t,i} ≤ Σ_k R_{t,k} + S_{t+1,i},   S_{t,i} ≤ Σ_k R_{t,k} + S_{t+1,i}.
         rows: list[list[Term]] = []
         for t, i in self._r:
-            if i < t:
-                used: list[Term] = [(-1, "r", (t, k)) for k in self._readers[i] if k <= t]
+            if (t, i) in self._s:
+                readers = (k for k in self._readers[i] if k < self._stages[t].stop)
+                used: list[Term] = [(-1, "r", (t, k)) for k in readers]
                 used.append((-1, "s", (t + 1, i)))
                 rows += [[(1, name, (t, i)), *used] for name in ("r", "s")]
         return at_most(self._vectors, rows, 0)
@@ -211,8 +240,10 @@ class _Program:
         size, workspace = self._of.output_bytes, self._of.workspace_bytes
         rows = []
         for t, k in self._r:
+            if k in self._of.once and (t, k) in self._s:
+                continue
             row: list[Term] = [(size[k] + workspace[k], "r", (t, k))]
-            row += [(size[i], "s", (t, i)) for i in range(k, t)]
+            row += [(size[i], "s", (t, i)) for i in range(k, self._stages[t].start)]
             for i in range(k):
                 q = bisect_left(self._readers[i], k)
                 row.append(self._holds(t, i, q, size[i]))
@@ -248,7 +279,7 @@ class _Program:
 
     def _array(self, vector: Vector) -> np.ndarray:
         assert vector.variable.value is not None
-        array = np.zeros((self._n + 1, self._n))
+        array = np.zeros((len(self._stages) + 1, self._n))
         for index, place in vector.places.items():
             array[index] = vector.variable.value[place]
         return array
@@ -256,8 +287,3 @@ class _Program:
 
 # The solver's tolerance, as a part of the objective.
 _TOLERANCE = 1e-6
-
-
-def _pairs(n: int, *, diagonal: bool) -> list[tuple[int, int]]:
-    """All (t, i) with i ≤ t, or i < t, below n."""
-    return [(t, i) for t in range(n) for i in range(t + diagonal)]

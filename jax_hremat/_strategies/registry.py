@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from jax_hremat._strategies.checkmate import Checkmate
 from jax_hremat._strategies.chen import Chen, ChenRecursive
 from jax_hremat._strategies.greedy import Greedy
 from jax_hremat._strategies.hrockmate import HRockmate
@@ -27,6 +28,7 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
             Rotor(),
             Rockmate(),
             HRockmate(),
+            Checkmate(),
         )
     }
 )

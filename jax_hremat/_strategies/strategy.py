@@ -11,11 +11,12 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 from jax_hremat._cost.option import Option
 from jax_hremat._options.block_options import BlockOptions, SearchConfig
 from jax_hremat._partition.blocks import Partitioner
+from jax_hremat._plan.free_schedule import FreeSchedule
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._solve.chain import Chain, Selection
 from jax_hremat._solve.prediction import Prediction, predict
@@ -31,6 +32,16 @@ class Choices(Protocol):
 
     def lowest(self) -> Selection:
         """The selection of least predicted peak."""
+        ...
+
+
+@runtime_checkable
+class FreeChoices(Choices, Protocol):
+    """The choices of a strategy whose own schedules nested checkpoints cannot express."""
+
+    def free(self, peak_bytes: int) -> FreeSchedule | None:
+        """The fastest of the strategy's own schedules found whose simulated peak is at most
+        `peak_bytes`; None if there is none."""
         ...
 
 
