@@ -2,12 +2,13 @@
 
     python -m benchmarks.compared --models gpt2-small unet --target h200
 
-writes one JSON file a model below `docs/data/compared-<target>/`; `--page` makes
-`docs/compared-<target>.md` and the pictures from all of them.
+writes one JSON file a model below `docs/data/compared-<target>/`, and measures only the strategies
+that it has not; `--page` makes `docs/compared-<target>.md` and the pictures from all of them.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from matplotlib.figure import Figure
 import jax_hremat
 from benchmarks import command, zoo
 from benchmarks.measured import Setting, mib, ms, setting_of
+from jax_hremat._strategies.registry import ALL_STRATEGIES
 
 FRACTIONS = (0.8, 0.6, 0.4)
 # Steps that differ by less than this part of the step count as equally fast.
@@ -36,6 +38,8 @@ class Point:
     predicted_peak_bytes: int
     step_s: float
     bound_step_s: float | None
+    free_peak_bytes: int | None
+    free_step_s: float | None
 
 
 @dataclass(frozen=True)
@@ -60,15 +64,18 @@ class Compared(Setting):
 
     no_remat_peak_bytes: int
     no_remat_step_s: float
-    strategies: Sequence[Strategy]
+    strategies: Sequence[Strategy | Mapping[str, Any]]
 
 
 def measure(name: str, target_name: str, size: zoo.Size = "full") -> Compared:
-    """Plan one model by every strategy."""
+    """Plan one model by every strategy of which its file says nothing."""
     problem = zoo.make(name, size)
+    path = command.DOCS / "data" / f"compared-{target_name}" / f"{name}.json"
+    known = _known(path) if size == "full" else {}
     found = jax_hremat.compare(
         problem.loss_fn,
         budgets=FRACTIONS,
+        strategies=[name for name in ALL_STRATEGIES if name not in known],
         argnums=problem.argnums,
         has_aux=problem.has_aux,
         target=target_name,
@@ -79,8 +86,17 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Compared:
         **setting_of(problem, target_name),
         no_remat_peak_bytes=peak_bytes,
         no_remat_step_s=step_s,
-        strategies=[_strategy(found, strategy) for strategy in found.strategies],
+        strategies=[
+            known[name] if name in known else _strategy(found, name) for name in ALL_STRATEGIES
+        ],
     )
+
+
+def _known(path: Path) -> Mapping[str, Mapping[str, Any]]:
+    """The strategies of a file, by name; none if there is no such file."""
+    if not path.exists():
+        return {}
+    return {one["name"]: one for one in json.loads(path.read_text())["strategies"]}
 
 
 def _strategy(found: jax_hremat.Comparison, name: str) -> Strategy:
@@ -99,8 +115,11 @@ def _strategy(found: jax_hremat.Comparison, name: str) -> Strategy:
                 predicted_peak_bytes=one.plan.predicted_peak_bytes,
                 step_s=one.plan.estimated_step_s,
                 bound_step_s=one.plan.bound_step_s,
+                free_peak_bytes=free and free.peak_bytes,
+                free_step_s=free and free.step_s,
             )
             for fraction, one in zip(FRACTIONS, own, strict=True)
+            for free in (one.plan.free_schedule,)
         ],
     )
 
@@ -115,7 +134,11 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         "(reference/strategies.md). Budgets are shares of the peak without rematerialization. "
         "Each cell has the certified peak in MiB and the estimated time added to the step; in "
         "brackets, where no plan fits, those of the least peak that the strategy found. The least "
-        f"time at each budget, and what is within {_ALIKE:.1%} of the step of it, is bold. "
+        f"time at each budget, and what is within {_ALIKE:.1%} of the step of it, is bold. The "
+        "bound is the added time that no selection of the options priced for `tree` is predicted "
+        "to undercut. A free schedule drops and computes blocks in any order, which checkpoints "
+        "cannot express: it is simulated, not compiled, and the plan in the row above is a nest "
+        "near it. "
         "Planning is for all three budgets, with an empty cache.",
         "",
         command.where(found[0]),
@@ -151,6 +174,11 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
                 f"| `{strategy['name']}` | {' | '.join(cells)} | {strategy['num_blocks']} "
                 f"| {strategy['num_compiles']['blocks']} | {strategy['planning_s']:.0f} |"
             )
+            if any(point.get("free_step_s") for point in strategy["points"]):
+                free = " | ".join(_free_cell(point, base_s) for point in strategy["points"])
+                lines.append(f"| … free schedule, simulated | {free} | | | |")
+        bounds = " | ".join(_bound_cell(p, base_s) for p in one["strategies"][0]["points"])
+        lines.append(f"| *bound of `{one['strategies'][0]['name']}`* | {bounds} | | | |")
     return "\n".join([*lines, *command.models(found)]) + "\n"
 
 
@@ -160,6 +188,16 @@ def _cell(point: Mapping[str, Any], base_s: float, least_s: float) -> str:
         return f"({mib(point['peak_bytes'])}, {added})"
     is_best = point["step_s"] - least_s < _ALIKE * base_s
     return f"{mib(point['peak_bytes'])}, " + (f"**{added}**" if is_best else added)
+
+
+def _free_cell(point: Mapping[str, Any], base_s: float) -> str:
+    if not point.get("free_step_s"):
+        return ""
+    return f"{mib(point['free_peak_bytes'])}, {point['free_step_s'] / base_s - 1:+.1%}"
+
+
+def _bound_cell(point: Mapping[str, Any], base_s: float) -> str:
+    return "" if point["bound_step_s"] is None else f"{point['bound_step_s'] / base_s - 1:+.1%}"
 
 
 def draw(target: str, one: Mapping[str, Any], path: Path) -> None:

@@ -223,6 +223,7 @@ def test_a_plan_of_each_is_certified_and_computes_the_same(strategy: str | Strat
     )
     assert plan.certificate.holds
     assert plan.root.num_checkpointed
+    assert 0 < plan.bound_step_s <= plan.predicted_step_s
     planned = jax.jit(jax.value_and_grad(jax_hremat.apply_plan(loss_fn, plan)))
     memory = planned.lower(PARAMS, X).compile().memory_analysis()
     total = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes

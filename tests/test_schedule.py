@@ -27,7 +27,7 @@ from jax_hremat._solve.nests import nest_columns
 from jax_hremat._solve.output_reuse import Result
 from jax_hremat._solve.prediction import Prediction, predict
 from jax_hremat._solve.regions import selection_region
-from jax_hremat._solve.schedule import fastest_within, least_peak
+from jax_hremat._solve.schedule import fastest_within, least_peak, least_possible_s
 from jax_hremat._trace.graph import build_graph
 from jax_hremat._trace.trace import trace_loss
 
@@ -259,6 +259,7 @@ def test_fastest_within_is_what_enumeration_finds(
         assert prediction.time_s == pytest.approx(min(within), abs=1e-9)
         assert prediction.peak_bytes <= limit + ROUNDING_BYTES
         assert found.bound_s == pytest.approx(min(within), abs=1e-6)
+        assert least_possible_s(chain, limit, EXACT) <= min(within) + 1e-9
         assert found.outcome.status is Status.OPTIMAL
         fastest_s = sum(min(o.cost.time_s for o in opts) for opts in chain.options)
         assert found.outcome.objective == pytest.approx(

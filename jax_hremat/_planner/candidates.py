@@ -21,8 +21,9 @@ from jax_hremat._solve.schedule import (
     Schedule,
     fastest_within,
     least_peak,
+    least_possible_s,
 )
-from jax_hremat._solve.with_reuse import ROUGH_GAP, fastest_with_reuse
+from jax_hremat._solve.with_reuse import ROUGH_GAP, all_reused, fastest_with_reuse
 from jax_hremat._strategies.registry import strategy_of
 from jax_hremat._strategies.strategy import Choices
 from jax_hremat._trace.fingerprint import fingerprint
@@ -194,6 +195,16 @@ class Candidates:
             if not results:
                 return within()
             return fastest_with_reuse(chain, peak_bytes, results, within, self.context.predict)
+
+    def least_possible_step_s(self, chain: Chain, peak_bytes: int) -> float:
+        """A step time that no selection of the chain's options with a predicted peak of at most
+        `peak_bytes` is predicted to undercut, whichever of its blocks are groups or nests."""
+        reused = all_reused(self.context.results, len(chain))
+        with self._solving():
+            least_s = least_possible_s(
+                self.context.costs.with_nests(chain), peak_bytes, self.context.config.solver, reused
+            )
+        return self.whole_step_s(least_s)
 
     @contextlib.contextmanager
     def _solving(self) -> Iterator[None]:

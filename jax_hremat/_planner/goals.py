@@ -61,9 +61,10 @@ def plan_for(candidates: Candidates, goal: Budget | Slowdown, terms: Terms) -> R
     best = search.fastest() or _of_least_peak(candidates, search, budget_bytes, terms, before_s)
     plan = _plan(candidates, best, budget_bytes, terms, before_s)
     plan = replace(plan, free_schedule=search.free_schedule)
-    if search.bound_step_s is None:
+    bound_step_s = search.bound_step_s
+    if bound_step_s is None:
         return plan
-    return replace(plan, bound_step_s=min(search.bound_step_s, plan.predicted_step_s))
+    return replace(plan, bound_step_s=min(bound_step_s, plan.predicted_step_s))
 
 
 def frontier_plans(candidates: Candidates, num_points: int, terms: Terms) -> list[RematPlan]:

@@ -127,6 +127,17 @@ def fastest_within(
     )
 
 
+def least_possible_s(
+    chain: Chain, peak_bytes: int, config: SolverConfig, reused: ReusedBytes = NO_REUSE
+) -> float:
+    """A time in seconds that no schedule with a predicted peak of at most `peak_bytes` undercuts,
+    from the relaxation of the program alone. The arguments are those of `fastest_within`."""
+    program = _Program(chain, config, reused)
+    priced = program.price(max(peak_bytes - chain.fixed_bytes, 1))
+    added_ms = 0.0 if priced is None else max(priced[0], 0.0)
+    return 1e-3 * (program.base_ms + added_ms)
+
+
 def least_peak(chain: Chain, config: SolverConfig, *, groups: bool = True) -> Schedule:
     """The least predicted peak; of the schedules with that peak and the same groups, the fastest.
 

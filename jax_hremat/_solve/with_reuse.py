@@ -45,7 +45,7 @@ def fastest_with_reuse(
         solve: Solves the root program under that bound.
         predict: Predicts the cost of a selection.
     """
-    reused = _all_of(results, len(chain))
+    reused = all_reused(results, len(chain))
     bound_s = None
     for count in range(1, _MAX_SOLVES + 1):
         schedule = solve(reused)
@@ -62,7 +62,7 @@ def fastest_with_reuse(
     return replace(solve(NO_REUSE), bound_s=bound_s)
 
 
-def _all_of(results: Sequence[Result], num_blocks: int) -> ReusedBytes:
+def all_reused(results: Sequence[Result], num_blocks: int) -> ReusedBytes:
     """All idle bytes: in the forward those of all results, in the backward of a block those of the
     results that earlier blocks complete."""
     every = sum(r.size_bytes for r in results)
