@@ -40,11 +40,12 @@ _BINARY = {"mul": jnp.multiply, "add": jnp.add, "matmul": jnp.matmul}
 
 
 @st.composite
-def losses(draw: st.DrawFn, *, rewritten: bool = True) -> Any:
-    """A scalar function of two matrices: a chain with skips, fan-out and shared weights."""
+def losses(draw: st.DrawFn, *, rewritten: bool = True, sizes: tuple[int, int] = (1, 7)) -> Any:
+    """A scalar function of two matrices: a chain with skips, fan-out and shared weights, of so many
+    steps."""
     steps = []
     kinds = [k for k in (*_UNARY, *_BINARY) if rewritten or k not in _REWRITTEN]
-    for count in range(2, 2 + draw(st.integers(1, 7))):
+    for count in range(2, 2 + draw(st.integers(*sizes))):
         kind = draw(st.sampled_from(kinds))
         # Mostly the newest value, so that the program is a chain with skips.
         newest = st.just(count - 1)
