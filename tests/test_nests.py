@@ -291,11 +291,11 @@ def test_no_nest_has_an_effect_or_the_block_at_the_loss_inside() -> None:
 
 
 def test_a_budget_that_only_nests_meet() -> None:
-    flat, chain = equal_layers(65), nested(65)
-    floor = predict(flat, least_peak(flat, EXACT).selection).peak_bytes
+    flat, chain, config = equal_layers(33), nested(33), SolverConfig()
+    floor = predict(flat, least_peak(flat, config).selection).peak_bytes
     limit = floor - 8 * MIB
-    assert fastest_within(flat, limit, EXACT).selection is None
-    found = fastest_within(chain, limit, EXACT).selection
+    assert fastest_within(flat, limit, config).selection is None
+    found = fastest_within(chain, limit, config).selection
     assert predict(chain, found).peak_bytes <= limit
 
 
