@@ -27,15 +27,17 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
+import numpy as np
+
 from jax_hremat._partition.tree import Node
 from jax_hremat._solve.chain import Chain, Group
 from jax_hremat._solve.column import Column
 
 _T = TypeVar("_T")
 
-# The most ways that a block or a node hands up, spread over the bytes they take.
-HANDED_UP = 6
-# The most labels that are kept of the first children of a group, spread likewise.
+# The most ways that a block or a node hands up.
+HANDED_UP = 8
+# The most labels that are kept of the first children of a group.
 _LABELS = 4 * HANDED_UP
 
 
@@ -295,8 +297,8 @@ class _Maker:
         )
 
     def few(self, ways: Iterable[_Way]) -> list[_Way]:
-        """The ways that no other is at least as good as; if these are too many, some of them,
-        spread evenly in the order of what they take."""
+        """The ways that no other is at least as good as; if these are too many, those of them that
+        lose the least time."""
         best: list[_Way] = []
         for way in sorted(
             ways, key=lambda w: (w.added_s + w.ending_s, w.backward_bytes, w.options)
@@ -304,7 +306,7 @@ class _Maker:
             if not any(_at_least_as_good(other, way) for other in best):
                 best.append(way)
         best.sort(key=lambda w: (w.kept_bytes + w.backward_bytes, w.added_s))
-        return _spread(best, self._handed_up)
+        return _spread(best, [w.added_s + w.ending_s for w in best], self._handed_up)
 
     def column(self, way: _Way) -> Column:
         """A group as a column of the root program."""
@@ -350,11 +352,16 @@ def _few_labels(labels: Sequence[_Label]) -> list[_Label]:
         ):
             best.append(label)
     best.sort(key=lambda x: (x.held_bytes + x.backward_bytes, x.added_s))
-    return _spread(best, _LABELS)
+    return _spread(best, [x.added_s for x in best], _LABELS)
 
 
-def _spread(ordered: Sequence[_T], most: int) -> list[_T]:
-    """At most so many of some things, the first and the last among them."""
-    if len(ordered) <= most:
-        return list(ordered)
-    return [ordered[i * (len(ordered) - 1) // (most - 1)] for i in range(most)]
+def _spread(ordered: Sequence[_T], times_s: Sequence[float], most: int) -> list[_T]:
+    """At most so many of some things that take ever more bytes, the first among them. One after
+    the other, that is left out which loses the least time if the one before it takes its place."""
+    kept, kept_s = list(ordered), np.array(times_s)
+    while len(kept) > most:
+        lost_s = np.maximum(kept_s[:-1] - kept_s[1:], 0.0)
+        out = int(lost_s.argmin()) + 1
+        del kept[out]
+        kept_s = np.delete(kept_s, out)
+    return kept
