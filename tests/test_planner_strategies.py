@@ -20,6 +20,7 @@ import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig
 from jax_hremat._cost.option import Option
 from jax_hremat._cost.option_cost import OptionCost
+from jax_hremat._partition.blocks import Partitioner
 from jax_hremat._plan.region import Region
 from jax_hremat._shared.format import format_bytes
 from jax_hremat._solve.schedule import fastest_within
@@ -335,3 +336,21 @@ def test_what_a_comparison_shows(comparison: jax_hremat.Comparison, tmp_path) ->
 def test_what_cannot_be_compared(budgets: list[float], strategies: list[str]) -> None:
     with pytest.raises(ValueError, match="one (budget|strategy) or more"):
         jax_hremat.compare(loss_fn, budgets=budgets, strategies=strategies)
+
+
+def test_the_best_plan_of_several_partitioners_is_returned() -> None:
+    def planned(*partitioners: Partitioner) -> jax_hremat.RematPlan:
+        config = PlannerConfig(cost="analytic", cache_dir="", partitioner=partitioners)
+        return jax_hremat.plan_remat(loss_fn, budget=0.6, target="cpu", config=config)(PARAMS, X)
+
+    width, score = jax_hremat.partition_by_width, jax_hremat.partition_by_score
+    alone = [planned(width), planned(score)]
+    steps_s = [plan.estimated_step_s for plan in alone]
+    assert steps_s[0] != steps_s[1]
+    for order in ((width, score), (score, width), (score, width, score)):
+        best = planned(*order)
+        assert best.estimated_step_s == min(steps_s)
+        assert best.certificate.holds
+        assert best.bound_step_s == min(plan.bound_step_s for plan in alone)
+    with pytest.raises(ValueError, match="at least one partitioner"):
+        PlannerConfig(partitioner=())

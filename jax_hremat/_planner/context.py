@@ -71,7 +71,8 @@ class PlannerConfig:
         solver: Limits of each mixed-integer program.
         partitioner: Where the program is cut into blocks: `partition_by_width`,
             `partition_by_repeats`, `partition_by_score`, `partition_flat`, or your own function
-            from a graph to positions of operations.
+            from a graph to positions of operations. With a tuple of several, the program is
+            planned with each, and the best plan is returned.
         max_rounds: How many more times the whole step is compiled, after the first plan, to meet
             the budget or to use what is left of it.
         floor_rounds: How many searches, each for a plan a hundredth below the least peak found, are
@@ -107,7 +108,7 @@ class PlannerConfig:
 
     search: SearchConfig = field(default_factory=SearchConfig)
     solver: SolverConfig = field(default_factory=SolverConfig)
-    partitioner: Partitioner = partition_by_width
+    partitioner: Partitioner | tuple[Partitioner, ...] = partition_by_width
     max_rounds: int = 3
     floor_rounds: int = 10
     cost: CostSource = "compiled"
@@ -123,6 +124,8 @@ class PlannerConfig:
                 f"PlannerConfig(unroll_scans={self.unroll_scans}): a number of steps, up to which "
                 f"scans are written out, or 0 for none"
             )
+        if not self.partitioners:
+            raise ValueError("PlannerConfig(partitioner=()): at least one partitioner is needed")
         strategy_of(self.strategy)  # Raises if there is none.
         for name, cost in self.kernel_costs.items():
             if not callable(cost):
@@ -168,9 +171,20 @@ class PlannerConfig:
             return self
         return replace(
             self,
-            partitioner=strategy.partitioner(self.partitioner),
+            partitioner=tuple(map(strategy.partitioner, self.partitioners)),
             search=strategy.search(self.search),
         )
+
+    @property
+    def partitioners(self) -> tuple[Partitioner, ...]:
+        """The partitioners with which a program is planned, each once."""
+        given = self.partitioner if isinstance(self.partitioner, tuple) else (self.partitioner,)
+        return tuple(dict.fromkeys(given))
+
+    @property
+    def of_each_partitioner(self) -> list[PlannerConfig]:
+        """The configuration with each of the partitioners alone."""
+        return [replace(self, partitioner=partitioner) for partitioner in self.partitioners]
 
     @property
     def forms(self) -> tuple[Openings, ...]:
@@ -380,7 +394,7 @@ def priced(
         with timed(timings, "layout"):
             graph = on_one_device(program, graph, inferred_shardings(step, step.mesh, target))
     with timed(timings, "partition"):
-        partition = partition_graph(graph, config.partitioner)
+        partition = partition_graph(graph, config.partitioners[0])
         bodies = bodies_of(program, graph)
     with (
         timed(timings, "cost"),

@@ -1,10 +1,10 @@
-"""The forms in which a program is planned: its scans as they are, and short ones written out; and
-which form's plan is the answer."""
+"""The forms in which a program is planned: its scans as they are, and short ones written out, cut
+into blocks by each partitioner; and which form's plan is the answer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from jax_hremat._emit.step import Step
 from jax_hremat._plan.plan import RematPlan
@@ -17,16 +17,30 @@ from jax_hremat._trace.graph import build_graph
 Answer = RematPlan | InfeasibleBudgetError
 
 
-def forms_of(step: Step, config: PlannerConfig) -> list[Step]:
-    """The step in each different form that is planned, that with its scans as they are first."""
-    forms = [step.with_opened(openings) for openings in config.forms]
-    if len(forms) == 1:
-        return forms
-    return list({_digest(form): form for form in reversed(forms)}.values())[::-1]
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A form in which a program is planned.
+
+    Attributes:
+        step: The step around the program, opened so far.
+        config: The configuration, with one partitioner.
+    """
+
+    step: Step
+    config: PlannerConfig
 
 
-def _digest(form: Step) -> str:
-    return fingerprint(form.program, build_graph(form.program)).digest
+def forms_of(step: Step, config: PlannerConfig) -> list[Form]:
+    """The different forms that are planned, first those with the scans as they are, and of these
+    first that of the first partitioner."""
+    steps = [step.with_opened(openings) for openings in config.forms]
+    if len(steps) > 1:
+        steps = list({_digest(form): form for form in reversed(steps)}.values())[::-1]
+    return [Form(one, alone) for one in steps for alone in config.of_each_partitioner]
+
+
+def _digest(step: Step) -> str:
+    return fingerprint(step.program, build_graph(step.program)).digest
 
 
 def same_goal(goal: Budget | Slowdown, of_first: Answer) -> Budget | Slowdown:

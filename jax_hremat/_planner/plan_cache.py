@@ -50,7 +50,7 @@ class PlanCache:
         """The stored plans of a step."""
         graph = build_graph(step.program)
         # A partitioner may be any function, so the key contains the cuts that it makes.
-        starts = [block.start for block in partition_graph(graph, config.partitioner).blocks]
+        starts = [block.start for block in partition_graph(graph, config.partitioners[0]).blocks]
         search = replace(config.search, max_workers=1)  # Their number changes no answer.
         effort = repr((search, config.solver, config.max_rounds, config.cost, starts))
         scopes = ",".join(op.scope for op in graph.operations)

@@ -14,7 +14,7 @@ from jax_hremat._plan.certificate import Certificate
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.context import Effort, PlannerConfig, config_of, prepare
-from jax_hremat._planner.forms import better, forms_of, same_goal, undominated
+from jax_hremat._planner.forms import Form, better, forms_of, same_goal, undominated
 from jax_hremat._planner.goals import Terms, frontier_plans, plan_for
 from jax_hremat._planner.plan_cache import PlanCache, best_of
 from jax_hremat._shared.errors import HRematWarning, InfeasibleBudgetError
@@ -118,31 +118,32 @@ class PlanRequest:
                 for form in forms_of(step, self.config)
             )
 
-    def _candidates(self, step: Step, trace_s: float, progress: Progress) -> Candidates:
-        """The candidates of a step: costs and baseline, which no goal changes."""
-        context = prepare(step, self.target, self.config, trace_s, progress)
+    def _candidates(self, form: Form, trace_s: float, progress: Progress) -> Candidates:
+        """The candidates of a form: costs and baseline, which no goal changes."""
+        context = prepare(form.step, self.target, form.config, trace_s, progress)
         return Candidates(context, progress)
 
     def _plan(
         self,
-        step: Step,
+        form: Form,
         trace_s: float,
         goal: Budget | Slowdown,
         terms: Terms,
         progress: Progress,
     ) -> RematPlan:
+        step = form.step
         cache = CompileCache.at(self.config.cache_dir)
         own = not isinstance(self.config.strategy, str)
         if cache is None or self.config.kernel_costs or own:
-            return plan_for(self._candidates(step, trace_s, progress), goal, terms)
-        known = PlanCache.of(step, self.target, terms, self.config, cache)
+            return plan_for(self._candidates(form, trace_s, progress), goal, terms)
+        known = PlanCache.of(step, self.target, terms, form.config, cache)
         asked = known.asked(goal)
         earlier = known.read()
         if asked in earlier:
             answer = best_of(earlier[asked], earlier.values(), goal)
             if self._is_certified(step, answer, cache):
                 return answer
-        found = plan_for(self._candidates(step, trace_s, progress), goal, terms)
+        found = plan_for(self._candidates(form, trace_s, progress), goal, terms)
         # Read again: another process may have planned meanwhile.
         earlier = known.read()
         plan = best_of(found, earlier.values(), goal)
