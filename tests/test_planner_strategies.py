@@ -20,10 +20,13 @@ import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig
 from jax_hremat._cost.option import Option
 from jax_hremat._cost.option_cost import OptionCost
+from jax_hremat._emit.step import own_step
 from jax_hremat._partition.blocks import Partitioner
 from jax_hremat._plan.region import Region
+from jax_hremat._planner.forms import forms_of
 from jax_hremat._shared.format import format_bytes
 from jax_hremat._solve.schedule import fastest_within
+from jax_hremat._trace.trace import trace_loss
 from jax_hremat.strategies import (
     STRATEGIES,
     BoundaryValue,
@@ -338,6 +341,7 @@ def test_what_cannot_be_compared(budgets: list[float], strategies: list[str]) ->
         jax_hremat.compare(loss_fn, budgets=budgets, strategies=strategies)
 
 
+@pytest.mark.slow
 def test_the_best_plan_of_several_partitioners_is_returned() -> None:
     def planned(*partitioners: Partitioner) -> jax_hremat.RematPlan:
         config = PlannerConfig(cost="analytic", cache_dir="", partitioner=partitioners)
@@ -347,10 +351,18 @@ def test_the_best_plan_of_several_partitioners_is_returned() -> None:
     alone = [planned(width), planned(score)]
     steps_s = [plan.estimated_step_s for plan in alone]
     assert steps_s[0] != steps_s[1]
-    for order in ((width, score), (score, width), (score, width, score)):
+    for order in ((width, score), (score, width)):
         best = planned(*order)
         assert best.estimated_step_s == min(steps_s)
         assert best.certificate.holds
         assert best.bound_step_s == min(plan.bound_step_s for plan in alone)
+
+
+def test_a_program_is_planned_with_each_partitioner_once() -> None:
+    width, score = jax_hremat.partition_by_width, jax_hremat.partition_by_score
+    step = own_step(trace_loss(loss_fn, (PARAMS, X), {}))
+    forms = forms_of(step, PlannerConfig(partitioner=(score, width, score)))
+    assert [form.config.partitioner for form in forms] == [score, width]
+    assert forms == forms_of(step, PlannerConfig(partitioner=(score, width)))
     with pytest.raises(ValueError, match="at least one partitioner"):
         PlannerConfig(partitioner=())
