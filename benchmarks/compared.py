@@ -179,7 +179,34 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
                 lines.append(f"| … free schedule, simulated | {free} | | | |")
         bounds = " | ".join(_bound_cell(p, base_s) for p in one["strategies"][0]["points"])
         lines.append(f"| *bound of `{one['strategies'][0]['name']}`* | {bounds} | | | |")
+    lines += _where_not_the_fastest(found)
     return "\n".join([*lines, *command.models(found)]) + "\n"
+
+
+def _where_not_the_fastest(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Where another strategy is faster than the first, the library's own, and why."""
+    cases = [
+        f"- {one['model']} at {fraction:.0%}: `{other['name']}` is faster by "
+        f"{(mine['step_s'] - its['step_s']) / one['no_remat_step_s']:.2%} of the step"
+        for one in found
+        for i, fraction in enumerate(FRACTIONS)
+        for own, *others in [one["strategies"]]
+        for other in others
+        for mine, its in [(own["points"][i], other["points"][i])]
+        if its["fits"] and mine["step_s"] - its["step_s"] > 0
+    ]
+    return [
+        "",
+        "## Where `tree` is not the fastest",
+        "",
+        *(cases or ["It is everywhere."]),
+        "",
+        "A strategy with the same blocks can be faster by a little, since `tree` stops once at most "
+        "a hundredth of the budget is unused, or once the next plan is predicted to save less than "
+        "0.2 % of the step. `hrockmate` cuts the program into other blocks; with "
+        "`PlannerConfig(partitioner=(partition_by_width, partition_by_score))`, `tree` plans with "
+        "both.",
+    ]
 
 
 def _cell(point: Mapping[str, Any], base_s: float, least_s: float) -> str:
