@@ -201,9 +201,9 @@ def _where_not_the_fastest(found: Sequence[Mapping[str, Any]]) -> list[str]:
         "",
         *(cases or ["It is everywhere."]),
         "",
-        "A strategy with the same blocks can be faster by a little, since `tree` stops once at most "
-        "a hundredth of the budget is unused, or once the next plan is predicted to save less than "
-        "0.2 % of the step. `hrockmate` cuts the program into other blocks; with "
+        "A strategy with the same blocks can be faster by a little, since `tree` stops once at "
+        "most a hundredth of the budget is unused, or once the next plan is predicted to save less "
+        "than 0.2 % of the step. `hrockmate` cuts the program into other blocks; with "
         "`PlannerConfig(partitioner=(partition_by_width, partition_by_score))`, `tree` plans with "
         "both.",
     ]

@@ -102,6 +102,7 @@ def test_the_page_of_the_hierarchy_says_what_the_data_say() -> None:
     assert (command.DOCS / "hierarchy.md").read_text() == hierarchy.page(data)
 
 
+@pytest.mark.slow
 def test_the_hierarchy_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "KINDS": ("chain", "skips"),

@@ -385,6 +385,7 @@ class Images(nn.Module):
 CHANNELS = 16
 
 
+@pytest.mark.slow
 def test_a_wrapped_max_pool_keeps_no_zeros_through_the_step(h200: Target) -> None:
     images = jax.ShapeDtypeStruct((32, 64, 64, CHANNELS), jnp.bfloat16)
     variables = jax.eval_shape(Images().init, jax.random.key(0), images)

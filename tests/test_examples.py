@@ -57,6 +57,7 @@ def test_train_gpt_learns_within_its_budget(
     assert page.stat().st_size > 0 and page.name in printed.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_train_gpt_only_plans_for_a_named_target(capsys: pytest.CaptureFixture[str]) -> None:
     try:
         result = train_gpt.main(

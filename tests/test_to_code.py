@@ -164,6 +164,7 @@ def scanned(params: Any, x: jax.Array) -> jax.Array:
     return jnp.mean(x**2) + means.sum()
 
 
+@pytest.mark.slow
 def test_steps_of_a_scan_compile_as_they_do_with_the_library() -> None:
     args = jax.tree.map(lambda *leaves: jnp.stack(leaves), *mlp_args()[0]), mlp_args()[1]
     plan = jax_hremat.plan_remat(scanned, budget=0.7, **OPTIONS)(*args)
