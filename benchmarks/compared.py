@@ -139,7 +139,8 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         "to undercut. A free schedule drops and computes blocks in any order, which checkpoints "
         "cannot express: it is simulated, not compiled, and the plan in the row above is a nest "
         "near it. "
-        "Planning is for all three budgets, with an empty cache.",
+        "Planning is for all three budgets, with an empty cache; most of it was timed while other "
+        "programs ran on the machine, so these seconds are too high, some by several times.",
         "",
         command.where(found[0]),
     ]
