@@ -6,14 +6,12 @@ import csv
 import json
 from dataclasses import replace
 
-import jax
-import jax.numpy as jnp
 import pytest
 from choices_laws import EXACT, check_selection
 from drawing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_planner_strategies import best_s, chain_of, chains
+from test_planner_strategies import PARAMS, X, best_s, chain_of, chains, loss_fn
 from written_plans import written_plan
 
 import jax_hremat
@@ -168,16 +166,6 @@ def test_nests_and_their_parts_are_selections(again: list[set[int]]) -> None:
     chain = chain_of([1] * 8, [1] * 8, [1] * 8, effects=True)
     for selection in parts(chain, nearest_nest(again)):
         check_selection(chain, selection)
-
-
-def loss_fn(params: list[jax.Array], x: jax.Array) -> jax.Array:
-    for w in params:
-        x = x + jnp.tanh(jax.nn.gelu(x @ w) @ w.T)
-    return jnp.mean(x**2)
-
-
-PARAMS = [jax.random.normal(key, (8, 32)) / 8 for key in jax.random.split(jax.random.key(0), 5)]
-X = jax.random.normal(jax.random.key(1), (64, 8))
 
 
 @pytest.fixture(scope="module")

@@ -196,15 +196,19 @@ class Candidates:
                 return within()
             return fastest_with_reuse(chain, peak_bytes, results, within, self.context.predict)
 
-    def least_possible_step_s(self, chain: Chain, peak_bytes: int) -> float:
-        """A step time that no selection of the chain's options with a predicted peak of at most
-        `peak_bytes` is predicted to undercut, whichever of its blocks are groups or nests."""
+    def least_possible_step_s(self, peak_bytes: int) -> float:
+        """A step time that no selection of the strategy's options with a predicted peak of at most
+        `peak_bytes` is predicted to undercut, if its groups are those of the root program."""
+        chain, solver = self._of_strategy_with_nests, self.context.config.solver
         reused = all_reused(self.context.results, len(chain))
         with self._solving():
-            least_s = least_possible_s(
-                self.context.costs.with_nests(chain), peak_bytes, self.context.config.solver, reused
-            )
+            least_s = least_possible_s(chain, peak_bytes, solver, reused)
         return self.whole_step_s(least_s)
+
+    @functools.cached_property
+    def _of_strategy_with_nests(self) -> Chain:
+        assert self.of_strategy is not None, "only searches of a strategy ask"
+        return self.context.costs.with_nests(self.of_strategy[0])
 
     @contextlib.contextmanager
     def _solving(self) -> Iterator[None]:

@@ -60,11 +60,10 @@ def plan_for(candidates: Candidates, goal: Budget | Slowdown, terms: Terms) -> R
     search = search_for(candidates, budget_bytes - terms.headroom_bytes)
     best = search.fastest() or _of_least_peak(candidates, search, budget_bytes, terms, before_s)
     plan = _plan(candidates, best, budget_bytes, terms, before_s)
-    plan = replace(plan, free_schedule=search.free_schedule)
     bound_step_s = search.bound_step_s
-    if bound_step_s is None:
-        return plan
-    return replace(plan, bound_step_s=min(bound_step_s, plan.predicted_step_s))
+    if bound_step_s is not None:
+        bound_step_s = min(bound_step_s, plan.predicted_step_s)
+    return replace(plan, bound_step_s=bound_step_s, free_schedule=search.free_schedule)
 
 
 def frontier_plans(candidates: Candidates, num_points: int, terms: Terms) -> list[RematPlan]:

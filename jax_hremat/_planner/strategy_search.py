@@ -29,12 +29,13 @@ class StrategySearch:
 
     @property
     def bound_step_s(self) -> float | None:
-        """No selection of the strategy's options is predicted to make a faster step within the
-        limit, corrected as in `BudgetSearch`; None without a plan that fits."""
+        """No selection of the strategy's options, in groups of the root program, is predicted to
+        make a faster step within the limit, corrected as in `BudgetSearch`; None without a plan
+        that fits."""
         if not self._candidates.within(self._limit):
             return None
         limit = self._limit + self._candidates.excess_near(self._limit)
-        return self._candidates.least_possible_step_s(self._chain, limit)
+        return self._candidates.least_possible_step_s(limit)
 
     @property
     def free_schedule(self) -> FreeSchedule | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 from jax_hremat._cost.option import Option
 from jax_hremat._solve.column import Column
@@ -75,6 +77,27 @@ class Chain:
             for block, option in sorted(value.needed):
                 needs[block][option].append(v)
         return needs
+
+    def read_from_before(self, blocks: range) -> list[int]:
+        """The boundary values made before a group of these blocks and read in it."""
+        return [
+            v
+            for v, c in enumerate(self.boundary_values)
+            if c.producer < blocks.start and any(r in blocks for r in c.readers)
+        ]
+
+    def held_throughout(self, values: Iterable[int], blocks: range) -> tuple[tuple[int, int], ...]:
+        """What a group of these blocks holds if it holds some values from before it from its first
+        block on, in the form of `Column.holds`."""
+        lasts = {v: self.boundary_values[v].readers[-1] for v in values}
+        return tuple(sorted({(v, min(k, last)) for v, last in lasts.items() for k in blocks}))
+
+    def handing_on_peaks(self, blocks: range) -> tuple[int, ...]:
+        """The peak of each block's forward in a group of these blocks that keeps nothing, plus what
+        the group keeps of the blocks before."""
+        before = accumulate((self.shared_bytes[k] for k in blocks), initial=0)
+        pairs = zip(blocks, before, strict=False)
+        return tuple(self.handing_on_bytes[k] + kept_bytes for k, kept_bytes in pairs)
 
     def pending_cotangents(self, block: int) -> list[int]:
         """Bytes of each cotangent that waits during this block's backward: later blocks have

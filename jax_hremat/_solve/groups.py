@@ -187,12 +187,11 @@ class _GroupStart:
         self.read_bytes = [sum(chain.boundary_values[v].size_bytes for v in r) for r in self.read]
         # Bytes of constants that the first i blocks share with their recomputes, for each i.
         self.shared_bytes = [0, *accumulate(chain.shared_bytes[k] for k in self.blocks)]
-        # Peak of each block's forward, plus what the group keeps of the blocks before.
-        self.forward_bytes = [
-            chain.handing_on_bytes[k] + shared
-            for k, shared in zip(self.blocks, self.shared_bytes, strict=False)
+        self.forward_bytes = chain.handing_on_peaks(self.blocks)
+        # For each block: what a group ending there holds.
+        self.holds = [
+            chain.held_throughout(read, self.blocks[: i + 1]) for i, read in enumerate(self.read)
         ]
-        self.holds = [self._holds(i) for i in range(len(self.blocks))]
         self.ways = [self._ways(i, needs[k]) for i, k in enumerate(self.blocks)]
 
     def _ways(self, i: int, needs: list[list[int]]) -> list[_Way]:
@@ -217,15 +216,6 @@ class _GroupStart:
             for n, way in enumerate(ways)
             if not any(other.dominates(way, m < n) for m, other in enumerate(ways) if m != n)
         ]
-
-    def _holds(self, i: int) -> tuple[tuple[int, int], ...]:
-        """What a group of i + 1 blocks holds, in the form of `Column.holds`."""
-        held = {
-            (v, min(k, self.chain.boundary_values[v].readers[-1]))
-            for v in self.read[i]
-            for k in self.blocks[: i + 1]
-        }
-        return tuple(sorted(held))
 
     def least_added_ms(self, i: int) -> float:
         """The least time that the block at position i can add if another block follows."""
@@ -312,7 +302,7 @@ class _GroupSearch:
                 options=tuple(options),
                 added_ms=added_ms,
                 kept_bytes=self._at.shared_bytes[i + 1],
-                forward_bytes=tuple(self._at.forward_bytes[: i + 1]),
+                forward_bytes=self._at.forward_bytes[: i + 1],
                 backward_bytes=backward_bytes,
                 holds=self._at.holds[i],
             )

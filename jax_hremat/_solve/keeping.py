@@ -130,12 +130,7 @@ def _columns(
     """The columns of the groups that begin with block `first`, recompute their blocks in these
     options, and keep what the labels say."""
     blocks = range(first, first + len(options))
-    read = {
-        (v, min(k, value.readers[-1]))
-        for v, value in enumerate(chain.boundary_values)
-        if value.producer < first and any(r in blocks for r in value.readers)
-        for k in blocks
-    }
+    read = set(chain.held_throughout(chain.read_from_before(blocks), blocks))
     costs = [chain.options[k][o].cost for k, o in zip(blocks, options, strict=True)]
     own_bytes = [
         cost.backward_peak_bytes + chain.pending_cotangent_bytes(k)

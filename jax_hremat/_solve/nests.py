@@ -289,11 +289,7 @@ class _Maker:
             ending_s=0.0,
             kept_bytes=sum(chain.shared_bytes[k] for k in blocks),
             backward_bytes=label.backward_bytes,
-            needs=frozenset(
-                v
-                for v, c in enumerate(chain.boundary_values)
-                if c.producer < first and any(r in blocks for r in c.readers)
-            ),
+            needs=frozenset(chain.read_from_before(blocks)),
         )
 
     def few(self, ways: Iterable[_Way]) -> list[_Way]:
@@ -312,22 +308,15 @@ class _Maker:
         """A group as a column of the root program."""
         chain = self._chain
         blocks = range(way.first, way.last + 1)
-        before = 0
-        forward_bytes = []
-        for k in blocks:
-            forward_bytes.append(before + chain.handing_on_bytes[k])
-            before += chain.shared_bytes[k]
-        values = chain.boundary_values
-        holds = {(v, min(k, values[v].readers[-1])) for v in way.needs for k in blocks}
         return Column(
             first=way.first,
             last=way.last,
             options=way.options,
             added_ms=1e3 * way.added_s,
             kept_bytes=way.kept_bytes,
-            forward_bytes=tuple(forward_bytes),
+            forward_bytes=chain.handing_on_peaks(blocks),
             backward_bytes=way.backward_bytes,
-            holds=tuple(sorted(holds)),
+            holds=chain.held_throughout(way.needs, blocks),
             inner=way.groups[1:],
         )
 
