@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ def run(
     about: str | None,
     folder: str,
     page_name: str,
-    measure: Callable[[str, str, zoo.Size], Any],
+    measure: Callable[[str, str, zoo.Size], Any | Iterator[Any]],
     page: Callable[[str, Sequence[Mapping[str, Any]]], str],
     draw: Callable[[str, Mapping[str, Any], Path], None] | None = None,
 ) -> None:
@@ -30,7 +30,9 @@ def run(
         about: The benchmark's docstring, whose first line is the help's.
         folder: Where the files go, below the folder of data; `{}` stands for the target.
         page_name: The page's file, likewise, beside the folder of data.
-        measure: From a model's name, a target's and a size to the dataclass that is written.
+        measure: From a model's name, a target's and a size to the dataclass that is written, or to
+            an iterator of several, each of which replaces the one before, so that little is lost
+            when a long run is stopped.
         page: From the target's name and all files' contents to the page's text.
         draw: From the target's name and one file's contents to a picture beside that file.
     """
@@ -42,12 +44,13 @@ def run(
     parser.add_argument("--page", action="store_true", help="make the page from all data")
     options = parser.parse_args(argv)
     for model in options.models:
-        result = measure(model, options.target, options.size)
         path = options.out / folder.format(options.target) / f"{model}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(result), indent=1) + "\n")
-        # Over the line of progress.
-        print(f"\rwrote {path}".ljust(60))
+        measured = measure(model, options.target, options.size)
+        for result in measured if isinstance(measured, Iterator) else [measured]:
+            path.write_text(json.dumps(asdict(result), indent=1) + "\n")
+            # Over the line of progress.
+            print(f"\rwrote {path}".ljust(60))
     if options.page:
         found = read(options.out / folder.format(options.target))
         if not found:

@@ -9,7 +9,7 @@ that it has not; `--page` makes `docs/compared-<target>.md` and the pictures fro
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,32 +67,34 @@ class Compared(Setting):
     strategies: Sequence[Strategy | Mapping[str, Any]]
 
 
-def measure(name: str, target_name: str, size: zoo.Size = "full") -> Compared:
-    """Plan one model by every strategy of which its file says nothing."""
+def measure(name: str, target_name: str, size: zoo.Size = "full") -> Iterator[Compared]:
+    """Plan one model by every strategy of which its file says nothing, one after the other."""
     problem = zoo.make(name, size)
     path = command.DOCS / "data" / f"compared-{target_name}" / f"{name}.json"
     known = _known(path) if size == "full" else {}
-    found = jax_hremat.compare(
-        problem.loss_fn,
-        budgets=FRACTIONS,
-        strategies=[name for name in ALL_STRATEGIES if name not in known],
-        argnums=problem.argnums,
-        has_aux=problem.has_aux,
-        target=target_name,
-        config=jax_hremat.PlannerConfig(cache_dir=""),
-    )(*problem.args)
-    peak_bytes, step_s = found.no_remat
-    return Compared(
-        **setting_of(problem, target_name),
-        no_remat_peak_bytes=peak_bytes,
-        no_remat_step_s=step_s,
-        strategies=[
-            known[name] if name in known else _strategy(found, name) for name in ALL_STRATEGIES
-        ],
-    )
+    for strategy in ALL_STRATEGIES:
+        if strategy in known:
+            continue
+        found = jax_hremat.compare(
+            problem.loss_fn,
+            budgets=FRACTIONS,
+            strategies=[strategy],
+            argnums=problem.argnums,
+            has_aux=problem.has_aux,
+            target=target_name,
+            config=jax_hremat.PlannerConfig(cache_dir=""),
+        )(*problem.args)
+        known[strategy] = _strategy(found, strategy)
+        peak_bytes, step_s = found.no_remat
+        yield Compared(
+            **setting_of(problem, target_name),
+            no_remat_peak_bytes=peak_bytes,
+            no_remat_step_s=step_s,
+            strategies=[known[name] for name in ALL_STRATEGIES if name in known],
+        )
 
 
-def _known(path: Path) -> Mapping[str, Mapping[str, Any]]:
+def _known(path: Path) -> dict[str, Strategy | Mapping[str, Any]]:
     """The strategies of a file, by name; none if there is no such file."""
     if not path.exists():
         return {}

@@ -220,3 +220,13 @@ def test_plans_without_the_field_are_read() -> None:
     assert RematPlan.from_json(json.dumps(data)) == plan
     free = replace(plan, free_schedule=FreeSchedule(3 * MIB, 0.5, PROVEN))
     assert RematPlan.from_json(free.to_json()) == free
+
+
+def test_printing_a_plan_tells_its_free_schedule_apart() -> None:
+    plan = written_plan()
+    text = str(replace(plan, free_schedule=FreeSchedule(3 * MIB, 0.5, PROVEN)))
+    assert max(map(len, text.splitlines())) <= 80
+    (line,) = [line for line in text.splitlines() if line.lstrip().startswith("free schedule")]
+    assert "500 ms" in line
+    assert "not compiled" in " ".join(text.split())
+    assert "free schedule" not in str(plan)

@@ -76,6 +76,14 @@ def _summary(plan: RematPlan) -> Table:
             f"before the whole step was compiled; no plan of the options tried is predicted to "
             f"take less than {format_seconds(plan.bound_step_s)} within the budget",
         )
+    if plan.free_schedule is not None:
+        free = plan.free_schedule
+        table.add_row(
+            "free schedule",
+            format_seconds(free.step_s),
+            f"with a peak of {format_bytes(free.peak_bytes)}, simulated, not compiled: the "
+            "strategy's own schedule, which checkpoints cannot express; the plan is a nest near it",
+        )
     if plan.own_checkpoints:
         count = sum(checkpoint.count for checkpoint in plan.own_checkpoints)
         table.add_row("own checkpoints", str(count), Text(own_words(plan)))
