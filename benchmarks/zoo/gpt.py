@@ -205,3 +205,13 @@ register(
         "tiny": {**_TINY, "layers": 4},
     },
 )
+# As deep, with layers of a usual width and few tokens.
+register(
+    "gpt2-96-wide",
+    gpt_problem,
+    {
+        "full": dict(layers=96, width=768, heads=12, context=512, vocab=50257, batch=2),
+        "small": {**_SMALL, "layers": 16},
+        "tiny": {**_TINY, "layers": 4},
+    },
+)
