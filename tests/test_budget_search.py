@@ -7,14 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_hremat import PlannerConfig, SearchConfig
+from jax_hremat import PlannerConfig, SearchConfig, partition_by_score
+from jax_hremat._emit.emit import emit
 from jax_hremat._emit.step import own_step
 from jax_hremat._planner.budget_search import BudgetSearch
-from jax_hremat._planner.candidates import Candidate, Candidates
+from jax_hremat._planner.candidates import NO_SOLVE, Candidate, Candidates
 from jax_hremat._planner.context import PlanningContext, prepare
+from jax_hremat._solve.chain import Selection
+from jax_hremat._solve.regions import Barriers, selection_region
 from jax_hremat._trace.trace import trace_loss
 from jax_hremat._xla.target import get_target
 
@@ -71,6 +75,15 @@ def test_a_plan_that_misses_is_compiled_with_a_barrier_at_the_loss(
     best = BudgetSearch(found, limit).search()
     assert best is not None and best.peak_bytes <= limit
     assert _is_barrier_at_the_loss(best)
+    # The next search has no plan without these barriers compiled.
+    assert found.needed_barriers is Barriers.PLAIN_TOO
+    before = set(found._found)
+    assert BudgetSearch(found, int(0.9 * limit)).search() is not None
+    new = [
+        c for root, c in found._found.items() if root not in before and c.outcome is not NO_SOLVE
+    ]
+    assert new
+    assert {c.barriers for c in new} == {Barriers.PLAIN_TOO}
 
 
 def test_a_barrier_that_lowers_no_peak_is_left_out(context: PlanningContext) -> None:
@@ -78,6 +91,62 @@ def test_a_barrier_that_lowers_no_peak_is_left_out(context: PlanningContext) -> 
     best = BudgetSearch(Candidates(context, lambda *_: None), limit).search()
     assert best is not None and best.peak_bytes <= limit
     assert not _is_barrier_at_the_loss(best)
+
+
+def u_shaped(params: Sequence[jax.Array], x: jax.Array) -> jax.Array:
+    """Layers down and up again, each of the latter with a skip connection to one of the former."""
+    skips = []
+    for w in params[:3]:
+        skips.append(x)
+        x = jnp.tanh(x @ w) @ w.T
+    for w, skip in zip(params[3:], skips[::-1], strict=True):
+        x = jnp.tanh(jnp.concatenate([x, skip], 1) @ w)
+    return (x * x).mean()
+
+
+def test_plain_blocks_with_a_skip_connection_can_have_barriers() -> None:
+    down = [jax.ShapeDtypeStruct((8, 32), np.float32)] * 3
+    up = [jax.ShapeDtypeStruct((16, 8), np.float32)] * 3
+    args = ([*down, *up], jax.ShapeDtypeStruct((256, 8), "f4"))
+    program = trace_loss(u_shaped, args, {})
+    config = replace(CONFIG, partitioner=partition_by_score)
+    costs = prepare(own_step(program), get_target("cpu"), config, 0.0, lambda *_: None).costs
+    chain = costs.chain(0, lambda o: (o.plain, o.checkpointed))
+    skips = {v.readers[-1] for v in chain.boundary_values if v.readers[-1] > v.producer + 1}
+    last = len(chain) - 1
+    assert skips - {last}
+    plain = Selection((0,) * len(chain))
+    for barriers, expected in (
+        (Barriers.NONE, set()),
+        (Barriers.CHECKPOINTED, set()),
+        (Barriers.PLAIN_TOO, skips | {last}),
+    ):
+        root = selection_region(costs.graph, chain, plain, barriers)
+        assert {chain.starts.index(r.start) for r in root.children} == expected
+        assert all(r.barrier and not r.checkpointed for r in root.children)
+    # A checkpointed block has a barrier of its own, and a group one for all of its blocks.
+    first, *_ = sorted(skips)
+    alone = Selection(tuple(int(k == first) for k in range(len(chain))))
+    root = selection_region(costs.graph, chain, alone, Barriers.PLAIN_TOO)
+    (checkpointed,) = [r for r in root.children if r.start == chain.starts[first]]
+    assert checkpointed.checkpointed
+    assert checkpointed.barrier
+    group = replace(plain, groups=((first, last - 1),))
+    root = selection_region(costs.graph, chain, group, Barriers.PLAIN_TOO)
+    assert [r.checkpointed for r in root.children] == [True, False]
+    assert not root.children[0].children
+
+    keys = jax.random.split(jax.random.key(0), 7)
+    values = [jax.random.normal(k, s.shape) for k, s in zip(keys, [*args[0], args[1]], strict=True)]
+    params, x = values[:6], values[6]
+    root = selection_region(costs.graph, chain, plain, Barriers.PLAIN_TOO)
+    emitted = emit(program, root)
+    for found, wanted in zip(
+        jax.tree.leaves(jax.jit(jax.value_and_grad(emitted))(params, x)),
+        jax.tree.leaves(jax.jit(jax.value_and_grad(u_shaped))(params, x)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)
 
 
 class Larger(Candidates):

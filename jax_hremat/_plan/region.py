@@ -96,10 +96,12 @@ class Region:
         )
 
     def without_barriers(self) -> Region:
-        """The same region without any cotangent barriers."""
-        return replace(
-            self, barrier=False, children=tuple(c.without_barriers() for c in self.children)
-        )
+        """The same region without any cotangent barriers, and without the plain regions inside that
+        are there for a barrier alone."""
+        children: list[Region] = []
+        for child in (c.without_barriers() for c in self.children):
+            children += [child] if child.checkpointed or child.bodies else child.children
+        return replace(self, barrier=False, children=tuple(children))
 
     @property
     def bodies(self) -> tuple[Region, ...]:

@@ -17,10 +17,8 @@ _MARGIN = 0.0025
 # A plan misses widely if its compiled peak exceeds the limit by more than this part of the limit.
 _WIDE_MISS = 0.1
 # A plan that exceeds the limit by more than this part of it, more than predictions usually err, is
-# compiled with a barrier at the loss as well.
+# compiled with barriers at plain blocks as well.
 _DELAYED = 0.02
-# That barrier, which takes time, is used for the next plans too if it lowers a peak by this part.
-_WORTH_A_BARRIER = 0.01
 # Also compile a standard plan if its predicted peak, corrected by the worst overestimate seen, is
 # at most this many times the limit.
 _TOLERANCE = 1.25
@@ -46,7 +44,7 @@ class BudgetSearch:
         self._solver = solver or candidates.context.config.solver
         self._max_rounds = candidates.context.config.max_rounds
         self._bound_step_s: float | None = None
-        self._barriers = Barriers.CHECKPOINTED
+        self._barriers = candidates.needed_barriers
         self._may_be_delayed = True
         self._missed = False
         self._undecided = False
@@ -126,7 +124,7 @@ class BudgetSearch:
                 chain, schedule.selection, schedule.outcome, self._barriers
             )
             if self._may_be_delayed and candidate.peak_bytes > (1 + _DELAYED) * self._limit:
-                candidate = self._behind_the_loss(candidate)
+                candidate = self._with_plain_barriers(candidate)
             excess = candidate.peak_bytes - self._limit
             if excess > 0:
                 self._missed = True
@@ -162,13 +160,13 @@ class BudgetSearch:
                 if self._misses_widely(candidate) and prediction.peak_bytes <= self._limit:
                     self._with_barriers(candidate, Barriers.CHECKPOINTED)
 
-    def _behind_the_loss(self, candidate: Candidate) -> Candidate:
-        """The same plan with a barrier at the loss as well, if that lowers its peak. If it lowers
-        it by much, the next plans of this search have one too; if not, none of them is tried with
-        one."""
-        behind = self._with_barriers(candidate, Barriers.LOSS_TOO)
-        if behind.peak_bytes <= (1 - _WORTH_A_BARRIER) * candidate.peak_bytes:
-            self._barriers = Barriers.LOSS_TOO
+    def _with_plain_barriers(self, candidate: Candidate) -> Candidate:
+        """The same plan with barriers at plain blocks as well, if that lowers its peak. If it
+        lowers it by much, the next plans have them too; if not, none of this search is tried with
+        them."""
+        behind = self._with_barriers(candidate, Barriers.PLAIN_TOO)
+        if behind.is_worth_its_barriers(candidate):
+            self._barriers = Barriers.PLAIN_TOO
         elif behind.root != candidate.root:
             self._may_be_delayed = False
         return min(candidate, behind, key=lambda c: c.peak_bytes)

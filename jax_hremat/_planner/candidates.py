@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jax_hremat._plan.fingerprint import Fingerprint
@@ -33,6 +33,10 @@ from jax_hremat._xla.certify import CompiledStep
 # scheduler has delayed part of a backward.
 _PUT_OFF = 0.1
 
+# Barriers, which take time, are used for further plans if they lower a peak by this part, and tried
+# at plain blocks only for cotangents of at least this part of the peak without rematerialization.
+_WORTH_A_BARRIER = 0.01
+
 NO_SOLVE = Outcome(Status.NOT_SOLVED, 0.0, 0.0, 0.0)
 
 
@@ -43,6 +47,7 @@ class Candidate:
     chain: Chain
     selection: Selection
     root: Region
+    barriers: Barriers
     prediction: Prediction
     step: CompiledStep
     outcome: Outcome
@@ -56,6 +61,10 @@ class Candidate:
     def step_s(self) -> float:
         """The estimated time of the compiled step."""
         return self.step.step_s
+
+    def is_worth_its_barriers(self, other: Candidate) -> bool:
+        """Whether the peak is lower than that of a plan with fewer barriers by enough."""
+        return self.peak_bytes <= (1 - _WORTH_A_BARRIER) * other.peak_bytes
 
 
 class Candidates:
@@ -134,15 +143,35 @@ class Candidates:
     def excess_near(self, peak_bytes: int) -> int:
         """Bytes by which the prediction is too high for the plan whose compiled peak is nearest.
 
-        Plans part of whose backward the compiler delayed are ignored.
+        Plans part of whose backward the compiler delayed are ignored: those far above their
+        prediction, and those that are lower with more barriers.
         """
         close = [
-            c
-            for c in self._found.values()
-            if c.peak_bytes <= (1 + _PUT_OFF) * c.prediction.peak_bytes
+            min(alike, key=lambda c: (c.peak_bytes, c.step_s)) for alike in self._but_for_barriers()
         ]
+        close = [c for c in close if c.peak_bytes <= (1 + _PUT_OFF) * c.prediction.peak_bytes]
         nearest = min(close, key=lambda c: (abs(c.peak_bytes - peak_bytes), c.step_s))
         return nearest.prediction.peak_bytes - nearest.peak_bytes
+
+    @property
+    def needed_barriers(self) -> Barriers:
+        """The barriers with which new plans are compiled: those of plain blocks too, once they were
+        seen to lower a plan's peak."""
+        for alike in self._but_for_barriers():
+            least = min(alike, key=lambda c: c.peak_bytes)
+            others = [c for c in alike if c.barriers is Barriers.CHECKPOINTED]
+            if least.barriers is Barriers.PLAIN_TOO and any(
+                map(least.is_worth_its_barriers, others)
+            ):
+                return Barriers.PLAIN_TOO
+        return Barriers.CHECKPOINTED
+
+    def _but_for_barriers(self) -> Iterable[Sequence[Candidate]]:
+        """The plans, those together that differ in barriers alone."""
+        found: dict[Region, list[Candidate]] = {}
+        for root, candidate in self._found.items():
+            found.setdefault(root.without_barriers(), []).append(candidate)
+        return found.values()
 
     def step_s(self, prediction: Prediction) -> float:
         """A predicted time as a time of the whole step."""
@@ -166,13 +195,16 @@ class Candidates:
         barriers: Barriers = Barriers.CHECKPOINTED,
     ) -> Candidate:
         """The plan of a selection, compiled unless it already was."""
-        root = selection_region(self.context.costs.graph, chain, selection, barriers)
+        waiting_bytes = int(_WORTH_A_BARRIER * self.context.baseline.memory.peak_bytes)
+        root = selection_region(self.context.costs.graph, chain, selection, barriers, waiting_bytes)
         if root not in self._found:
             self._progress("whole steps compiled", self.num_compiled, 0)
             with timed(self._timings_s, "certify"):
                 step = self.context.compile_step(root)
             prediction = self.context.predict(chain, selection)
-            self._found[root] = Candidate(chain, selection, root, prediction, step, outcome)
+            self._found[root] = Candidate(
+                chain, selection, root, barriers, prediction, step, outcome
+            )
         return self._found[root]
 
     def solve(

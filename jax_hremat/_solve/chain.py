@@ -108,6 +108,15 @@ class Chain:
             if c.active and c.producer < block and c.readers[-1] > block
         ]
 
+    def made_to_wait_bytes(self, block: int) -> int:
+        """Bytes of the cotangents that this block's backward is the first to contribute to, and
+        that wait while those of other blocks run."""
+        return sum(
+            c.size_bytes
+            for c in self.boundary_values
+            if c.active and c.readers[-1] == block and c.producer + 1 < block
+        )
+
     def pending_cotangent_bytes(self, block: int) -> int:
         """Sum of the bytes of the pending cotangents."""
         return sum(self.pending_cotangents(block))

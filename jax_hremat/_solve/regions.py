@@ -18,19 +18,32 @@ class Barriers(Enum):
     Attributes:
         NONE: No region, as in a function with `jax.checkpoint` written by hand.
         CHECKPOINTED: The checkpointed regions part of whose backward the compiler could delay.
-        LOSS_TOO: The plain block at the loss as well, so that its backward ends before any other
-            begins.
+        PLAIN_TOO: Likewise the plain blocks in no group that make many cotangents wait, and
+            that at the loss in any case, so that its backward ends before any other begins.
     """
 
     NONE = "none"
     CHECKPOINTED = "checkpointed"
-    LOSS_TOO = "loss too"
+    PLAIN_TOO = "plain too"
 
 
 def selection_region(
-    graph: Graph, chain: Chain, selection: Selection, barriers: Barriers = Barriers.CHECKPOINTED
+    graph: Graph,
+    chain: Chain,
+    selection: Selection,
+    barriers: Barriers = Barriers.CHECKPOINTED,
+    waiting_bytes: int = 1,
 ) -> Region:
-    """The region tree of a selection over the whole program."""
+    """The region tree of a selection over the whole program.
+
+    Args:
+        graph: The program's graph.
+        chain: Its blocks and their options.
+        selection: The selection.
+        barriers: Which regions are behind a cotangent barrier.
+        waiting_bytes: For `Barriers.PLAIN_TOO`: a plain block has a barrier only if cotangents of
+            at least so many bytes, made in its backward, wait for those of earlier blocks.
+    """
     modes = [
         chain.options[b][o].region.shifted(chain.starts[b]) for b, o in enumerate(selection.options)
     ]
@@ -39,8 +52,18 @@ def selection_region(
         b: chain.options[b][o].region.shifted(chain.starts[b]).saved for b, o in selection.keeps
     }
 
-    def flat(mode: Region) -> tuple[Region, ...]:
-        return (mode,) if mode.checkpointed else mode.children
+    last_block = len(modes) - 1
+
+    def of_block(block: int, *, in_group: bool) -> tuple[Region, ...]:
+        mode = modes[block]
+        if mode.checkpointed:
+            return (mode,)
+        behind = (
+            barriers is Barriers.PLAIN_TOO
+            and not in_group
+            and (block == last_block or chain.made_to_wait_bytes(block) >= waiting_bytes)
+        )
+        return (replace(mode, barrier=True),) if behind else mode.children
 
     def regions(
         first: int, last: int, groups: Sequence[Group], *, outermost: bool = True
@@ -51,7 +74,7 @@ def selection_region(
         while block <= last:
             group = next((g for g in groups if g[0] == block), None)
             if group is None:
-                found += flat(modes[block])
+                found += of_block(block, in_group=not outermost)
                 block += 1
                 continue
             own = [g for g in groups if group[0] <= g[0] <= group[1] and g != group]
@@ -66,10 +89,6 @@ def selection_region(
             block = group[1] + 1
         return tuple(found)
 
-    last = len(modes) - 1
-    children = regions(0, last, selection.groups)
-    alone = all(group[1] != last for group in selection.groups)
-    if barriers is Barriers.LOSS_TOO and alone and not modes[last].checkpointed:
-        children = (*regions(0, last - 1, selection.groups), replace(modes[last], barrier=True))
+    children = regions(0, last_block, selection.groups)
     root = Region(0, len(graph.operations), children=children)
     return root.without_barriers() if barriers is Barriers.NONE else root
