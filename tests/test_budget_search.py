@@ -75,15 +75,43 @@ def test_a_plan_that_misses_is_compiled_with_a_barrier_at_the_loss(
     best = BudgetSearch(found, limit).search()
     assert best is not None and best.peak_bytes <= limit
     assert _is_barrier_at_the_loss(best)
-    # The next search has no plan without these barriers compiled.
+    # The next search begins with these barriers; its best plan is compiled without them as well.
     assert found.needed_barriers is Barriers.PLAIN_TOO
     before = set(found._found)
-    assert BudgetSearch(found, int(0.9 * limit)).search() is not None
+    second = BudgetSearch(found, int(0.9 * limit)).search()
+    assert second is not None
     new = [
         c for root, c in found._found.items() if root not in before and c.outcome is not NO_SOLVE
     ]
-    assert new
-    assert {c.barriers for c in new} == {Barriers.PLAIN_TOO}
+    assert new[0].barriers is Barriers.PLAIN_TOO
+    without = [c for c in new if c.barriers is Barriers.CHECKPOINTED]
+    assert {c.selection for c in without} <= {second.selection}
+
+
+class Idle(Candidates):
+    """Compiled plans that take less time without barriers at plain blocks, and as much memory; it
+    is said that these were needed before."""
+
+    @property
+    def needed_barriers(self) -> Barriers:
+        return Barriers.PLAIN_TOO
+
+    def add(self, *given: Any, **options: Any) -> Candidate:
+        candidate = super().add(*given, **options)
+        if candidate.barriers is Barriers.PLAIN_TOO:
+            slower = replace(candidate.step, step_s=1.1 * candidate.step.step_s)
+            self._found[candidate.root] = replace(candidate, step=slower)
+        return self._found[candidate.root]
+
+
+def test_a_plan_that_does_not_need_its_barriers_loses_them(context: PlanningContext) -> None:
+    limit = int(0.8 * context.baseline.memory.peak_bytes)
+    found = Idle(context, lambda *_: None)
+    best = BudgetSearch(found, limit).search()
+    assert best is not None and best.peak_bytes <= limit
+    assert best.barriers is not Barriers.PLAIN_TOO
+    (same,) = [alike for alike in found._but_for_barriers() if best in alike]
+    assert Barriers.PLAIN_TOO in {c.barriers for c in same}
 
 
 def test_a_barrier_that_lowers_no_peak_is_left_out(context: PlanningContext) -> None:

@@ -92,6 +92,10 @@ class BudgetSearch:
         self._solve_rounds(self._candidates.chain)
         if self._missed:
             self._solve_rounds(self._candidates.simple)
+        best = self._best()
+        if best is not None and best.barriers is Barriers.PLAIN_TOO:
+            # What another plan needed, this one may do without.
+            self._with_barriers(best, Barriers.CHECKPOINTED)
         self._try_standard(_TOLERANCE)
         if self._best() is None:
             # Predictions are worst near the least peak, so the plan of least peak may still fit.
