@@ -245,9 +245,10 @@ def _where_not_the_fastest(found: Sequence[Mapping[str, Any]]) -> list[str]:
                 if fraction in with_both:
                     both = with_both[fraction]
                     left = (both["step_s"] - its["step_s"]) / base_s
+                    word = "slower" if left > 0 else "faster"
                     case += (
-                        f"; `tree` with both partitioners takes {mib(both['peak_bytes'])} MiB and "
-                        f"{left:+.2%} of its time"
+                        f"; `tree` with both partitioners is {abs(left):.2%} {word} than "
+                        f"that, in {mib(both['peak_bytes'])} MiB"
                     )
                 cases.append(case)
     return [
