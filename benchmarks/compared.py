@@ -72,7 +72,7 @@ class Compared(Setting):
     no_remat_peak_bytes: int
     no_remat_step_s: float
     strategies: Sequence[Mapping[str, Any]]
-    with_both: Sequence[Point]
+    with_both: Sequence[Mapping[str, Any]]
 
 
 def measure(name: str, target_name: str, size: zoo.Size = "full") -> Iterator[Compared]:
@@ -81,7 +81,9 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Iterator[Co
     """
     problem = zoo.make(name, size)
     path = command.DOCS / "data" / f"compared-{target_name}" / f"{name}.json"
-    known = _known(path) if size == "full" else {}
+    before = json.loads(path.read_text()) if size == "full" and path.exists() else {}
+    known = {one["name"]: one for one in before.get("strategies", ())}
+    with_both = {point["fraction"]: point for point in before.get("with_both", ())}
 
     def compared(budgets: Sequence[float], strategy: str, **config: Any) -> jax_hremat.Comparison:
         return jax_hremat.compare(
@@ -94,25 +96,25 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Iterator[Co
             config=jax_hremat.PlannerConfig(cache_dir="", **config),
         )(*problem.args)
 
-    def result(no_remat: tuple[int, float], with_both: Sequence[Point] = ()) -> Compared:
+    def result(no_remat: tuple[int, float]) -> Compared:
         return Compared(
             **setting_of(problem, target_name),
             no_remat_peak_bytes=no_remat[0],
             no_remat_step_s=no_remat[1],
             strategies=[known[name] for name in ALL_STRATEGIES if name in known],
-            with_both=with_both,
+            with_both=[with_both[fraction] for fraction in FRACTIONS if fraction in with_both],
         )
 
     for strategy in ALL_STRATEGIES:
         if strategy not in known:
             found = compared(FRACTIONS, strategy)
-            known[strategy] = asdict(_strategy(found, strategy))
+            known[strategy] = asdict(_strategy(found))
             yield result(found.no_remat)
-    with_both: list[Point] = []
-    for fraction in _beaten_by_other_blocks(*known.values()):
-        found = compared([fraction], ALL_STRATEGIES[0], partitioner=_PARTITIONERS)
-        with_both.append(_point(fraction, found.found[0]))
-        yield result(found.no_remat, with_both)
+    for fraction in _beaten_by_other_blocks(*(known[name] for name in ALL_STRATEGIES)):
+        if fraction not in with_both:
+            found = compared([fraction], ALL_STRATEGIES[0], partitioner=_PARTITIONERS)
+            with_both[fraction] = asdict(_point(fraction, found.found[0]))
+            yield result(found.no_remat)
 
 
 def _beaten_by_other_blocks(own: Mapping[str, Any], *others: Mapping[str, Any]) -> list[float]:
@@ -131,17 +133,10 @@ def _beaten_by_other_blocks(own: Mapping[str, Any], *others: Mapping[str, Any]) 
     ]
 
 
-def _known(path: Path) -> dict[str, Mapping[str, Any]]:
-    """The strategies of a file, by name; none if there is no such file."""
-    if not path.exists():
-        return {}
-    return {one["name"]: one for one in json.loads(path.read_text())["strategies"]}
-
-
-def _strategy(found: jax_hremat.Comparison, name: str) -> Strategy:
-    """The only strategy of a comparison, under a name of its own."""
+def _strategy(found: jax_hremat.Comparison) -> Strategy:
+    """The only strategy of a comparison."""
     own = found.found
-    (planning_s,) = found.planning_s.values()
+    ((name, planning_s),) = found.planning_s.items()
     return Strategy(
         name=name,
         planning_s=planning_s,

@@ -19,7 +19,7 @@ from typing import Any, get_args
 
 import jax_hremat
 from benchmarks import command, zoo
-from benchmarks.measured import Setting, mib, ms, say, setting_of
+from benchmarks.measured import Setting, mib, ms, planner_of, setting_of
 from jax_hremat._planner.context import Effort
 
 # The budget, as a part of the no-remat peak.
@@ -75,15 +75,8 @@ def _planned(
     problem: zoo.Problem, target: str, effort: Effort
 ) -> tuple[Trial, jax_hremat.RematPlan]:
     with tempfile.TemporaryDirectory() as folder:
-        plan = jax_hremat.plan_remat(
-            problem.loss_fn,
-            budget=BUDGET,
-            argnums=problem.argnums,
-            has_aux=problem.has_aux,
-            target=target,
-            config=replace(jax_hremat.PlannerConfig.of_effort(effort), cache_dir=folder),
-            progress=say,
-        )
+        config = replace(jax_hremat.PlannerConfig.of_effort(effort), cache_dir=folder)
+        plan = planner_of(problem, target, BUDGET, config)
         start_s = time.perf_counter()
         found = plan(*problem.args)
         cold_s = time.perf_counter() - start_s

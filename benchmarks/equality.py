@@ -23,6 +23,7 @@ import numpy as np
 
 import jax_hremat
 from benchmarks import zoo
+from benchmarks.measured import planner_of
 from jax_hremat._plan.region import Region
 from jax_hremat._trace.graph import build_graph
 from jax_hremat._trace.trace import Program, trace_loss
@@ -239,14 +240,7 @@ def _plan(
     target = replace(cpu, compiler_options={**cpu.compiler_options, **_QUICK})
 
     def plan(amount: float | int) -> jax_hremat.RematPlan:
-        return jax_hremat.plan_remat(
-            problem.loss_fn,
-            budget=amount,
-            argnums=problem.argnums,
-            has_aux=problem.has_aux,
-            target=target,
-            config=LIGHT,
-        )(*args)
+        return planner_of(problem, target, amount, LIGHT)(*args)
 
     try:
         return plan(budget), True

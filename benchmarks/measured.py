@@ -171,6 +171,24 @@ def row_of(label: str, plan: RematPlan) -> Row:
     )
 
 
+def planner_of(
+    problem: zoo.Problem,
+    target: str | jax_hremat.Target,
+    budget: float | int,
+    config: jax_hremat.PlannerConfig,
+) -> Callable[..., RematPlan]:
+    """`plan_remat` for a model's loss."""
+    return jax_hremat.plan_remat(
+        problem.loss_fn,
+        budget=budget,
+        argnums=problem.argnums,
+        has_aux=problem.has_aux,
+        target=target,
+        config=config,
+        progress=say,
+    )
+
+
 def traced(problem: zoo.Problem) -> Program:
     """The program of a model's loss."""
     return trace_loss(

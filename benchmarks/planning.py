@@ -21,7 +21,7 @@ import jax
 
 import jax_hremat
 from benchmarks import command, zoo
-from benchmarks.measured import Pieces, hand_row, pieces_of, say, traced
+from benchmarks.measured import Pieces, hand_row, pieces_of, planner_of, say, traced
 from jax_hremat._emit.step import own_step
 from jax_hremat._planner.context import priced, uniform
 from jax_hremat._solve.prediction import predict
@@ -73,15 +73,7 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Planning:
     start_s = time.perf_counter()
     hand_row(name, size, "block", target)
     hand_s = time.perf_counter() - start_s
-    planned = jax_hremat.plan_remat(
-        problem.loss_fn,
-        budget=WHOLE,
-        argnums=problem.argnums,
-        has_aux=problem.has_aux,
-        target=target,
-        config=CONFIG,
-        progress=say,
-    )
+    planned = planner_of(problem, target, WHOLE, CONFIG)
     start_s = time.perf_counter()
     plan = planned(*problem.args)
     plan_s = time.perf_counter() - start_s

@@ -1,4 +1,4 @@
-"""The search for one budget, where the compiler delays the part of the backward at the loss."""
+"""The search for one budget, where the compiler delays parts of the backward."""
 
 from __future__ import annotations
 
