@@ -19,11 +19,9 @@ _WIDE_MISS = 0.1
 # A plan that exceeds the limit by more than this part of it, more than predictions usually err, is
 # compiled with barriers at plain blocks as well.
 _DELAYED = 0.02
-# Also compile a standard plan if its predicted peak, corrected by the worst overestimate seen, is
-# at most this many times the limit.
+# Also compile a standard plan if what it is expected to add to the bytes that no plan changes is at
+# most this many times what the limit leaves for it.
 _TOLERANCE = 1.25
-# The same factor if no other plan fits.
-_LAST_TOLERANCE = 1.5
 # If a plan already fits, a standard plan is compiled only if its predicted time is below this many
 # times that of the best plan.
 _TIME_TOLERANCE = 1.005
@@ -57,9 +55,6 @@ class BudgetSearch:
                 none.
         """
         best = self.search()
-        if best is None:
-            self._try_standard(_LAST_TOLERANCE)
-            best = self._best()
         if best is None and self._undecided:
             raise undecided(self._solver)
         return best
@@ -96,7 +91,7 @@ class BudgetSearch:
         if best is not None and best.barriers is Barriers.PLAIN_TOO:
             # What another plan needed, this one may do without.
             self._with_barriers(best, Barriers.CHECKPOINTED)
-        self._try_standard(_TOLERANCE)
+        self._try_standard()
         if self._best() is None:
             # Predictions are worst near the least peak, so the plan of least peak may still fit.
             _ = self._candidates.lowest
@@ -149,15 +144,15 @@ class BudgetSearch:
                     break
                 limit = min(promise.peak_bytes - excess, missed_at - 1)
 
-    def _try_standard(self, tolerance: float) -> None:
+    def _try_standard(self) -> None:
         """Compile the standard plans that may fit and be faster, without barriers, as a user would
         write them."""
+        fixed_bytes = self._candidates.context.fixed_bytes
+        tolerated_bytes = fixed_bytes + _TOLERANCE * (self._limit - fixed_bytes)
         for chain, selection, prediction in self._candidates.standard:
             best = self._best()
-            # Would the plan fit if its peak were overestimated as much as the worst one seen?
-            tolerated_bytes = tolerance * self._candidates.overestimate * self._limit
             step_s = self._candidates.step_s(prediction)
-            if prediction.peak_bytes <= tolerated_bytes and (
+            if self._candidates.expected_peak_bytes(prediction) <= tolerated_bytes and (
                 best is None or step_s < _TIME_TOLERANCE * best.step_s
             ):
                 candidate = self._candidates.add(chain, selection, NO_SOLVE, Barriers.NONE)

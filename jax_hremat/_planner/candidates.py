@@ -7,6 +7,8 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from jax_hremat._plan.fingerprint import Fingerprint
 from jax_hremat._plan.region import Region
 from jax_hremat._planner.context import PlanningContext, timed, uniform
@@ -134,11 +136,22 @@ class Candidates:
         """The plan of least compiled peak; of equal ones the fastest."""
         return min(self._found.values(), key=lambda c: (c.peak_bytes, c.step_s))
 
-    @property
-    def overestimate(self) -> float:
-        """The worst ratio of a predicted to a compiled peak so far, at least 1."""
-        ratios = (c.prediction.peak_bytes / c.peak_bytes for c in self._found.values())
-        return max(1.0, *ratios)
+    def expected_peak_bytes(self, prediction: Prediction) -> float:
+        """The compiled peak to expect of a plan not compiled yet: straight lines between the plans
+        compiled so far, by predicted peak, from the bytes that no plan changes on.
+
+        A plan predicted lower than another but compiled higher is counted as high as the other, for
+        the compiler delayed part of its backward.
+        """
+        fixed_bytes = self.context.fixed_bytes
+        least = {fixed_bytes: fixed_bytes}
+        for c in self._found.values():
+            predicted_bytes = c.prediction.peak_bytes
+            least[predicted_bytes] = min(c.peak_bytes, least.get(predicted_bytes, c.peak_bytes))
+        predicted = sorted(least)
+        from_the_largest = [least[predicted_bytes] for predicted_bytes in reversed(predicted)]
+        compiled = np.minimum.accumulate(from_the_largest)[::-1]
+        return float(np.interp(prediction.peak_bytes, predicted, compiled))
 
     def excess_near(self, peak_bytes: int) -> int:
         """Bytes by which the prediction is too high for the plan whose compiled peak is nearest.
@@ -255,8 +268,10 @@ class Candidates:
 
     @functools.cached_property
     def standard(self) -> list[tuple[Chain, Selection, Prediction]]:
-        """The plans that a user could write by hand, with their predicted costs."""
-        return [(*plan, self.context.predict(*plan)) for plan in self.context.standard_plans()]
+        """The plans that a user could write by hand, with their predicted costs, those of the
+        lowest predicted peak first."""
+        plans = [(*plan, self.context.predict(*plan)) for plan in self.context.standard_plans()]
+        return sorted(plans, key=lambda plan: plan[2].peak_bytes)
 
     @functools.cached_property
     def lowest(self) -> list[Candidate]:
