@@ -14,12 +14,14 @@ import pytest
 from jax_hremat import PlannerConfig, SearchConfig, partition_by_score
 from jax_hremat._emit.emit import emit
 from jax_hremat._emit.step import own_step
+from jax_hremat._plan.region import Region
 from jax_hremat._planner.budget_search import BudgetSearch
 from jax_hremat._planner.candidates import NO_SOLVE, Candidate, Candidates
 from jax_hremat._planner.context import PlanningContext, prepare
 from jax_hremat._solve.chain import Selection
 from jax_hremat._solve.regions import Barriers, selection_region
 from jax_hremat._trace.trace import trace_loss
+from jax_hremat._xla.compile import MemoryStats
 from jax_hremat._xla.target import get_target
 
 CONFIG = PlannerConfig(
@@ -76,7 +78,7 @@ def test_a_plan_that_misses_is_compiled_with_a_barrier_at_the_loss(
     assert best is not None and best.peak_bytes <= limit
     assert _is_barrier_at_the_loss(best)
     # The next search begins with these barriers; its best plan is compiled without them as well.
-    assert found.needed_barriers is Barriers.PLAIN_TOO
+    assert found.needed_barriers(int(0.9 * limit)) is Barriers.PLAIN_TOO
     before = set(found._found)
     second = BudgetSearch(found, int(0.9 * limit)).search()
     assert second is not None
@@ -92,8 +94,7 @@ class Idle(Candidates):
     """Compiled plans that take less time without barriers at plain blocks, and as much memory; it
     is said that these were needed before."""
 
-    @property
-    def needed_barriers(self) -> Barriers:
+    def needed_barriers(self, peak_bytes: int) -> Barriers:
         return Barriers.PLAIN_TOO
 
     def add(self, *given: Any, **options: Any) -> Candidate:
@@ -102,6 +103,27 @@ class Idle(Candidates):
             slower = replace(candidate.step, step_s=1.1 * candidate.step.step_s)
             self._found[candidate.root] = replace(candidate, step=slower)
         return self._found[candidate.root]
+
+
+def test_barriers_are_tried_first_where_the_nearest_plan_needed_them(
+    context: PlanningContext,
+) -> None:
+    found = Candidates(context, lambda *_: None)
+    assert found.needed_barriers(0) is Barriers.CHECKPOINTED
+
+    def compiled(barriers: Barriers, peak_bytes: int, start: int) -> None:
+        memory = MemoryStats(0, 0, peak_bytes, 0)
+        child = Region(start, start + 1, True, barrier=barriers is Barriers.PLAIN_TOO)
+        root = Region(0, found.plain.root.stop, children=(child,))
+        step = replace(found.plain.step, memory=memory)
+        found._found[root] = replace(found.plain, root=root, step=step, barriers=barriers)
+
+    for start, (few_bytes, many_bytes) in enumerate([(1000, 900), (2000, 1999)]):
+        compiled(Barriers.CHECKPOINTED, few_bytes, start)
+        compiled(Barriers.PLAIN_TOO, many_bytes, start)
+    compiled(Barriers.CHECKPOINTED, 100, 2)
+    assert found.needed_barriers(800) is Barriers.PLAIN_TOO
+    assert found.needed_barriers(1800) is Barriers.CHECKPOINTED
 
 
 def test_a_plan_that_does_not_need_its_barriers_loses_them(context: PlanningContext) -> None:

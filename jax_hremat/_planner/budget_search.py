@@ -42,7 +42,7 @@ class BudgetSearch:
         self._solver = solver or candidates.context.config.solver
         self._max_rounds = candidates.context.config.max_rounds
         self._bound_step_s: float | None = None
-        self._barriers = candidates.needed_barriers
+        self._barriers = candidates.needed_barriers(limit)
         self._may_be_delayed = True
         self._missed = False
         self._undecided = False

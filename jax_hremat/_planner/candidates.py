@@ -166,18 +166,16 @@ class Candidates:
         nearest = min(close, key=lambda c: (abs(c.peak_bytes - peak_bytes), c.step_s))
         return nearest.prediction.peak_bytes - nearest.peak_bytes
 
-    @property
-    def needed_barriers(self) -> Barriers:
-        """The barriers with which new plans are compiled: those of plain blocks too, once they were
-        seen to lower a plan's peak."""
-        for alike in self._but_for_barriers():
-            least = min(alike, key=lambda c: c.peak_bytes)
-            others = [c for c in alike if c.barriers is Barriers.CHECKPOINTED]
-            if least.barriers is Barriers.PLAIN_TOO and any(
-                map(least.is_worth_its_barriers, others)
-            ):
-                return Barriers.PLAIN_TOO
-        return Barriers.CHECKPOINTED
+    def needed_barriers(self, peak_bytes: int) -> Barriers:
+        """The barriers with which a plan for a compiled peak is compiled first: those of plain
+        blocks too, if they lowered the peak of the nearest plan that was compiled both ways."""
+        few, many = Barriers.CHECKPOINTED, Barriers.PLAIN_TOO
+        alike = [{c.barriers: c for c in plans} for plans in self._but_for_barriers()]
+        pairs = [(plans[few], plans[many]) for plans in alike if few in plans and many in plans]
+        if not pairs:
+            return few
+        nearest = min(pairs, key=lambda p: (abs(p[1].peak_bytes - peak_bytes), p[1].step_s))
+        return many if nearest[1].is_worth_its_barriers(nearest[0]) else few
 
     def _but_for_barriers(self) -> Iterable[Sequence[Candidate]]:
         """The plans, those together that differ in barriers alone."""

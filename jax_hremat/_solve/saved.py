@@ -84,18 +84,21 @@ def saved_value_sets(
         config: The solver's limits.
         count: How many byte bounds to sweep.
     """
-    answers: list[SavedValues] = []
     fullest = _solve(
         graph, start, stop, times_s, config, may_recompute=lambda _: True, bytes_bound=float("inf")
     )
     if fullest is None:
         return ()
+    answers: list[SavedValues] = []
     for step in range(count):
         bound = fullest.kept_bytes * (count - step) / count
+        if answers and answers[-1].kept_bytes <= bound:
+            # The best within more bytes is the best within fewer as well.
+            continue
         answer = _solve(
             graph, start, stop, times_s, config, may_recompute=lambda _: True, bytes_bound=bound
         )
-        if answer is not None and answer.values not in [a.values for a in answers]:
+        if answer is not None:
             answers.append(answer)
     return tuple(answers)
 
