@@ -20,8 +20,10 @@ _WIDE_MISS = 0.1
 # compiled with barriers at plain blocks as well.
 _DELAYED = 0.02
 # Also compile a standard plan if what it is expected to add to the bytes that no plan changes is at
-# most this many times what the limit leaves for it.
+# most this many times what the limit leaves for it …
 _TOLERANCE = 1.25
+# … or this many times the worst overestimate of standard plans compiled so far, if that is less.
+_TOLERANCE_SEEN = 1.05
 # If a plan already fits, a standard plan is compiled only if its predicted time is below this many
 # times that of the best plan.
 _TIME_TOLERANCE = 1.005
@@ -147,17 +149,23 @@ class BudgetSearch:
     def _try_standard(self) -> None:
         """Compile the standard plans that may fit and be faster, without barriers, as a user would
         write them."""
-        fixed_bytes = self._candidates.context.fixed_bytes
-        tolerated_bytes = fixed_bytes + _TOLERANCE * (self._limit - fixed_bytes)
         for chain, selection, prediction in self._candidates.standard:
             best = self._best()
             step_s = self._candidates.step_s(prediction)
-            if self._candidates.expected_peak_bytes(prediction) <= tolerated_bytes and (
-                best is None or step_s < _TIME_TOLERANCE * best.step_s
+            if (best is None or step_s < _TIME_TOLERANCE * best.step_s) and self._may_fit_by_hand(
+                prediction
             ):
                 candidate = self._candidates.add(chain, selection, NO_SOLVE, Barriers.NONE)
                 if self._misses_widely(candidate) and prediction.peak_bytes <= self._limit:
                     self._with_barriers(candidate, Barriers.CHECKPOINTED)
+
+    def _may_fit_by_hand(self, prediction: Prediction) -> bool:
+        tolerance, seen = _TOLERANCE, self._candidates.by_hand_overestimate
+        if seen is not None:
+            tolerance = min(tolerance, _TOLERANCE_SEEN * seen)
+        fixed_bytes = self._candidates.context.fixed_bytes
+        expected_bytes = self._candidates.expected_peak_bytes(prediction)
+        return expected_bytes - fixed_bytes <= tolerance * (self._limit - fixed_bytes)
 
     def _with_plain_barriers(self, candidate: Candidate) -> Candidate:
         """The same plan with barriers at plain blocks as well, if that lowers its peak. If it

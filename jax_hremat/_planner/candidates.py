@@ -136,22 +136,38 @@ class Candidates:
         """The plan of least compiled peak; of equal ones the fastest."""
         return min(self._found.values(), key=lambda c: (c.peak_bytes, c.step_s))
 
-    def expected_peak_bytes(self, prediction: Prediction) -> float:
-        """The compiled peak to expect of a plan not compiled yet: straight lines between the plans
-        compiled so far, by predicted peak, from the bytes that no plan changes on.
+    def expected_peak_bytes(
+        self, prediction: Prediction, *, but_for: Candidate | None = None
+    ) -> float:
+        """The compiled peak to expect of a plan: straight lines between the plans compiled so far,
+        but for one, by predicted peak, from the bytes that no plan changes on.
 
         A plan predicted lower than another but compiled higher is counted as high as the other, for
         the compiler delayed part of its backward.
         """
         fixed_bytes = self.context.fixed_bytes
         least = {fixed_bytes: fixed_bytes}
-        for c in self._found.values():
+        for c in (c for c in self._found.values() if c is not but_for):
             predicted_bytes = c.prediction.peak_bytes
             least[predicted_bytes] = min(c.peak_bytes, least.get(predicted_bytes, c.peak_bytes))
         predicted = sorted(least)
         from_the_largest = [least[predicted_bytes] for predicted_bytes in reversed(predicted)]
         compiled = np.minimum.accumulate(from_the_largest)[::-1]
         return float(np.interp(prediction.peak_bytes, predicted, compiled))
+
+    @property
+    def by_hand_overestimate(self) -> float | None:
+        """The worst ratio, at least 1, of what a plan by hand was expected to add to the bytes that
+        no plan changes to what it does add; None if no plan by hand was compiled."""
+        fixed_bytes = self.context.fixed_bytes
+        by_hand = [c for c in self._found.values() if c.barriers is Barriers.NONE]
+        ratios = (
+            (self.expected_peak_bytes(c.prediction, but_for=c) - fixed_bytes)
+            / (c.peak_bytes - fixed_bytes)
+            for c in by_hand
+            if c.peak_bytes > fixed_bytes
+        )
+        return max(1.0, *ratios) if by_hand else None
 
     def excess_near(self, peak_bytes: int) -> int:
         """Bytes by which the prediction is too high for the plan whose compiled peak is nearest.
