@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -168,11 +169,16 @@ def test_the_same_program_takes_the_same_memory(target: Target) -> None:
 
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_a_program_that_is_never_run_takes_the_same_memory(
-    target: Target, checkpoint: bool
+    target: Target, checkpoint: bool, tmp_path: Path
 ) -> None:
-    run, looked_at = (compile_flat(*mlp(96, 2, checkpoint), t) for t in (target, never_run(target)))
-    assert run.memory == looked_at.memory
-    assert run.hlo_text == looked_at.hlo_text
+    # The last finds the kernels of the one before it.
+    with_kernels = never_run(target, str(tmp_path))
+    targets = (target, never_run(target), with_kernels, with_kernels)
+    run, *others = (compile_flat(*mlp(96, 2, checkpoint), t) for t in targets)
+    for looked_at in others:
+        assert run.memory == looked_at.memory
+        assert run.hlo_text == looked_at.hlo_text
+    assert any(tmp_path.iterdir()) == (target.platform == "cuda")
 
 
 def test_a_block_compiled_quickly_costs_nearly_the_same() -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
+import shutil
+import tempfile
+import weakref
 from dataclasses import dataclass
 
 from jax_hremat._emit.emit import emit_flat
@@ -54,6 +58,7 @@ def compile_step(
     target: Target,
     cache: CompileCache | None = None,
     kernels: KernelBook | None = None,
+    kernel_directory: str | None = None,
 ) -> CompiledStep:
     """Compile the step around the program with the regions of `root`.
 
@@ -63,11 +68,12 @@ def compile_step(
         target: What to compile for.
         cache: Earlier results of the compiler.
         kernels: What is known about kernels that XLA only calls.
+        kernel_directory: Where the machine code of kernels of earlier steps is.
     """
     compiled = compile_flat(
         step.around(emit_flat(step.program, root)),
         step.avals,
-        never_run(target),
+        never_run(target, kernel_directory),
         donate_argnums=step.donated,
         cache=cache,
         mesh=None if step.mesh is None else abstract_mesh(step.mesh),
@@ -126,7 +132,11 @@ def _op_name(module: HloModule, instruction: Instruction) -> str:
 
 
 class StepCompiler:
-    """`compile_step` for one step and one target; each plan is compiled once."""
+    """`compile_step` for one step and one target; each plan is compiled once.
+
+    The machine code of a kernel, which most plans share, is made once; it lies in a directory that
+    is removed with this object.
+    """
 
     def __init__(
         self,
@@ -141,10 +151,21 @@ class StepCompiler:
         self._target = target
         self._steps: dict[Region, CompiledStep] = {}
 
+    @functools.cached_property
+    def _kernel_directory(self) -> str:
+        directory = tempfile.mkdtemp(prefix="jax_hremat_")
+        weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
+        return directory
+
     def __call__(self, root: Region) -> CompiledStep:
         if root not in self._steps:
             self._steps[root] = compile_step(
-                self._step, root, self._target, self._cache, self._kernels
+                self._step,
+                root,
+                self._target,
+                self._cache,
+                self._kernels,
+                self._kernel_directory,
             )
         return self._steps[root]
 

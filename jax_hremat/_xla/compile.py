@@ -223,38 +223,36 @@ def _key(lowered: jax.stages.Lowered, target: Target) -> str:
     return key_of((json.dumps(decided_by, sort_keys=True), lowered.as_text(), *scopes))
 
 
-def never_run(target: Target) -> Target:
+def never_run(target: Target, kernel_directory: str | None = None) -> Target:
     """The target for programs that are compiled to be inspected, not run.
 
     Compilation skips steps that come after the optimised HLO and its buffer assignment. Only these
     two are read, and they stay the same. For a GPU, kernel launches are not gathered into graphs,
-    which takes a time that grows with the square of their number. For the CPU, machine code is not
-    optimised.
+    which takes a time that grows with the square of their number, and the machine code of kernels
+    is looked up in `kernel_directory`, and stored there, if one is given. For the CPU, machine code
+    is not optimised.
     """
-    options = (
-        {"xla_gpu_enable_command_buffer": ""}
-        if target.platform == "cuda"
-        else {"xla_backend_optimization_level": 0}
-    )
+    options: dict[str, Any] = {"xla_backend_optimization_level": 0}
+    if target.platform == "cuda":
+        options = {"xla_gpu_enable_command_buffer": ""}
+        if kernel_directory is not None:
+            options["xla_gpu_kernel_cache_file"] = os.path.join(kernel_directory, "kernels")
     return dataclasses.replace(target, compiler_options={**target.compiler_options, **options})
 
 
-def with_quick_code(target: Target, directory: str) -> Target:
+def with_quick_code(target: Target, kernel_directory: str) -> Target:
     """`never_run` for many small programs, such as blocks, whose cost serves to compare them.
 
-    For a GPU, kernels are cached in the directory, since programs that differ little share most of
-    them. Each program is compiled by one thread, since several are compiled at a time. For the CPU,
-    kernels are emitted without MLIR where XLA can (in JAX 0.10), since MLIR takes most of the time
-    of compiling a small program; fusion differs a little.
+    For a GPU, each program is compiled by one thread, since several are compiled at a time. For the
+    CPU, kernels are emitted without MLIR where XLA can (in JAX 0.10), since MLIR takes most of the
+    time of compiling a small program; fusion differs a little.
     """
-    target = never_run(target)
+    target = never_run(target, kernel_directory)
+    options: dict[str, Any] = {}
     if target.platform == "cuda":
-        options = {
-            "xla_gpu_kernel_cache_file": os.path.join(directory, "kernels"),
-            "xla_gpu_force_compilation_parallelism": 1,
-        }
-    else:
-        options = {"xla_cpu_use_fusion_emitters": False} if _has_emitters_without_mlir() else {}
+        options = {"xla_gpu_force_compilation_parallelism": 1}
+    elif _has_emitters_without_mlir():
+        options = {"xla_cpu_use_fusion_emitters": False}
     return dataclasses.replace(target, compiler_options={**target.compiler_options, **options})
 
 
