@@ -43,6 +43,7 @@ class Planning(Pieces):
         answers: How each ended.
         plan_s: Seconds of `plan_remat` for half of the peak, with an empty cache.
         num_steps: Whole steps that it compiled.
+        refused: Whether it refused the budget; the time is then that until the refusal.
         hand_s: Seconds to trace and compile the step once, each layer with `flax.linen.remat`.
     """
 
@@ -50,6 +51,7 @@ class Planning(Pieces):
     answers: Sequence[str]
     plan_s: float
     num_steps: int
+    refused: bool
     hand_s: float
 
 
@@ -75,7 +77,11 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Planning:
     hand_s = time.perf_counter() - start_s
     planned = planner_of(problem, target, WHOLE, CONFIG)
     start_s = time.perf_counter()
-    plan = planned(*problem.args)
+    try:
+        plan, refused = planned(*problem.args), False
+    except jax_hremat.InfeasibleBudgetError as error:
+        assert error.plan is not None, "only a given plan that no longer fits has none"
+        plan, refused = error.plan, True
     plan_s = time.perf_counter() - start_s
     return Planning(
         **pieces_of(problem, target.name, costs, costs.timings_s),
@@ -83,6 +89,7 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Planning:
         answers=answers,
         plan_s=plan_s,
         num_steps=plan.num_compiles["steps"],
+        refused=refused,
         hand_s=hand_s,
     )
 
@@ -136,7 +143,8 @@ def _all_told(found: Sequence[Mapping[str, Any]]) -> list[str]:
         "|---|---|---|---|",
     ]
     return lines + [
-        f"| {data['model']} | {data['plan_s']:.1f} ({data['num_steps']}) | {data['hand_s']:.1f} "
+        f"| {data['model']} | {data['plan_s']:.1f} ({data['num_steps']})"
+        f"{', refused' if data['refused'] else ''} | {data['hand_s']:.1f} "
         f"| {data['plan_s'] / data['hand_s']:.1f} |"
         for data in measured
     ]

@@ -40,6 +40,7 @@ SMALLER: dict[str, dict[str, Any]] = {
     "frontier": {"NUM_BUDGETS": 3},
     "optimum": {"NUM_BOUNDS": 2},
     # A tiny step has little that a plan can change.
+    "efforts": {"BUDGET": 0.95},
     "training": {"FRACTIONS": (0.95,)},
     "times": {"NUM_RUNS": 2},
 }
