@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jax_hremat._planner.candidates import NO_SOLVE, Candidate, Candidates
 from jax_hremat._solve.backend import SolverConfig, Status, undecided
-from jax_hremat._solve.chain import Chain
+from jax_hremat._solve.chain import Chain, Selection
 from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers
 
@@ -19,10 +19,9 @@ _WIDE_MISS = 0.1
 # A plan that exceeds the limit by more than this part of it, more than predictions usually err, is
 # compiled with barriers at plain blocks as well.
 _DELAYED = 0.02
-# Also compile a standard plan if what it is expected to add to the bytes that no plan changes is at
-# most this many times what the limit leaves for it …
+# Also compile a standard plan if its expected peak is at most this many times the limit …
 _TOLERANCE = 1.25
-# … or this many times the worst overestimate of standard plans compiled so far, if that is less.
+# … or this many times the worst overestimate of standard plans like it, if that is less.
 _TOLERANCE_SEEN = 1.05
 # If a plan already fits, a standard plan is compiled only if its predicted time is below this many
 # times that of the best plan.
@@ -153,19 +152,17 @@ class BudgetSearch:
             best = self._best()
             step_s = self._candidates.step_s(prediction)
             if (best is None or step_s < _TIME_TOLERANCE * best.step_s) and self._may_fit_by_hand(
-                prediction
+                selection, prediction
             ):
                 candidate = self._candidates.add(chain, selection, NO_SOLVE, Barriers.NONE)
                 if self._misses_widely(candidate) and prediction.peak_bytes <= self._limit:
                     self._with_barriers(candidate, Barriers.CHECKPOINTED)
 
-    def _may_fit_by_hand(self, prediction: Prediction) -> bool:
-        tolerance, seen = _TOLERANCE, self._candidates.by_hand_overestimate
+    def _may_fit_by_hand(self, selection: Selection, prediction: Prediction) -> bool:
+        tolerance, seen = _TOLERANCE, self._candidates.overestimate_of(selection)
         if seen is not None:
             tolerance = min(tolerance, _TOLERANCE_SEEN * seen)
-        fixed_bytes = self._candidates.context.fixed_bytes
-        expected_bytes = self._candidates.expected_peak_bytes(prediction)
-        return expected_bytes - fixed_bytes <= tolerance * (self._limit - fixed_bytes)
+        return self._candidates.expected_peak_bytes(prediction) <= tolerance * self._limit
 
     def _with_plain_barriers(self, candidate: Candidate) -> Candidate:
         """The same plan with barriers at plain blocks as well, if that lowers its peak. If it

@@ -155,19 +155,20 @@ class Candidates:
         compiled = np.minimum.accumulate(from_the_largest)[::-1]
         return float(np.interp(prediction.peak_bytes, predicted, compiled))
 
-    @property
-    def by_hand_overestimate(self) -> float | None:
-        """The worst ratio, at least 1, of what a plan by hand was expected to add to the bytes that
-        no plan changes to what it does add; None if no plan by hand was compiled."""
-        fixed_bytes = self.context.fixed_bytes
-        by_hand = [c for c in self._found.values() if c.barriers is Barriers.NONE]
-        ratios = (
-            (self.expected_peak_bytes(c.prediction, but_for=c) - fixed_bytes)
-            / (c.peak_bytes - fixed_bytes)
-            for c in by_hand
-            if c.peak_bytes > fixed_bytes
-        )
-        return max(1.0, *ratios) if by_hand else None
+    def overestimate_of(self, selection: Selection) -> float | None:
+        """The worst ratio, at least 1, of the expected to the compiled peak among the plans by hand
+        that have groups, and keep values in groups, if this one does; None if none was compiled."""
+
+        def family(selection: Selection) -> tuple[bool, bool]:
+            return bool(selection.groups), bool(selection.keeps)
+
+        alike = [
+            c
+            for c in self._found.values()
+            if c.barriers is Barriers.NONE and family(c.selection) == family(selection)
+        ]
+        ratios = (self.expected_peak_bytes(c.prediction, but_for=c) / c.peak_bytes for c in alike)
+        return max(1.0, *ratios) if alike else None
 
     def excess_near(self, peak_bytes: int) -> int:
         """Bytes by which the prediction is too high for the plan whose compiled peak is nearest.
