@@ -19,6 +19,7 @@ from jax_hremat._planner.budget_search import BudgetSearch
 from jax_hremat._planner.candidates import NO_SOLVE, Candidate, Candidates
 from jax_hremat._planner.context import PlanningContext, prepare
 from jax_hremat._solve.chain import Selection
+from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers, selection_region
 from jax_hremat._trace.trace import trace_loss
 from jax_hremat._xla.compile import MemoryStats
@@ -124,6 +125,41 @@ def test_barriers_are_tried_first_where_the_nearest_plan_needed_them(
     compiled(Barriers.CHECKPOINTED, 100, 2)
     assert found.needed_barriers(800) is Barriers.PLAIN_TOO
     assert found.needed_barriers(1800) is Barriers.CHECKPOINTED
+
+
+def test_the_expected_peak_lies_between_those_of_the_plans_next_to_it(
+    context: PlanningContext,
+) -> None:
+    found = Candidates(context, lambda *_: None)
+    fixed_bytes, plain = context.fixed_bytes, found.plain
+    highest = plain.prediction.peak_bytes
+
+    def predicted(peak_bytes: int) -> Prediction:
+        return replace(plain.prediction, peak_bytes=peak_bytes)
+
+    def compiled(start: int, predicted_bytes: int, peak_bytes: int) -> None:
+        root = Region(0, plain.root.stop, children=(Region(start, start + 1, True),))
+        step = replace(plain.step, memory=MemoryStats(0, 0, peak_bytes, 0))
+        prediction = predicted(predicted_bytes)
+        found._found[root] = replace(
+            plain, root=root, step=step, prediction=prediction, barriers=Barriers.NONE
+        )
+
+    assert found.overestimate_of(plain.selection) is None
+    assert found.expected_peak_bytes(predicted(fixed_bytes)) == fixed_bytes
+    low, high = fixed_bytes + 1000, fixed_bytes + 3000
+    assert high < highest
+    before = found.expected_peak_bytes(predicted(low))
+    assert before > low - 900
+    compiled(0, low, low - 900)
+    assert found.overestimate_of(plain.selection) == pytest.approx(before / (low - 900))
+    assert found.overestimate_of(replace(plain.selection, groups=((0, 1),))) is None
+    compiled(1, high, high)
+    middle = found.expected_peak_bytes(predicted(fixed_bytes + 2000))
+    assert middle == pytest.approx(fixed_bytes + (100 + 3000) / 2)
+    # One part of whose backward the compiler delayed counts as high as the next.
+    compiled(2, fixed_bytes + 2000, 10 * high)
+    assert found.expected_peak_bytes(predicted(fixed_bytes + 2000)) == high
 
 
 def test_a_plan_that_does_not_need_its_barriers_loses_them(context: PlanningContext) -> None:
