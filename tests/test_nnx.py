@@ -78,7 +78,7 @@ def assert_same(actual: Any, expected: Any, tolerance: float = 1e-5) -> None:
 
 
 def test_a_loss_trains_as_the_original() -> None:
-    planned = jax_hremat.nnx.remat(loss_fn, budget=0.7, has_aux=True, **OPTIONS)
+    planned = jax_hremat.nnx.remat(loss_fn, budget=0.7, has_aux=True, target="cpu", config=COMPILED)
     ours, theirs = Model(nnx.Rngs(0)), Model(nnx.Rngs(0))
     losses = train(planned, ours, 50)
     np.testing.assert_allclose(losses, train(loss_fn, theirs, 50), rtol=1e-4)

@@ -149,14 +149,14 @@ class BudgetSearch:
         """Compile the standard plans that may fit and be faster, without barriers, as a user would
         write them."""
         for chain, selection, prediction in self._candidates.standard:
-            best = self._best()
-            step_s = self._candidates.step_s(prediction)
-            if (best is None or step_s < _TIME_TOLERANCE * best.step_s) and self._may_fit_by_hand(
-                selection, prediction
-            ):
+            if self._may_be_faster(prediction) and self._may_fit_by_hand(selection, prediction):
                 candidate = self._candidates.add(chain, selection, NO_SOLVE, Barriers.NONE)
                 if self._misses_widely(candidate) and prediction.peak_bytes <= self._limit:
                     self._with_barriers(candidate, Barriers.CHECKPOINTED)
+
+    def _may_be_faster(self, prediction: Prediction) -> bool:
+        best = self._best()
+        return best is None or self._candidates.step_s(prediction) < _TIME_TOLERANCE * best.step_s
 
     def _may_fit_by_hand(self, selection: Selection, prediction: Prediction) -> bool:
         tolerance, seen = _TOLERANCE, self._candidates.overestimate_of(selection)

@@ -98,7 +98,7 @@ def saved_value_sets(
         answer = _solve(
             graph, start, stop, times_s, config, may_recompute=lambda _: True, bytes_bound=bound
         )
-        if answer is not None:
+        if answer is not None and answer.values not in [a.values for a in answers]:
             answers.append(answer)
     return tuple(answers)
 

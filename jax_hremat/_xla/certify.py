@@ -134,8 +134,8 @@ def _op_name(module: HloModule, instruction: Instruction) -> str:
 class StepCompiler:
     """`compile_step` for one step and one target; each plan is compiled once.
 
-    The machine code of a kernel, which most plans share, is made once; it lies in a directory that
-    is removed with this object.
+    For a GPU, the machine code of a kernel, which most plans share, is made once; it lies in a
+    directory that is removed with this object.
     """
 
     def __init__(
@@ -152,7 +152,9 @@ class StepCompiler:
         self._steps: dict[Region, CompiledStep] = {}
 
     @functools.cached_property
-    def _kernel_directory(self) -> str:
+    def _kernel_directory(self) -> str | None:
+        if self._target.platform != "cuda":
+            return None
         directory = tempfile.mkdtemp(prefix="jax_hremat_")
         weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
         return directory
