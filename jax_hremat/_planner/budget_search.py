@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from jax_hremat._planner.candidates import NO_SOLVE, Candidate, Candidates
 from jax_hremat._solve.backend import SolverConfig, Status, undecided
 from jax_hremat._solve.chain import Chain, Selection
 from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers
+from jax_hremat._solve.schedule import Schedule
 
 # Stop improving a plan that fits once it leaves at most this part of the budget unused.
 _SLACK = 0.01
 # Compile another plan only if its predicted step is shorter by this part.
 _WORTH = 0.002
+# Solve at most this often before a plan is compiled.
+_MAX_AIMS = 3
 # After a plan above the limit, lower the target by this part of the limit, then by twice as much.
 _MARGIN = 0.0025
 # A plan misses widely if its compiled peak exceeds the limit by more than this part of the limit.
@@ -30,6 +35,28 @@ _TIME_TOLERANCE = 1.005
 _FLOOR_NODES = 0.3
 # The same for each prediction without a plan.
 _GUESS_NODES = 0.125
+
+
+@dataclass(frozen=True, slots=True)
+class _Aim:
+    """A schedule that may be compiled next.
+
+    Attributes:
+        schedule: What the solver found.
+        selection: The selection in it.
+        promise: Its predicted cost.
+        excess_bytes: Bytes by which its compiled peak is expected to exceed the limit.
+    """
+
+    schedule: Schedule
+    selection: Selection
+    promise: Prediction
+    excess_bytes: int
+
+    def rank(self) -> tuple[bool, float]:
+        """Those that are expected to fit come first, by time; then the others, by excess."""
+        misses = self.excess_bytes > 0
+        return misses, self.excess_bytes if misses else self.promise.time_s
 
 
 class BudgetSearch:
@@ -105,24 +132,19 @@ class BudgetSearch:
         """Solve, compile, compare, and solve again within a predicted peak that is corrected by the
         prediction errors seen."""
         # Plans of about the same peak have about the same prediction error: correct for it at once.
-        limit = self._limit + self._candidates.excess_near(self._limit)
+        target = self._limit - self._candidates.excess_near(self._limit)
         missed_at = self._candidates.plain.prediction.peak_bytes + 1
         groups, wide_misses = True, 0
         margin = _MARGIN * self._limit
         for _ in range(self._max_rounds + 1):
-            schedule = self._candidates.solve(chain, limit, self._solver, groups=groups)
-            self._undecided |= schedule.outcome.status is Status.UNDECIDED
-            if schedule.selection is None:
+            aim = self._aim(chain, target, missed_at, groups=groups)
+            if aim is None:
                 break
-            if self._bound_step_s is None and chain is self._candidates.chain:
-                self._bound_step_s = self._candidates.whole_step_s(schedule.bound_s)
-            promise = self._candidates.context.predict(chain, schedule.selection)
+            schedule, promise = aim.schedule, aim.promise
             best = self._best()
             if best is not None and self._candidates.step_s(promise) > (1 - _WORTH) * best.step_s:
                 break
-            candidate = self._candidates.add(
-                chain, schedule.selection, schedule.outcome, self._barriers
-            )
+            candidate = self._candidates.add(chain, aim.selection, schedule.outcome, self._barriers)
             if self._may_be_delayed and candidate.peak_bytes > (1 + _DELAYED) * self._limit:
                 candidate = self._with_plain_barriers(candidate)
             excess = candidate.peak_bytes - self._limit
@@ -138,12 +160,37 @@ class BudgetSearch:
                     groups, wide_misses = wide_misses == 0, wide_misses + 1
                     excess = 0
                 # Lower the limit by more than the excess, or the next plan may just miss it.
-                limit = promise.peak_bytes - excess - int(margin)
+                target = promise.peak_bytes - excess - int(margin)
                 margin *= 2
             else:
                 if -excess <= _SLACK * self._limit:
                     break
-                limit = min(promise.peak_bytes - excess, missed_at - 1)
+                target = min(promise.peak_bytes - excess, missed_at - 1)
+
+    def _aim(self, chain: Chain, target: int, missed_at: int, *, groups: bool) -> _Aim | None:
+        """The schedule to compile next, whose compiled peak is expected just within the limit: one
+        with a predicted peak of at most `target`, or, if the compiler treats plans like that one
+        otherwise than `target` supposes, one with a peak corrected for that. None if there is none.
+        """
+        aims: list[_Aim] = []
+        while len(aims) < _MAX_AIMS:
+            schedule = self._candidates.solve(chain, target, self._solver, groups=groups)
+            self._undecided |= schedule.outcome.status is Status.UNDECIDED
+            if schedule.selection is None:
+                break
+            if self._bound_step_s is None and chain is self._candidates.chain:
+                self._bound_step_s = self._candidates.whole_step_s(schedule.bound_s)
+            promise = self._candidates.context.predict(chain, schedule.selection)
+            excess_bytes = promise.peak_bytes - self._limit
+            excess_bytes += self._candidates.expected_excess(
+                schedule.selection, promise, self._barriers
+            )
+            aims.append(_Aim(schedule, schedule.selection, promise, excess_bytes))
+            target = min(promise.peak_bytes - excess_bytes, missed_at - 1)
+            is_close = -_SLACK * self._limit <= excess_bytes <= 0
+            if is_close or (excess_bytes < 0 and target <= promise.peak_bytes):
+                break
+        return min(aims, key=_Aim.rank, default=None)
 
     def _try_standard(self) -> None:
         """Compile the standard plans that may fit and be faster, without barriers, as a user would

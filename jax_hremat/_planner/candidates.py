@@ -60,6 +60,11 @@ class Candidate:
         return self.step.memory.peak_bytes
 
     @property
+    def excess_bytes(self) -> int:
+        """Bytes by which the compiled peak exceeds the predicted one; negative if it is lower."""
+        return self.peak_bytes - self.prediction.peak_bytes
+
+    @property
     def step_s(self) -> float:
         """The estimated time of the compiled step."""
         return self.step.step_s
@@ -171,17 +176,40 @@ class Candidates:
         return max(1.0, *ratios) if alike else None
 
     def excess_near(self, peak_bytes: int) -> int:
-        """Bytes by which the prediction is too high for the plan whose compiled peak is nearest.
+        """Bytes by which the compiled peak exceeds the predicted one for the plan whose compiled
+        peak is nearest."""
+        nearest = min(
+            self._as_predicted(), key=lambda c: (abs(c.peak_bytes - peak_bytes), c.step_s)
+        )
+        return nearest.excess_bytes
 
-        Plans part of whose backward the compiler delayed are ignored: those far above their
-        prediction, and those that are lower with more barriers.
-        """
-        close = [
+    def expected_excess(
+        self, selection: Selection, prediction: Prediction, barriers: Barriers
+    ) -> int:
+        """The same for the compiled plan most like this one: alike in whether there are groups,
+        whether groups keep values, what runs at the peak, and barriers; of those equally alike, the
+        nearest by predicted peak."""
+
+        def unlikeness(c: Candidate) -> tuple[int, int, float]:
+            differences = (
+                bool(c.selection.groups) != bool(selection.groups),
+                bool(c.selection.keeps) != bool(selection.keeps),
+                c.prediction.peak.block != prediction.peak.block
+                or c.prediction.peak.in_backward != prediction.peak.in_backward,
+                c.barriers is not barriers,
+            )
+            distance_bytes = abs(c.prediction.peak_bytes - prediction.peak_bytes)
+            return sum(differences), distance_bytes, c.step_s
+
+        return min(self._as_predicted(), key=unlikeness).excess_bytes
+
+    def _as_predicted(self) -> list[Candidate]:
+        """The plans but for those part of whose backward the compiler delayed: those far above
+        their prediction, and those that are lower with other barriers."""
+        best = [
             min(alike, key=lambda c: (c.peak_bytes, c.step_s)) for alike in self._but_for_barriers()
         ]
-        close = [c for c in close if c.peak_bytes <= (1 + _PUT_OFF) * c.prediction.peak_bytes]
-        nearest = min(close, key=lambda c: (abs(c.peak_bytes - peak_bytes), c.step_s))
-        return nearest.prediction.peak_bytes - nearest.peak_bytes
+        return [c for c in best if c.excess_bytes <= _PUT_OFF * c.prediction.peak_bytes]
 
     def needed_barriers(self, peak_bytes: int) -> Barriers:
         """The barriers with which a plan for a compiled peak is compiled first: those of plain

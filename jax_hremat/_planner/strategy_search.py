@@ -34,7 +34,7 @@ class StrategySearch:
         that fits."""
         if not self._candidates.within(self._limit):
             return None
-        limit = self._limit + self._candidates.excess_near(self._limit)
+        limit = self._limit - self._candidates.excess_near(self._limit)
         return self._candidates.least_possible_step_s(limit)
 
     @property

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 from jax_hremat._planner.candidates import Candidate, Candidates
 from jax_hremat._planner.search_for import Search, search_for
 
@@ -13,20 +16,43 @@ _MAX_BUDGETS = 5
 
 
 def spread(candidates: Candidates, num_points: int) -> list[Candidate]:
-    """The fastest plans at budgets evenly spread between the least peak and the peak without
+    """The fastest plans at up to `num_points` budgets between the least peak and the peak without
     rematerialization; lowest peak first, dominated plans left out.
+
+    Each budget is placed where the plans so far leave most open. For budgets between one asked for
+    and the peak of the next answer, the step takes a time between those of the two answers: the
+    budget in the middle of the interval where bytes times seconds are most is asked for next.
 
     All plans compiled on the way count, so there may be more plans than budgets.
     """
     low = search_for(candidates, 0).floor().peak_bytes
     high = candidates.plain.peak_bytes
-    for point in range(1, num_points - 1):
-        search_for(candidates, low + (high - low) * point // (num_points - 1)).search()
+    asked = {low, high}
+    while len(asked) < num_points:
+        budget = _most_open(candidates, sorted(asked))
+        if budget is None:
+            break
+        search_for(candidates, budget).search()
+        asked.add(budget)
     front: list[Candidate] = []
     for candidate in candidates.within(high):
         if not front or candidate.peak_bytes < front[-1].peak_bytes:
             front.append(candidate)
     return front[::-1]
+
+
+def _most_open(candidates: Candidates, asked: Sequence[int]) -> int | None:
+    """A budget between two of those asked for, which are sorted; None if nothing is open."""
+    answers = [candidates.within(budget)[0] for budget in asked]
+    intervals = [
+        (budget, above.peak_bytes, below.step_s - above.step_s)
+        for budget, (below, above) in zip(asked, pairwise(answers), strict=False)
+        if below.step_s > above.step_s and budget + 1 < above.peak_bytes
+    ]
+    if not intervals:
+        return None
+    low, high, _ = max(intervals, key=lambda i: (i[1] - i[0]) * i[2])
+    return (low + high) // 2
 
 
 def least_peak_within(candidates: Candidates, step_s: float) -> Candidate:
