@@ -47,6 +47,7 @@ NUM_BUDGETS = 20
 SLOWDOWNS = (1.05, 1.10, 1.15)
 _GIB = 2.0**30
 _LEAST_RATIO = 0.05
+_NUM_HALVINGS = 9
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,10 @@ class Trade(Facts):
         plans: The frontier, lowest peak first.
         hand: The policies by hand, then MaxText's presets.
         beside: For each of them the plan for its peak, if one fits.
+        beside_bounds_s: For each of them, a step time that no selection of the planner's options
+            is predicted to undercut at its peak.
+        slowdown_bounds_bytes: For each of `SLOWDOWNS`, a peak that no selection that slow is
+            predicted to undercut.
         num_steps: Whole steps compiled for the frontier.
         solve_s: Seconds in the solver.
         certify_s: Seconds compiling whole steps.
@@ -69,6 +74,8 @@ class Trade(Facts):
     plans: Sequence[Row]
     hand: Sequence[Row]
     beside: Sequence[Row | None]
+    beside_bounds_s: Sequence[float]
+    slowdown_bounds_bytes: Sequence[int]
     num_steps: int
     solve_s: float
     certify_s: float
@@ -93,6 +100,8 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Trade:
         plans=[row_of(f"{plan.slowdown - 1:+.1%}", plan) for plan in plans],
         hand=hand,
         beside=[_plan_beside(candidates, row) for row in hand],
+        beside_bounds_s=[candidates.least_possible_step_s(row.peak_bytes) for row in hand],
+        slowdown_bounds_bytes=[_least_possible_bytes(candidates, slow) for slow in SLOWDOWNS],
         num_steps=num_steps,
         solve_s=timings_s["solve"],
         certify_s=timings_s["certify"],
@@ -104,6 +113,18 @@ def _plan_beside(candidates: Candidates, hand: Row) -> Row | None:
         return plan_row(candidates, hand.label, hand.peak_bytes)[0]
     except InfeasibleBudgetError:
         return None
+
+
+def _least_possible_bytes(candidates: Candidates, slowdown: float) -> int:
+    """The least peak, to a five-hundredth of the peak without rematerialization, at which some
+    selection could be predicted to be that fast."""
+    context = candidates.context
+    low, high = context.fixed_bytes, context.baseline.memory.peak_bytes
+    for _ in range(_NUM_HALVINGS):
+        middle = (low + high) // 2
+        is_possible = candidates.least_possible_step_s(middle) <= slowdown * context.baseline.step_s
+        low, high = (low, middle) if is_possible else (middle, high)
+    return low
 
 
 def draw(target: str, data: Mapping[str, Any], path: Path) -> None:
@@ -153,20 +174,20 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         "rematerialization. Where the policy adds nothing, only both are given.",
         "",
     ]
-    table, ratios = _beside_policies(found, HAND_POLICIES)
-    lines += [*table, *_mean_words(ratios)]
+    table, ratios, least = _beside_policies(found, HAND_POLICIES)
+    lines += [*table, *_mean_words(ratios, least)]
     with_presets = [data for data in found if len(data["hand"]) > len(HAND_POLICIES)]
     if with_presets:
         compiled = {row["label"] for data in with_presets for row in data["hand"]}
         presets = tuple(name for name in PRESETS if name in compiled)
-        table, more = _beside_policies(with_presets, presets)
+        table, more, least = _beside_policies(with_presets, presets)
         lines += [
             "",
             "The same for MaxText's presets on every layer, as found by the pattern of blocks, "
             "or on the steps of a scan; the products they save are found by what they read.",
             "",
             *table,
-            *_mean_words(more),
+            *_mean_words(more, least),
         ]
     lines += [
         "",
@@ -203,24 +224,25 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         "",
         "Of what a plan can change, the peak without arguments and outputs: the share taken off by "
         "the lowest frontier plan within each slowdown. In brackets, the same without what the "
-        "block that makes the loss needs by itself, which every plan must leave room for.",
+        "block that makes the loss needs by itself, which every plan must leave room for. Behind "
+        "the stroke, the most that any selection of the planner's options could take off, by the "
+        "bound of the relaxed program on predicted peaks (a plan may compile to less).",
         "",
         "| model | " + " | ".join(f"{s - 1:.0%}" for s in SLOWDOWNS) + " | floor (slowdown) |",
         "|---|" + "---|" * (len(SLOWDOWNS) + 1),
     ]
     for data in found:
-        cells = [
-            f"{_taken_off(data, slowdown):.0%}"
-            + (
-                f" ({_taken_off(data, slowdown, lost):.0%})"
-                if (lost := data.get("loss_bytes"))
-                else ""
+        cells = []
+        for slowdown, least in zip(SLOWDOWNS, data["slowdown_bounds_bytes"], strict=True):
+            taken = _least_peak_bytes(data, slowdown)
+            whole, without_loss = (
+                f"{_taken_off(data, taken, needed):.0%} / {_taken_off(data, least, needed):.0%}"
+                for needed in (0, data["loss_bytes"])
             )
-            for slowdown in SLOWDOWNS
-        ]
+            cells.append(f"{whole} ({without_loss})")
         floor = data["plans"][0]
         slow = floor["step_s"] / data["no_remat"]["step_s"] - 1
-        cells.append(f"{_taken_off(data, math.inf):.0%} ({slow:+.1%})")
+        cells.append(f"{_taken_off(data, floor['peak_bytes']):.0%} ({slow:+.1%})")
         lines.append(f"| {data['model']} | {' | '.join(cells)} |")
     for data in found:
         lines += _model_section(target, data)
@@ -229,30 +251,43 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
 
 def _beside_policies(
     found: Sequence[Mapping[str, Any]], policies: Sequence[str]
-) -> tuple[list[str], list[float]]:
-    """A table of models by policies, and the ratios in it."""
+) -> tuple[list[str], list[float], list[float]]:
+    """A table of models by policies, the ratios in it, and those that no selection of the options
+    is predicted to undercut."""
     lines = ["| model | " + " | ".join(policies) + " |", "|---|" + "---|" * len(policies)]
     ratios: list[float] = []
+    least: list[float] = []
     for data in found:
         words = dict.fromkeys(policies, "")
-        for hand, plan in zip(data["hand"], data["beside"], strict=True):
+        base_s = data["no_remat"]["step_s"]
+        for hand, plan, bound_s in zip(
+            data["hand"], data["beside"], data["beside_bounds_s"], strict=True
+        ):
             if hand["label"] in words:
                 ratio, words[hand["label"]] = _beside(data, hand, plan)
-                ratios += [ratio] if ratio is not None else []
+                if ratio is not None:
+                    bound = max(bound_s - base_s, 0.0) / (hand["step_s"] - base_s)
+                    ratios.append(ratio)
+                    least.append(min(ratio, bound))
         lines.append(f"| {data['model']} | {' | '.join(words.values())} |")
-    return lines, ratios
+    return lines, ratios, least
 
 
-def _mean_words(ratios: Sequence[float]) -> list[str]:
+def _mean_words(ratios: Sequence[float], least: Sequence[float]) -> list[str]:
     if not ratios:
         return []
-    # A plan may add nothing; a mean of logarithms needs a least value.
-    mean = math.exp(sum(math.log(max(r, _LEAST_RATIO)) for r in ratios) / len(ratios))
     return [
         "",
         f"Geometric mean of the {len(ratios)} ratios, each counted as {_LEAST_RATIO} at least: "
-        f"{mean:.3f}; the largest is {max(ratios):.2f}.",
+        f"{_mean(ratios):.3f}; the largest is {max(ratios):.2f}. With the bounds of the relaxed "
+        "programs in place of the plans, which no selection of the planner's options is predicted "
+        f"to undercut, it would be {_mean(least):.3f}.",
     ]
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    # A plan may add nothing; a mean of logarithms needs a least value.
+    return math.exp(sum(math.log(max(r, _LEAST_RATIO)) for r in ratios) / len(ratios))
 
 
 def _beside(
@@ -293,16 +328,17 @@ def _slope(a: tuple[int, float], b: tuple[int, float]) -> float:
     return (b[1] - a[1]) / (b[0] - a[0])
 
 
-def _taken_off(data: Mapping[str, Any], slowdown: float, needed_bytes: int = 0) -> float:
+def _least_peak_bytes(data: Mapping[str, Any], slowdown: float) -> int:
+    """The lowest peak of a plan within a slowdown."""
+    most_s = slowdown * data["no_remat"]["step_s"]
+    fast = [p["peak_bytes"] for p in data["plans"] if p["step_s"] <= most_s]
+    return min(fast, default=data["no_remat"]["peak_bytes"])
+
+
+def _taken_off(data: Mapping[str, Any], peak_bytes: int, needed_bytes: int = 0) -> float:
     """The share of the peak that is taken off, without what no plan changes and what it needs."""
-    base = data["no_remat"]
-    most_s = slowdown * base["step_s"]
-    fixed_bytes = data["fixed_bytes"] + needed_bytes
-    least = min(
-        [p["peak_bytes"] for p in data["plans"] if p["step_s"] <= most_s],
-        default=base["peak_bytes"],
-    )
-    return (base["peak_bytes"] - least) / (base["peak_bytes"] - fixed_bytes)
+    whole_bytes = data["no_remat"]["peak_bytes"]
+    return (whole_bytes - peak_bytes) / (whole_bytes - data["fixed_bytes"] - needed_bytes)
 
 
 def _model_section(target: str, data: Mapping[str, Any]) -> list[str]:

@@ -127,8 +127,9 @@ def pareto(
 ) -> Callable[..., Frontier]:
     """The whole trade-off between memory and time of a loss function's training step.
 
-    Plans for budgets evenly spaced from the smallest possible one to that of no rematerialization.
-    Block costs are determined once for all of them; each plan is compiled and certified.
+    Plans for budgets from the smallest possible one to that of no rematerialization. Each budget in
+    between is placed where the plans before it leave the most bytes times seconds open. Block costs
+    are determined once for all of them; each plan is compiled and certified.
 
     Args:
         fun, argnums, has_aux, target, headroom_bytes, config, effort, progress: As in

@@ -14,6 +14,7 @@ import pytest
 from jax_hremat import PlannerConfig, SearchConfig, partition_by_score
 from jax_hremat._emit.emit import emit
 from jax_hremat._emit.step import own_step
+from jax_hremat._plan.peak import Moment
 from jax_hremat._plan.region import Region
 from jax_hremat._planner.budget_search import BudgetSearch
 from jax_hremat._planner.candidates import NO_SOLVE, Candidate, Candidates
@@ -160,6 +161,87 @@ def test_the_expected_peak_lies_between_those_of_the_plans_next_to_it(
     # One part of whose backward the compiler delayed counts as high as the next.
     compiled(2, fixed_bytes + 2000, 10 * high)
     assert found.expected_peak_bytes(predicted(fixed_bytes + 2000)) == high
+
+
+def test_a_prediction_is_corrected_by_the_plan_most_like_it(context: PlanningContext) -> None:
+    found = Candidates(context, lambda *_: None)
+    plain = found.plain
+    predicted_bytes = plain.prediction.peak_bytes // 2
+    in_groups = replace(plain.selection, groups=((0, 1),))
+    forward = replace(plain.prediction.peak, in_backward=False)
+    at_loss, at_first = plain.prediction.peak, replace(forward, block=0)
+
+    def compiled(
+        start: int,
+        selection: Selection,
+        peak: Moment,
+        excess_bytes: int,
+        barriers: Barriers = Barriers.CHECKPOINTED,
+        more_bytes: int = 0,
+    ) -> None:
+        root = Region(0, plain.root.stop, children=(Region(start, start + 1, True),))
+        prediction = replace(plain.prediction, peak_bytes=predicted_bytes + more_bytes, peak=peak)
+        memory = MemoryStats(0, 0, predicted_bytes + more_bytes + excess_bytes, 0)
+        found._found[root] = replace(
+            plain,
+            root=root,
+            selection=selection,
+            step=replace(plain.step, memory=memory),
+            prediction=prediction,
+            barriers=barriers,
+        )
+
+    few = Barriers.CHECKPOINTED
+    compiled(0, plain.selection, at_loss, 10)
+    compiled(1, plain.selection, at_loss, 20, more_bytes=3000)
+    compiled(2, in_groups, at_loss, -30)
+    compiled(3, in_groups, at_first, -40)
+    compiled(4, in_groups, at_first, 50, Barriers.PLAIN_TOO)
+    # Part of its backward was delayed: this says nothing about others.
+    compiled(5, plain.selection, at_first, predicted_bytes)
+
+    def expected(selection: Selection, peak: Moment, barriers: Barriers, more_bytes: int) -> int:
+        peak_bytes = predicted_bytes + more_bytes
+        prediction = replace(plain.prediction, peak_bytes=peak_bytes, peak=peak)
+        return found.expected_excess(selection, prediction, barriers)
+
+    assert expected(plain.selection, at_loss, few, 0) == 10
+    assert expected(plain.selection, at_loss, few, 1500) == 15
+    assert expected(plain.selection, at_loss, few, 3000) == 20
+    assert expected(in_groups, at_loss, few, 2000) == -30
+    assert expected(in_groups, at_first, few, 2000) == -40
+    assert expected(in_groups, at_first, Barriers.PLAIN_TOO, 2000) == 50
+    assert found.excess_near(predicted_bytes - 29) == -30
+
+
+class Misjudged(Candidates):
+    """Compiled plans of which the nearest took as much memory as predicted, and those most like
+    the one at hand took more."""
+
+    more_bytes = 0
+
+    def excess_near(self, peak_bytes: int) -> int:
+        return 0
+
+    def expected_excess(self, *_: Any) -> int:
+        return self.more_bytes
+
+
+def test_what_is_compiled_is_expected_to_fit(
+    context: PlanningContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = int(0.7 * context.baseline.memory.peak_bytes)
+
+    def first_predicted_bytes() -> int:
+        found = Misjudged(context, lambda *_: None)
+        known = set(found._found)
+        BudgetSearch(found, limit).search()
+        first = next(c for root, c in found._found.items() if root not in known)
+        return first.prediction.peak_bytes
+
+    assert 0.9 * limit < first_predicted_bytes() <= 1.001 * limit
+    monkeypatch.setattr(Misjudged, "more_bytes", int(0.2 * limit))
+    assert first_predicted_bytes() <= 0.801 * limit
 
 
 def test_a_plan_that_does_not_need_its_barriers_loses_them(context: PlanningContext) -> None:

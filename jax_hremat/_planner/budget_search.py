@@ -137,7 +137,7 @@ class BudgetSearch:
         groups, wide_misses = True, 0
         margin = _MARGIN * self._limit
         for _ in range(self._max_rounds + 1):
-            aim = self._aim(chain, target, missed_at, groups=groups)
+            aim = self._aim(chain, target, groups=groups)
             if aim is None:
                 break
             schedule, promise = aim.schedule, aim.promise
@@ -167,11 +167,9 @@ class BudgetSearch:
                     break
                 target = min(promise.peak_bytes - excess, missed_at - 1)
 
-    def _aim(self, chain: Chain, target: int, missed_at: int, *, groups: bool) -> _Aim | None:
-        """The schedule to compile next, whose compiled peak is expected just within the limit: one
-        with a predicted peak of at most `target`, or, if the compiler treats plans like that one
-        otherwise than `target` supposes, one with a peak corrected for that. None if there is none.
-        """
+    def _aim(self, chain: Chain, target: int, *, groups: bool) -> _Aim | None:
+        """The schedule to compile next: the fastest with a predicted peak of at most `target`; if
+        that is expected to miss the limit, one of a lower peak. None if there is none."""
         aims: list[_Aim] = []
         while len(aims) < _MAX_AIMS:
             schedule = self._candidates.solve(chain, target, self._solver, groups=groups)
@@ -186,10 +184,9 @@ class BudgetSearch:
                 schedule.selection, promise, self._barriers
             )
             aims.append(_Aim(schedule, schedule.selection, promise, excess_bytes))
-            target = min(promise.peak_bytes - excess_bytes, missed_at - 1)
-            is_close = -_SLACK * self._limit <= excess_bytes <= 0
-            if is_close or (excess_bytes < 0 and target <= promise.peak_bytes):
+            if excess_bytes <= 0:
                 break
+            target = promise.peak_bytes - excess_bytes
         return min(aims, key=_Aim.rank, default=None)
 
     def _try_standard(self) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jax_hremat._plan.fingerprint import Fingerprint
+from jax_hremat._plan.peak import Moment
 from jax_hremat._plan.region import Region
 from jax_hremat._planner.context import PlanningContext, timed, uniform
 from jax_hremat._shared.progress import Progress
@@ -186,22 +187,29 @@ class Candidates:
     def expected_excess(
         self, selection: Selection, prediction: Prediction, barriers: Barriers
     ) -> int:
-        """The same for the compiled plan most like this one: alike in whether there are groups,
-        whether groups keep values, what runs at the peak, and barriers; of those equally alike, the
-        nearest by predicted peak."""
+        """The same to expect of a plan: that of the compiled plans most like it, on straight lines
+        between them by predicted peak. Plans are alike in whether there are groups, whether groups
+        keep values, what runs at the peak, and barriers."""
 
-        def unlikeness(c: Candidate) -> tuple[int, int, float]:
-            differences = (
-                bool(c.selection.groups) != bool(selection.groups),
-                bool(c.selection.keeps) != bool(selection.keeps),
-                c.prediction.peak.block != prediction.peak.block
-                or c.prediction.peak.in_backward != prediction.peak.in_backward,
-                c.barriers is not barriers,
-            )
-            distance_bytes = abs(c.prediction.peak_bytes - prediction.peak_bytes)
-            return sum(differences), distance_bytes, c.step_s
+        def family(
+            selection: Selection, peak: Moment, barriers: Barriers
+        ) -> tuple[bool, bool, tuple[int, bool], Barriers]:
+            at = (peak.block, peak.in_backward)
+            return bool(selection.groups), bool(selection.keeps), at, barriers
 
-        return min(self._as_predicted(), key=unlikeness).excess_bytes
+        def differences(c: Candidate) -> int:
+            theirs = family(c.selection, c.prediction.peak, c.barriers)
+            return sum(a != b for a, b in zip(theirs, ours, strict=True))
+
+        ours = family(selection, prediction.peak, barriers)
+        known = sorted(self._as_predicted(), key=lambda c: c.excess_bytes)
+        fewest = min(map(differences, known))
+        excess = {
+            c.prediction.peak_bytes: c.excess_bytes for c in known if differences(c) == fewest
+        }
+        predicted = sorted(excess)
+        expected = np.interp(prediction.peak_bytes, predicted, [excess[p] for p in predicted])
+        return int(expected)
 
     def _as_predicted(self) -> list[Candidate]:
         """The plans but for those part of whose backward the compiler delayed: those far above
@@ -287,15 +295,17 @@ class Candidates:
     def least_possible_step_s(self, peak_bytes: int) -> float:
         """A step time that no selection of the strategy's options with a predicted peak of at most
         `peak_bytes` is predicted to undercut, if its groups are those of the root program."""
-        chain, solver = self._of_strategy_with_nests, self.context.config.solver
-        reused = all_reused(self.context.results, len(chain))
+        solver = self.context.config.solver
+        reused = all_reused(self.context.results, len(self._options_and_groups))
         with self._solving():
-            least_s = least_possible_s(chain, peak_bytes, solver, reused)
+            least_s = least_possible_s(self._options_and_groups, peak_bytes, solver, reused)
         return self.whole_step_s(least_s)
 
     @functools.cached_property
-    def _of_strategy_with_nests(self) -> Chain:
-        assert self.of_strategy is not None, "only searches of a strategy ask"
+    def _options_and_groups(self) -> Chain:
+        """The chain with all options of the strategy, and all groups of the root program."""
+        if self.of_strategy is None:
+            return self.chain
         return self.context.costs.with_nests(self.of_strategy[0])
 
     @contextlib.contextmanager

@@ -109,8 +109,8 @@ class PlanRequest:
         argnums: tuple[int, ...],
         has_aux: bool,
     ) -> tuple[RematPlan, ...]:
-        """Plans for budgets evenly spread from the least to that of no rematerialization, in each
-        form that the configuration asks for."""
+        """Plans for budgets between the least and that of no rematerialization, in each form that
+        the configuration asks for."""
         terms = Terms(argnums, has_aux, self.headroom_bytes)
         with reporting(self.progress, "planning") as progress:
             return undominated(

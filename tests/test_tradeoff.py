@@ -1,0 +1,97 @@
+"""Where the budgets of a frontier are placed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+from jax_hremat._planner import tradeoff
+from jax_hremat._planner.candidates import Candidates
+
+
+@dataclass(frozen=True)
+class Point:
+    """A compiled plan."""
+
+    peak_bytes: int
+    step_s: float
+
+
+class Curve:
+    """A program all of whose plans lie on a curve; stands for `Candidates` and the search."""
+
+    def __init__(self, points: Sequence[Point]) -> None:
+        self.points = sorted(points, key=lambda p: p.peak_bytes)
+        self.plain = self.points[-1]
+        self.found = {self.plain}
+        self.asked: list[int] = []
+
+    def within(self, peak_bytes: int) -> list[Point]:
+        fitting = [p for p in self.found if p.peak_bytes <= peak_bytes]
+        return sorted(fitting, key=lambda p: (p.step_s, p.peak_bytes))
+
+    def floor(self) -> Point:
+        self.found.add(self.points[0])
+        return self.points[0]
+
+    def search(self, limit: int) -> None:
+        self.asked.append(limit)
+        fitting = [p for p in self.points if p.peak_bytes <= limit]
+        self.found.add(min(fitting, key=lambda p: p.step_s))
+
+
+@dataclass(frozen=True)
+class CurveSearch:
+    curve: Curve
+    limit: int
+
+    def floor(self) -> Point:
+        return self.curve.floor()
+
+    def search(self) -> None:
+        self.curve.search(self.limit)
+
+
+def spread(
+    points: Sequence[Point], num_points: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[Any], list[int]]:
+    monkeypatch.setattr(tradeoff, "search_for", CurveSearch)
+    curve = Curve(points)
+    front = tradeoff.spread(cast(Candidates, curve), num_points)
+    return front, curve.asked
+
+
+def regret(front: Sequence[Any], points: Sequence[Point]) -> float:
+    """How much longer the step of the plan that fits is than the best, over all peaks."""
+    total = 0.0
+    for point in points:
+        total += min(p.step_s for p in front if p.peak_bytes <= point.peak_bytes) - point.step_s
+    return total / len(points)
+
+
+def test_budgets_go_where_time_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [Point(peak, 1000 / peak) for peak in range(100, 1101)]
+    front, asked = spread(points, 12, monkeypatch)
+    assert len(asked) == 10 and len(set(asked)) == 10
+    assert front[0].peak_bytes == 100 and front[-1].peak_bytes == 1100
+    assert [p.peak_bytes for p in front] == sorted(p.peak_bytes for p in front)
+    evenly = [points[round(i * 1000 / 11)] for i in range(12)]
+    assert len(evenly) == len(front) == 12
+    assert regret(front, points) < 0.7 * regret(evenly, points)
+    # Half of the time is saved below a fifth of the memory.
+    assert sum(budget < 300 for budget in asked) >= 5
+
+
+def test_no_budget_is_asked_where_nothing_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    front, asked = spread([Point(10, 2.0), Point(100, 1.0)], 20, monkeypatch)
+    # Between the two there is no plan: each budget halves what is open.
+    assert asked[0] == 55 and asked[-1] == 99
+    assert [p.peak_bytes for p in front] == [10, 100]
+    # The plan of least peak is the fastest; or the only one.
+    for points in ([Point(10, 1.0), Point(100, 2.0)], [Point(10, 1.0)]):
+        front, asked = spread(points, 20, monkeypatch)
+        assert asked == []
+        assert front == [Point(10, 1.0)]
