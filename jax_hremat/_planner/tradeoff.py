@@ -27,13 +27,12 @@ def spread(candidates: Candidates, num_points: int) -> list[Candidate]:
     """
     low = search_for(candidates, 0).floor().peak_bytes
     high = candidates.plain.peak_bytes
-    asked = {low, high}
-    while len(asked) < num_points:
-        budget = _most_open(candidates, sorted(asked))
-        if budget is None:
-            break
+    asked = {low}
+    budget: int | None = high
+    while budget is not None and len(asked) < num_points:
         search_for(candidates, budget).search()
         asked.add(budget)
+        budget = _most_open(candidates, sorted(asked))
     front: list[Candidate] = []
     for candidate in candidates.within(high):
         if not front or candidate.peak_bytes < front[-1].peak_bytes:
