@@ -30,7 +30,8 @@ from benchmarks.device import Timed, is_attached, measured_peak_bytes, timed_in_
 from benchmarks.measured import Facts, candidates_of, mib, prepared
 from jax_hremat._emit.emit import emit
 from jax_hremat._planner.budget_search import BudgetSearch
-from jax_hremat._planner.candidates import Candidate, Candidates
+from jax_hremat._planner.candidate import Candidate
+from jax_hremat._planner.candidates import Candidates
 from jax_hremat._xla.compile import memory_stats
 from jax_hremat._xla.hlo.parse import parse_hlo
 from jax_hremat._xla.hlo.roofline import estimate_step

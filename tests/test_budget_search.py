@@ -14,16 +14,16 @@ import pytest
 from jax_hremat import PlannerConfig, SearchConfig, partition_by_score
 from jax_hremat._emit.emit import emit
 from jax_hremat._emit.step import own_step
-from jax_hremat._plan.peak import Moment
-from jax_hremat._plan.region import Region
+from jax_hremat._planner import budget_search
 from jax_hremat._planner.budget_search import BudgetSearch
-from jax_hremat._planner.candidates import NO_SOLVE, Candidate, Candidates
+from jax_hremat._planner.candidate import Candidate
+from jax_hremat._planner.candidates import NO_SOLVE, Candidates
 from jax_hremat._planner.context import PlanningContext, prepare
+from jax_hremat._planner.corrections import needed_barriers
 from jax_hremat._solve.chain import Selection
 from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers, selection_region
 from jax_hremat._trace.trace import trace_loss
-from jax_hremat._xla.compile import MemoryStats
 from jax_hremat._xla.target import get_target
 
 CONFIG = PlannerConfig(
@@ -80,7 +80,7 @@ def test_a_plan_that_misses_is_compiled_with_a_barrier_at_the_loss(
     assert best is not None and best.peak_bytes <= limit
     assert _is_barrier_at_the_loss(best)
     # The next search begins with these barriers; its best plan is compiled without them as well.
-    assert found.needed_barriers(int(0.9 * limit)) is Barriers.PLAIN_TOO
+    assert needed_barriers(found.compiled, int(0.9 * limit)) is Barriers.PLAIN_TOO
     before = set(found._found)
     second = BudgetSearch(found, int(0.9 * limit)).search()
     assert second is not None
@@ -93,11 +93,7 @@ def test_a_plan_that_misses_is_compiled_with_a_barrier_at_the_loss(
 
 
 class Idle(Candidates):
-    """Compiled plans that take less time without barriers at plain blocks, and as much memory; it
-    is said that these were needed before."""
-
-    def needed_barriers(self, peak_bytes: int) -> Barriers:
-        return Barriers.PLAIN_TOO
+    """Compiled plans that take less time without barriers at plain blocks, and as much memory."""
 
     def add(self, *given: Any, **options: Any) -> Candidate:
         candidate = super().add(*given, **options)
@@ -107,150 +103,42 @@ class Idle(Candidates):
         return self._found[candidate.root]
 
 
-def test_barriers_are_tried_first_where_the_nearest_plan_needed_them(
-    context: PlanningContext,
-) -> None:
-    found = Candidates(context, lambda *_: None)
-    assert found.needed_barriers(0) is Barriers.CHECKPOINTED
-
-    def compiled(barriers: Barriers, peak_bytes: int, start: int) -> None:
-        memory = MemoryStats(0, 0, peak_bytes, 0)
-        child = Region(start, start + 1, True, barrier=barriers is Barriers.PLAIN_TOO)
-        root = Region(0, found.plain.root.stop, children=(child,))
-        step = replace(found.plain.step, memory=memory)
-        found._found[root] = replace(found.plain, root=root, step=step, barriers=barriers)
-
-    for start, (few_bytes, many_bytes) in enumerate([(1000, 900), (2000, 1999)]):
-        compiled(Barriers.CHECKPOINTED, few_bytes, start)
-        compiled(Barriers.PLAIN_TOO, many_bytes, start)
-    compiled(Barriers.CHECKPOINTED, 100, 2)
-    assert found.needed_barriers(800) is Barriers.PLAIN_TOO
-    assert found.needed_barriers(1800) is Barriers.CHECKPOINTED
-
-
-def test_the_expected_peak_lies_between_those_of_the_plans_next_to_it(
-    context: PlanningContext,
-) -> None:
-    found = Candidates(context, lambda *_: None)
-    fixed_bytes, plain = context.fixed_bytes, found.plain
-    highest = plain.prediction.peak_bytes
-
-    def predicted(peak_bytes: int) -> Prediction:
-        return replace(plain.prediction, peak_bytes=peak_bytes)
-
-    def compiled(start: int, predicted_bytes: int, peak_bytes: int) -> None:
-        root = Region(0, plain.root.stop, children=(Region(start, start + 1, True),))
-        step = replace(plain.step, memory=MemoryStats(0, 0, peak_bytes, 0))
-        prediction = predicted(predicted_bytes)
-        found._found[root] = replace(
-            plain, root=root, step=step, prediction=prediction, barriers=Barriers.NONE
-        )
-
-    assert found.overestimate_of(plain.selection) is None
-    assert found.expected_peak_bytes(predicted(fixed_bytes)) == fixed_bytes
-    low, high = fixed_bytes + 1000, fixed_bytes + 3000
-    assert high < highest
-    before = found.expected_peak_bytes(predicted(low))
-    assert before > low - 900
-    compiled(0, low, low - 900)
-    assert found.overestimate_of(plain.selection) == pytest.approx(before / (low - 900))
-    assert found.overestimate_of(replace(plain.selection, groups=((0, 1),))) is None
-    compiled(1, high, high)
-    middle = found.expected_peak_bytes(predicted(fixed_bytes + 2000))
-    assert middle == pytest.approx(fixed_bytes + (100 + 3000) / 2)
-    # One part of whose backward the compiler delayed counts as high as the next.
-    compiled(2, fixed_bytes + 2000, 10 * high)
-    assert found.expected_peak_bytes(predicted(fixed_bytes + 2000)) == high
-
-
-def test_a_prediction_is_corrected_by_the_plan_most_like_it(context: PlanningContext) -> None:
-    found = Candidates(context, lambda *_: None)
-    plain = found.plain
-    predicted_bytes = plain.prediction.peak_bytes // 2
-    in_groups = replace(plain.selection, groups=((0, 1),))
-    forward = replace(plain.prediction.peak, in_backward=False)
-    at_loss, at_first = plain.prediction.peak, replace(forward, block=0)
-
-    def compiled(
-        start: int,
-        selection: Selection,
-        peak: Moment,
-        excess_bytes: int,
-        barriers: Barriers = Barriers.CHECKPOINTED,
-        more_bytes: int = 0,
-    ) -> None:
-        root = Region(0, plain.root.stop, children=(Region(start, start + 1, True),))
-        prediction = replace(plain.prediction, peak_bytes=predicted_bytes + more_bytes, peak=peak)
-        memory = MemoryStats(0, 0, predicted_bytes + more_bytes + excess_bytes, 0)
-        found._found[root] = replace(
-            plain,
-            root=root,
-            selection=selection,
-            step=replace(plain.step, memory=memory),
-            prediction=prediction,
-            barriers=barriers,
-        )
-
-    few = Barriers.CHECKPOINTED
-    compiled(0, plain.selection, at_loss, 10)
-    compiled(1, plain.selection, at_loss, 20, more_bytes=3000)
-    compiled(2, in_groups, at_loss, -30)
-    compiled(3, in_groups, at_first, -40)
-    compiled(4, in_groups, at_first, 50, Barriers.PLAIN_TOO)
-    # Part of its backward was delayed: this says nothing about others.
-    compiled(5, plain.selection, at_first, predicted_bytes)
-
-    def expected(selection: Selection, peak: Moment, barriers: Barriers, more_bytes: int) -> int:
-        peak_bytes = predicted_bytes + more_bytes
-        prediction = replace(plain.prediction, peak_bytes=peak_bytes, peak=peak)
-        return found.expected_excess(selection, prediction, barriers)
-
-    assert expected(plain.selection, at_loss, few, 0) == 10
-    assert expected(plain.selection, at_loss, few, 1500) == 15
-    assert expected(plain.selection, at_loss, few, 3000) == 20
-    assert expected(in_groups, at_loss, few, 2000) == -30
-    assert expected(in_groups, at_first, few, 2000) == -40
-    assert expected(in_groups, at_first, Barriers.PLAIN_TOO, 2000) == 50
-    assert found.excess_near(predicted_bytes - 29) == -30
-
-
-class Misjudged(Candidates):
-    """Compiled plans of which the nearest took as much memory as predicted, and those most like
-    the one at hand took more."""
-
-    more_bytes = 0
-
-    def excess_near(self, peak_bytes: int) -> int:
-        return 0
-
-    def expected_excess(self, *_: Any) -> int:
-        return self.more_bytes
-
-
 def test_what_is_compiled_is_expected_to_fit(
     context: PlanningContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = int(0.7 * context.baseline.memory.peak_bytes)
 
-    def first_predicted_bytes() -> int:
-        found = Misjudged(context, lambda *_: None)
-        known = set(found._found)
+    def first_predicted_bytes(more_bytes: int) -> int:
+        """The predicted peak of the first plan compiled, where the nearest plan took as much memory
+        as predicted, and those most like the one at hand took more."""
+
+        def expected_peak_bytes(_: Any, __: Any, prediction: Prediction, ___: Any) -> int:
+            return prediction.peak_bytes + more_bytes
+
+        monkeypatch.setattr(budget_search, "excess_near", lambda *_: 0)
+        monkeypatch.setattr(budget_search, "expected_peak_bytes", expected_peak_bytes)
+        found = Candidates(context, lambda *_: None)
+        known = set(found.compiled)
         BudgetSearch(found, limit).search()
-        first = next(c for root, c in found._found.items() if root not in known)
+        first = next(c for c in found.compiled if c not in known)
         return first.prediction.peak_bytes
 
-    assert 0.9 * limit < first_predicted_bytes() <= 1.001 * limit
-    monkeypatch.setattr(Misjudged, "more_bytes", int(0.2 * limit))
-    assert first_predicted_bytes() <= 0.801 * limit
+    assert 0.9 * limit < first_predicted_bytes(0) <= 1.001 * limit
+    assert first_predicted_bytes(int(0.2 * limit)) <= 0.801 * limit
 
 
-def test_a_plan_that_does_not_need_its_barriers_loses_them(context: PlanningContext) -> None:
+def test_a_plan_that_does_not_need_its_barriers_loses_them(
+    context: PlanningContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limit = int(0.8 * context.baseline.memory.peak_bytes)
     found = Idle(context, lambda *_: None)
+    # As if they had been needed before.
+    monkeypatch.setattr(budget_search, "needed_barriers", lambda *_: Barriers.PLAIN_TOO)
     best = BudgetSearch(found, limit).search()
     assert best is not None and best.peak_bytes <= limit
     assert best.barriers is not Barriers.PLAIN_TOO
-    (same,) = [alike for alike in found._but_for_barriers() if best in alike]
+    bare = best.root.without_barriers()
+    same = [c for c in found.compiled if c.root.without_barriers() == bare]
     assert Barriers.PLAIN_TOO in {c.barriers for c in same}
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jax_hremat._planner.candidates import NO_SOLVE, Candidate, Candidates
+from jax_hremat._planner.candidate import Candidate
+from jax_hremat._planner.candidates import NO_SOLVE, Candidates
+from jax_hremat._planner.corrections import (
+    excess_near,
+    expected_peak_bytes,
+    needed_barriers,
+    overestimate_by_hand,
+)
 from jax_hremat._solve.backend import SolverConfig, Status, undecided
 from jax_hremat._solve.chain import Chain, Selection
 from jax_hremat._solve.prediction import Prediction
@@ -70,7 +77,7 @@ class BudgetSearch:
         self._solver = solver or candidates.context.config.solver
         self._max_rounds = candidates.context.config.max_rounds
         self._bound_step_s: float | None = None
-        self._barriers = candidates.needed_barriers(limit)
+        self._barriers = needed_barriers(candidates.compiled, limit)
         self._may_be_delayed = True
         self._missed = False
         self._undecided = False
@@ -132,7 +139,7 @@ class BudgetSearch:
         """Solve, compile, compare, and solve again within a predicted peak that is corrected by the
         prediction errors seen."""
         # Plans of about the same peak have about the same prediction error: correct for it at once.
-        target = self._limit - self._candidates.excess_near(self._limit)
+        target = self._limit - excess_near(self._candidates.compiled, self._limit)
         missed_at = self._candidates.plain.prediction.peak_bytes + 1
         groups, wide_misses = True, 0
         margin = _MARGIN * self._limit
@@ -179,10 +186,10 @@ class BudgetSearch:
             if self._bound_step_s is None and chain is self._candidates.chain:
                 self._bound_step_s = self._candidates.whole_step_s(schedule.bound_s)
             promise = self._candidates.context.predict(chain, schedule.selection)
-            excess_bytes = promise.peak_bytes - self._limit
-            excess_bytes += self._candidates.expected_excess(
-                schedule.selection, promise, self._barriers
+            expected_bytes = expected_peak_bytes(
+                self._candidates.compiled, schedule.selection, promise, self._barriers
             )
+            excess_bytes = expected_bytes - self._limit
             aims.append(_Aim(schedule, schedule.selection, promise, excess_bytes))
             if excess_bytes <= 0:
                 break
@@ -203,10 +210,12 @@ class BudgetSearch:
         return best is None or self._candidates.step_s(prediction) < _TIME_TOLERANCE * best.step_s
 
     def _may_fit_by_hand(self, selection: Selection, prediction: Prediction) -> bool:
-        tolerance, seen = _TOLERANCE, self._candidates.overestimate_of(selection)
+        compiled = self._candidates.compiled
+        tolerance, seen = _TOLERANCE, overestimate_by_hand(compiled, selection)
         if seen is not None:
             tolerance = min(tolerance, _TOLERANCE_SEEN * seen)
-        return self._candidates.expected_peak_bytes(prediction) <= tolerance * self._limit
+        expected_bytes = expected_peak_bytes(compiled, selection, prediction, Barriers.NONE)
+        return expected_bytes <= tolerance * self._limit
 
     def _with_plain_barriers(self, candidate: Candidate) -> Candidate:
         """The same plan with barriers at plain blocks as well, if that lowers its peak. If it

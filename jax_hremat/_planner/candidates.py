@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from jax_hremat._plan.fingerprint import Fingerprint
-from jax_hremat._plan.peak import Moment
 from jax_hremat._plan.region import Region
+from jax_hremat._planner.candidate import WORTH_A_BARRIER, Candidate
 from jax_hremat._planner.context import PlanningContext, timed, uniform
 from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
@@ -30,49 +28,8 @@ from jax_hremat._solve.with_reuse import ROUGH_GAP, all_reused, fastest_with_reu
 from jax_hremat._strategies.registry import strategy_of
 from jax_hremat._strategies.strategy import Choices
 from jax_hremat._trace.fingerprint import fingerprint
-from jax_hremat._xla.certify import CompiledStep
-
-# A compiled peak that exceeds the predicted one by this part is no prediction error: XLA's
-# scheduler has delayed part of a backward.
-_PUT_OFF = 0.1
-
-# Barriers, which take time, are used for further plans if they lower a peak by this part, and tried
-# at plain blocks only for cotangents of at least this part of the peak without rematerialization.
-_WORTH_A_BARRIER = 0.01
 
 NO_SOLVE = Outcome(Status.NOT_SOLVED, 0.0, 0.0, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A whole plan, compiled."""
-
-    chain: Chain
-    selection: Selection
-    root: Region
-    barriers: Barriers
-    prediction: Prediction
-    step: CompiledStep
-    outcome: Outcome
-
-    @property
-    def peak_bytes(self) -> int:
-        """The compiled peak."""
-        return self.step.memory.peak_bytes
-
-    @property
-    def excess_bytes(self) -> int:
-        """Bytes by which the compiled peak exceeds the predicted one; negative if it is lower."""
-        return self.peak_bytes - self.prediction.peak_bytes
-
-    @property
-    def step_s(self) -> float:
-        """The estimated time of the compiled step."""
-        return self.step.step_s
-
-    def is_worth_its_barriers(self, other: Candidate) -> bool:
-        """Whether the peak is lower than that of a plan with fewer barriers by enough."""
-        return self.peak_bytes <= (1 - _WORTH_A_BARRIER) * other.peak_bytes
 
 
 class Candidates:
@@ -142,100 +99,10 @@ class Candidates:
         """The plan of least compiled peak; of equal ones the fastest."""
         return min(self._found.values(), key=lambda c: (c.peak_bytes, c.step_s))
 
-    def expected_peak_bytes(
-        self, prediction: Prediction, *, but_for: Candidate | None = None
-    ) -> float:
-        """The compiled peak to expect of a plan: straight lines between the plans compiled so far,
-        but for one, by predicted peak, from the bytes that no plan changes on.
-
-        A plan predicted lower than another but compiled higher is counted as high as the other, for
-        the compiler delayed part of its backward.
-        """
-        fixed_bytes = self.context.fixed_bytes
-        least = {fixed_bytes: fixed_bytes}
-        for c in (c for c in self._found.values() if c is not but_for):
-            predicted_bytes = c.prediction.peak_bytes
-            least[predicted_bytes] = min(c.peak_bytes, least.get(predicted_bytes, c.peak_bytes))
-        predicted = sorted(least)
-        from_the_largest = [least[predicted_bytes] for predicted_bytes in reversed(predicted)]
-        compiled = np.minimum.accumulate(from_the_largest)[::-1]
-        return float(np.interp(prediction.peak_bytes, predicted, compiled))
-
-    def overestimate_of(self, selection: Selection) -> float | None:
-        """The worst ratio, at least 1, of the expected to the compiled peak among the plans by hand
-        that have groups, and keep values in groups, if this one does; None if none was compiled."""
-
-        def family(selection: Selection) -> tuple[bool, bool]:
-            return bool(selection.groups), bool(selection.keeps)
-
-        alike = [
-            c
-            for c in self._found.values()
-            if c.barriers is Barriers.NONE and family(c.selection) == family(selection)
-        ]
-        ratios = (self.expected_peak_bytes(c.prediction, but_for=c) / c.peak_bytes for c in alike)
-        return max(1.0, *ratios) if alike else None
-
-    def excess_near(self, peak_bytes: int) -> int:
-        """Bytes by which the compiled peak exceeds the predicted one for the plan whose compiled
-        peak is nearest."""
-        nearest = min(
-            self._as_predicted(), key=lambda c: (abs(c.peak_bytes - peak_bytes), c.step_s)
-        )
-        return nearest.excess_bytes
-
-    def expected_excess(
-        self, selection: Selection, prediction: Prediction, barriers: Barriers
-    ) -> int:
-        """The same to expect of a plan: that of the compiled plans most like it, on straight lines
-        between them by predicted peak. Plans are alike in whether there are groups, whether groups
-        keep values, what runs at the peak, and barriers."""
-
-        def family(
-            selection: Selection, peak: Moment, barriers: Barriers
-        ) -> tuple[bool, bool, tuple[int, bool], Barriers]:
-            at = (peak.block, peak.in_backward)
-            return bool(selection.groups), bool(selection.keeps), at, barriers
-
-        def differences(c: Candidate) -> int:
-            theirs = family(c.selection, c.prediction.peak, c.barriers)
-            return sum(a != b for a, b in zip(theirs, ours, strict=True))
-
-        ours = family(selection, prediction.peak, barriers)
-        known = sorted(self._as_predicted(), key=lambda c: c.excess_bytes)
-        fewest = min(map(differences, known))
-        excess = {
-            c.prediction.peak_bytes: c.excess_bytes for c in known if differences(c) == fewest
-        }
-        predicted = sorted(excess)
-        expected = np.interp(prediction.peak_bytes, predicted, [excess[p] for p in predicted])
-        return int(expected)
-
-    def _as_predicted(self) -> list[Candidate]:
-        """The plans but for those part of whose backward the compiler delayed: those far above
-        their prediction, and those that are lower with other barriers."""
-        best = [
-            min(alike, key=lambda c: (c.peak_bytes, c.step_s)) for alike in self._but_for_barriers()
-        ]
-        return [c for c in best if c.excess_bytes <= _PUT_OFF * c.prediction.peak_bytes]
-
-    def needed_barriers(self, peak_bytes: int) -> Barriers:
-        """The barriers with which a plan for a compiled peak is compiled first: those of plain
-        blocks too, if they lowered the peak of the nearest plan that was compiled both ways."""
-        few, many = Barriers.CHECKPOINTED, Barriers.PLAIN_TOO
-        alike = [{c.barriers: c for c in plans} for plans in self._but_for_barriers()]
-        pairs = [(plans[few], plans[many]) for plans in alike if few in plans and many in plans]
-        if not pairs:
-            return few
-        nearest = min(pairs, key=lambda p: (abs(p[1].peak_bytes - peak_bytes), p[1].step_s))
-        return many if nearest[1].is_worth_its_barriers(nearest[0]) else few
-
-    def _but_for_barriers(self) -> Iterable[Sequence[Candidate]]:
-        """The plans, those together that differ in barriers alone."""
-        found: dict[Region, list[Candidate]] = {}
-        for root, candidate in self._found.items():
-            found.setdefault(root.without_barriers(), []).append(candidate)
-        return found.values()
+    @property
+    def compiled(self) -> Sequence[Candidate]:
+        """All plans, in the order in which they were compiled."""
+        return tuple(self._found.values())
 
     def step_s(self, prediction: Prediction) -> float:
         """A predicted time as a time of the whole step."""
@@ -259,7 +126,7 @@ class Candidates:
         barriers: Barriers = Barriers.CHECKPOINTED,
     ) -> Candidate:
         """The plan of a selection, compiled unless it already was."""
-        waiting_bytes = int(_WORTH_A_BARRIER * self.context.baseline.memory.peak_bytes)
+        waiting_bytes = int(WORTH_A_BARRIER * self.context.baseline.memory.peak_bytes)
         root = selection_region(self.context.costs.graph, chain, selection, barriers, waiting_bytes)
         if root not in self._found:
             self._progress("whole steps compiled", self.num_compiled, 0)

@@ -9,7 +9,8 @@ from types import MappingProxyType
 
 from jax_hremat._plan.certificate import Certificate
 from jax_hremat._plan.plan import RematPlan
-from jax_hremat._planner.candidates import Candidate, Candidates
+from jax_hremat._planner.candidate import Candidate
+from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.names import Names
 from jax_hremat._planner.reports import (
     Decision,

@@ -6,7 +6,8 @@ from typing import Protocol
 
 from jax_hremat._plan.free_schedule import FreeSchedule
 from jax_hremat._planner.budget_search import BudgetSearch
-from jax_hremat._planner.candidates import Candidate, Candidates
+from jax_hremat._planner.candidate import Candidate
+from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.strategy_search import StrategySearch
 from jax_hremat._solve.prediction import Prediction
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jax_hremat._plan.free_schedule import FreeSchedule
-from jax_hremat._planner.candidates import NO_SOLVE, Candidate, Candidates
+from jax_hremat._planner.candidate import Candidate
+from jax_hremat._planner.candidates import NO_SOLVE, Candidates
+from jax_hremat._planner.corrections import excess_near
 from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.prediction import Prediction
 from jax_hremat._strategies.strategy import Choices, FreeChoices
@@ -34,7 +36,7 @@ class StrategySearch:
         that fits."""
         if not self._candidates.within(self._limit):
             return None
-        limit = self._limit - self._candidates.excess_near(self._limit)
+        limit = self._limit - excess_near(self._candidates.compiled, self._limit)
         return self._candidates.least_possible_step_s(limit)
 
     @property

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from jax_hremat._planner.candidates import Candidate, Candidates
+from jax_hremat._planner.candidate import Candidate
+from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.search_for import Search, search_for
 
 # The predicted peak, and then the compiled one, is found up to this part of the peak …

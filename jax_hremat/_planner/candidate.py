@@ -1,0 +1,48 @@
+"""`Candidate`: a whole plan, compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jax_hremat._plan.region import Region
+from jax_hremat._solve.backend import Outcome
+from jax_hremat._solve.chain import Chain, Selection
+from jax_hremat._solve.prediction import Prediction
+from jax_hremat._solve.regions import Barriers
+from jax_hremat._xla.certify import CompiledStep
+
+# Barriers, which take time, are used for further plans if they lower a peak by this part, and tried
+# at plain blocks only for cotangents of at least this part of the peak without rematerialization.
+WORTH_A_BARRIER = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A whole plan, compiled."""
+
+    chain: Chain
+    selection: Selection
+    root: Region
+    barriers: Barriers
+    prediction: Prediction
+    step: CompiledStep
+    outcome: Outcome
+
+    @property
+    def peak_bytes(self) -> int:
+        """The compiled peak."""
+        return self.step.memory.peak_bytes
+
+    @property
+    def excess_bytes(self) -> int:
+        """Bytes by which the compiled peak exceeds the predicted one; negative if it is lower."""
+        return self.peak_bytes - self.prediction.peak_bytes
+
+    @property
+    def step_s(self) -> float:
+        """The estimated time of the compiled step."""
+        return self.step.step_s
+
+    def is_worth_its_barriers(self, other: Candidate) -> bool:
+        """Whether the peak is lower than that of a plan with fewer barriers by enough."""
+        return self.peak_bytes <= (1 - WORTH_A_BARRIER) * other.peak_bytes

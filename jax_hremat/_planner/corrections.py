@@ -1,0 +1,115 @@
+"""What the peaks of compiled plans tell about those of others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jax_hremat._plan.peak import Moment
+from jax_hremat._plan.region import Region
+from jax_hremat._planner.candidate import Candidate
+from jax_hremat._solve.chain import Selection
+from jax_hremat._solve.prediction import Prediction
+from jax_hremat._solve.regions import Barriers
+
+# A compiled peak that exceeds the predicted one by this part is no prediction error: XLA's
+# scheduler has delayed part of a backward.
+_PUT_OFF = 0.1
+
+
+class _Traits(NamedTuple):
+    """What the error of a predicted peak depends on."""
+
+    has_groups: bool
+    groups_keep: bool
+    barriers: Barriers
+    at_block: int
+    in_backward: bool
+
+
+def expected_peak_bytes(
+    compiled: Sequence[Candidate], selection: Selection, prediction: Prediction, barriers: Barriers
+) -> int:
+    """The compiled peak to expect of a plan: the predicted one, corrected by the errors of the
+    compiled plans most like it, on straight lines between them by predicted peak.
+
+    Plans are alike in whether there are groups, whether groups keep values, which barriers there
+    are, and which block's forward or backward sets the predicted peak.
+    """
+    traits = _traits(selection, barriers, prediction.peak)
+
+    def differences(c: Candidate) -> int:
+        theirs = _traits(c.selection, c.barriers, c.prediction.peak)
+        return sum(a != b for a, b in zip(theirs, traits, strict=True))
+
+    known = sorted(_as_predicted(compiled), key=lambda c: c.excess_bytes)
+    fewest = min(map(differences, known))
+    alike = [c for c in known if differences(c) == fewest]
+    excess = {c.prediction.peak_bytes: c.excess_bytes for c in alike}
+    predicted = sorted(excess)
+    expected = np.interp(prediction.peak_bytes, predicted, [excess[p] for p in predicted])
+    return prediction.peak_bytes + int(expected)
+
+
+def excess_near(compiled: Sequence[Candidate], peak_bytes: int) -> int:
+    """Bytes by which the compiled peak exceeds the predicted one for the plan whose compiled peak
+    is nearest."""
+    known = _as_predicted(compiled)
+    nearest = min(known, key=lambda c: (abs(c.peak_bytes - peak_bytes), c.step_s))
+    return nearest.excess_bytes
+
+
+def overestimate_by_hand(compiled: Sequence[Candidate], selection: Selection) -> float | None:
+    """The worst ratio, at least 1, of the peak expected from the other plans to the compiled one,
+    among the plans by hand, which have no barriers, that have groups, and keep values in groups, if
+    this one does; None if none was compiled."""
+
+    def family(selection: Selection) -> tuple[bool, bool]:
+        return bool(selection.groups), bool(selection.keeps)
+
+    ratios = [
+        expected_peak_bytes(
+            [other for other in compiled if other is not c], c.selection, c.prediction, c.barriers
+        )
+        / c.peak_bytes
+        for c in compiled
+        if c.barriers is Barriers.NONE and family(c.selection) == family(selection)
+    ]
+    return max(1.0, *ratios) if ratios else None
+
+
+def needed_barriers(compiled: Sequence[Candidate], peak_bytes: int) -> Barriers:
+    """The barriers with which a plan for a compiled peak is compiled first: those of plain blocks
+    too, if they lowered the peak of the nearest plan that was compiled both ways."""
+    few, many = Barriers.CHECKPOINTED, Barriers.PLAIN_TOO
+    alike = [{c.barriers: c for c in plans} for plans in _but_for_barriers(compiled)]
+    pairs = [(plans[few], plans[many]) for plans in alike if few in plans and many in plans]
+    if not pairs:
+        return few
+    nearest = min(pairs, key=lambda p: (abs(p[1].peak_bytes - peak_bytes), p[1].step_s))
+    return many if nearest[1].is_worth_its_barriers(nearest[0]) else few
+
+
+def _traits(selection: Selection, barriers: Barriers, peak: Moment) -> _Traits:
+    return _Traits(
+        bool(selection.groups), bool(selection.keeps), barriers, peak.block, peak.in_backward
+    )
+
+
+def _as_predicted(compiled: Sequence[Candidate]) -> list[Candidate]:
+    """The plans but for those part of whose backward the compiler delayed: those far above their
+    prediction, and those that are lower with other barriers."""
+    best = [
+        min(alike, key=lambda c: (c.peak_bytes, c.step_s)) for alike in _but_for_barriers(compiled)
+    ]
+    return [c for c in best if c.excess_bytes <= _PUT_OFF * c.prediction.peak_bytes]
+
+
+def _but_for_barriers(compiled: Sequence[Candidate]) -> list[list[Candidate]]:
+    """The plans, those together that differ in barriers alone."""
+    found: dict[Region, list[Candidate]] = {}
+    for candidate in compiled:
+        found.setdefault(candidate.root.without_barriers(), []).append(candidate)
+    return list(found.values())

@@ -1,0 +1,134 @@
+"""What compiled plans tell about the peaks of others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_hremat import PlannerConfig
+from jax_hremat._emit.step import own_step
+from jax_hremat._plan.region import Region
+from jax_hremat._planner.candidate import Candidate
+from jax_hremat._planner.candidates import Candidates
+from jax_hremat._planner.context import prepare
+from jax_hremat._planner.corrections import (
+    excess_near,
+    expected_peak_bytes,
+    needed_barriers,
+    overestimate_by_hand,
+)
+from jax_hremat._solve.regions import Barriers
+from jax_hremat._trace.trace import trace_loss
+from jax_hremat._xla.compile import MemoryStats
+from jax_hremat._xla.target import get_target
+
+FEW, MANY = Barriers.CHECKPOINTED, Barriers.PLAIN_TOO
+PREDICTED_BYTES = 100_000
+
+
+@pytest.fixture(scope="module")
+def plain() -> Candidate:
+    def loss(w: jax.Array) -> jax.Array:
+        return jnp.tanh(w).sum()
+
+    program = trace_loss(loss, (jax.ShapeDtypeStruct((8,), np.float32),), {})
+    config = PlannerConfig(cost="analytic")
+    context = prepare(own_step(program), get_target("cpu"), config, 0.0, lambda *_: None)
+    return Candidates(context, lambda *_: None).plain
+
+
+def compiled(
+    plain: Candidate,
+    *,
+    plan: int,
+    more_bytes: int = 0,
+    excess_bytes: int = 0,
+    groups: bool = False,
+    block: int = 0,
+    barriers: Barriers = FEW,
+) -> Candidate:
+    """A compiled plan. Those of the same number differ in barriers alone.
+
+    Args:
+        plan: Its number.
+        more_bytes: Its predicted peak, over that of the others.
+        excess_bytes: Its compiled peak, over the predicted one.
+        groups: Whether it has groups.
+        block: The block whose backward sets the peak.
+        barriers: Its barriers.
+    """
+    peak_bytes = PREDICTED_BYTES + more_bytes
+    child = Region(plan, plan + 1, True, barrier=barriers is MANY)
+    return replace(
+        plain,
+        root=Region(0, 99, children=(child,)),
+        selection=replace(plain.selection, groups=((0, 1),) if groups else ()),
+        prediction=replace(
+            plain.prediction,
+            peak_bytes=peak_bytes,
+            peak=replace(plain.prediction.peak, block=block, in_backward=True),
+        ),
+        step=replace(plain.step, memory=MemoryStats(0, 0, peak_bytes + excess_bytes, 0)),
+        barriers=barriers,
+    )
+
+
+def test_a_peak_is_corrected_by_the_plans_most_like_it(plain: Candidate) -> None:
+    known = [
+        compiled(plain, plan=0, excess_bytes=10),
+        compiled(plain, plan=1, excess_bytes=20, more_bytes=3000),
+        compiled(plain, plan=2, excess_bytes=-30, groups=True),
+        compiled(plain, plan=3, excess_bytes=-40, groups=True, block=1),
+        compiled(plain, plan=4, excess_bytes=50, groups=True, block=1, barriers=MANY),
+        # Part of its backward was delayed: this says nothing about others.
+        compiled(plain, plan=5, excess_bytes=PREDICTED_BYTES, block=1),
+    ]
+
+    def expected_excess(candidate: Candidate) -> int:
+        expected_bytes = expected_peak_bytes(
+            known, candidate.selection, candidate.prediction, candidate.barriers
+        )
+        return expected_bytes - candidate.prediction.peak_bytes
+
+    assert expected_excess(compiled(plain, plan=9, more_bytes=-1000)) == 10
+    assert expected_excess(compiled(plain, plan=9, more_bytes=1500)) == 15
+    assert expected_excess(compiled(plain, plan=9, more_bytes=9000)) == 20
+    assert expected_excess(compiled(plain, plan=9, more_bytes=1500, groups=True)) == -30
+    assert expected_excess(compiled(plain, plan=9, groups=True, block=1)) == -40
+    assert expected_excess(compiled(plain, plan=9, groups=True, block=1, barriers=MANY)) == 50
+    assert excess_near(known, PREDICTED_BYTES - 29) == -30
+    assert excess_near(known, 2 * PREDICTED_BYTES) == 20
+
+
+def test_plans_by_hand_are_judged_by_others_of_their_family(plain: Candidate) -> None:
+    first = compiled(plain, plan=0)
+    known = [first]
+    by_hand = compiled(plain, plan=1, excess_bytes=-20_000, barriers=Barriers.NONE)
+    assert overestimate_by_hand(known, by_hand.selection) is None
+    known.append(by_hand)
+    # Without it, the first plan would have let one expect as much as predicted.
+    assert overestimate_by_hand(known, by_hand.selection) == pytest.approx(1.25)
+    in_groups = replace(by_hand.selection, groups=((0, 1),))
+    assert overestimate_by_hand(known, in_groups) is None
+    # One that takes more than expected makes none of the others look too high.
+    known[1] = compiled(plain, plan=1, excess_bytes=5000, barriers=Barriers.NONE)
+    assert overestimate_by_hand(known, by_hand.selection) == 1.0
+
+
+def test_barriers_are_tried_first_where_the_nearest_plan_needed_them(plain: Candidate) -> None:
+    assert needed_barriers([plain], 0) is FEW
+
+    def both(plan: int, few_bytes: int, many_bytes: int) -> list[Candidate]:
+        return [
+            compiled(plain, plan=plan, excess_bytes=peak_bytes - PREDICTED_BYTES, barriers=barriers)
+            for barriers, peak_bytes in ((FEW, few_bytes), (MANY, many_bytes))
+        ]
+
+    known = [plain, *both(0, 1000, 900), *both(1, 2000, 1999)]
+    known.append(compiled(plain, plan=2, excess_bytes=100 - PREDICTED_BYTES))
+    assert needed_barriers(known, 800) is MANY
+    assert needed_barriers(known, 1800) is FEW
