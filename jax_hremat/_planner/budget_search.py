@@ -23,7 +23,7 @@ _SLACK = 0.01
 # Compile another plan only if its predicted step is shorter by this part.
 _WORTH = 0.002
 # Solve at most this often before a plan is compiled.
-_MAX_AIMS = 3
+_MAX_AIMS = 2
 # After a plan above the limit, lower the target by this part of the limit, then by twice as much.
 _MARGIN = 0.0025
 # A plan misses widely if its compiled peak exceeds the limit by more than this part of the limit.
@@ -148,9 +148,6 @@ class BudgetSearch:
             if aim is None:
                 break
             schedule, promise = aim.schedule, aim.promise
-            best = self._best()
-            if best is not None and self._candidates.step_s(promise) > (1 - _WORTH) * best.step_s:
-                break
             candidate = self._candidates.add(chain, aim.selection, schedule.outcome, self._barriers)
             if self._may_be_delayed and candidate.peak_bytes > (1 + _DELAYED) * self._limit:
                 candidate = self._with_plain_barriers(candidate)
@@ -176,7 +173,8 @@ class BudgetSearch:
 
     def _aim(self, chain: Chain, target: int, *, groups: bool) -> _Aim | None:
         """The schedule to compile next: the fastest with a predicted peak of at most `target`; if
-        that is expected to miss the limit, one of a lower peak. None if there is none."""
+        that is expected to miss the limit, one of a lower peak. None if there is none, or none
+        that is faster than the best plan."""
         aims: list[_Aim] = []
         while len(aims) < _MAX_AIMS:
             schedule = self._candidates.solve(chain, target, self._solver, groups=groups)
@@ -186,6 +184,9 @@ class BudgetSearch:
             if self._bound_step_s is None and chain is self._candidates.chain:
                 self._bound_step_s = self._candidates.whole_step_s(schedule.bound_s)
             promise = self._candidates.context.predict(chain, schedule.selection)
+            best = self._best()
+            if best is not None and self._candidates.step_s(promise) > (1 - _WORTH) * best.step_s:
+                return None
             expected_bytes = expected_peak_bytes(
                 self._candidates.compiled, schedule.selection, promise, self._barriers
             )
