@@ -19,7 +19,8 @@ from jax_hremat._planner.corrections import (
     excess_near,
     expected_peak_bytes,
     needed_barriers,
-    overestimate_by_hand,
+    optimistic_peak_bytes,
+    worst_overestimate,
 )
 from jax_hremat._solve.regions import Barriers
 from jax_hremat._trace.trace import trace_loss
@@ -104,19 +105,28 @@ def test_a_peak_is_corrected_by_the_plans_most_like_it(plain: Candidate) -> None
     assert excess_near(known, 2 * PREDICTED_BYTES) == 20
 
 
-def test_plans_by_hand_are_judged_by_others_of_their_family(plain: Candidate) -> None:
-    first = compiled(plain, plan=0)
-    known = [first]
-    by_hand = compiled(plain, plan=1, excess_bytes=-20_000, barriers=Barriers.NONE)
-    assert overestimate_by_hand(known, by_hand.selection) is None
+def test_the_optimistic_peak_lies_between_those_of_the_plans_next_to_it(plain: Candidate) -> None:
+    fixed_bytes = PREDICTED_BYTES // 2
+    known = [compiled(plain, plan=0)]
+
+    def estimate(more_bytes: int) -> float:
+        prediction = compiled(plain, plan=9, more_bytes=more_bytes).prediction
+        return optimistic_peak_bytes(known, prediction, fixed_bytes)
+
+    assert estimate(-fixed_bytes) == fixed_bytes
+    assert estimate(-1000) == PREDICTED_BYTES - 1000
+    by_hand = compiled(plain, plan=1, more_bytes=-2000, excess_bytes=-900, barriers=Barriers.NONE)
+    assert worst_overestimate(known, by_hand.selection, fixed_bytes) is None
     known.append(by_hand)
-    # Without it, the first plan would have let one expect as much as predicted.
-    assert overestimate_by_hand(known, by_hand.selection) == pytest.approx(1.25)
+    wanted = (PREDICTED_BYTES - 2000) / (PREDICTED_BYTES - 2900)
+    assert worst_overestimate(known, by_hand.selection, fixed_bytes) == pytest.approx(wanted)
     in_groups = replace(by_hand.selection, groups=((0, 1),))
-    assert overestimate_by_hand(known, in_groups) is None
-    # One that takes more than expected makes none of the others look too high.
-    known[1] = compiled(plain, plan=1, excess_bytes=5000, barriers=Barriers.NONE)
-    assert overestimate_by_hand(known, by_hand.selection) == 1.0
+    assert worst_overestimate(known, in_groups, fixed_bytes) is None
+    assert estimate(-1000) == pytest.approx(PREDICTED_BYTES - 2900 / 2)
+    # One part of whose backward the compiler delayed counts as high as the next.
+    known.append(compiled(plain, plan=2, more_bytes=-1000, excess_bytes=9 * PREDICTED_BYTES))
+    assert estimate(-1000) == PREDICTED_BYTES
+    assert worst_overestimate(known, by_hand.selection, fixed_bytes) == pytest.approx(wanted)
 
 
 def test_barriers_are_tried_first_where_the_nearest_plan_needed_them(plain: Candidate) -> None:

@@ -10,7 +10,8 @@ from jax_hremat._planner.corrections import (
     excess_near,
     expected_peak_bytes,
     needed_barriers,
-    overestimate_by_hand,
+    optimistic_peak_bytes,
+    worst_overestimate,
 )
 from jax_hremat._solve.backend import SolverConfig, Status, undecided
 from jax_hremat._solve.chain import Chain, Selection
@@ -31,7 +32,7 @@ _WIDE_MISS = 0.1
 # A plan that exceeds the limit by more than this part of it, more than predictions usually err, is
 # compiled with barriers at plain blocks as well.
 _DELAYED = 0.02
-# Also compile a standard plan if its expected peak is at most this many times the limit …
+# Also compile a standard plan if its optimistic peak is at most this many times the limit …
 _TOLERANCE = 1.25
 # … or this many times the worst overestimate of standard plans like it, if that is less.
 _TOLERANCE_SEEN = 1.05
@@ -212,11 +213,11 @@ class BudgetSearch:
 
     def _may_fit_by_hand(self, selection: Selection, prediction: Prediction) -> bool:
         compiled = self._candidates.compiled
-        tolerance, seen = _TOLERANCE, overestimate_by_hand(compiled, selection)
+        fixed_bytes = self._candidates.context.fixed_bytes
+        tolerance, seen = _TOLERANCE, worst_overestimate(compiled, selection, fixed_bytes)
         if seen is not None:
             tolerance = min(tolerance, _TOLERANCE_SEEN * seen)
-        expected_bytes = expected_peak_bytes(compiled, selection, prediction, Barriers.NONE)
-        return expected_bytes <= tolerance * self._limit
+        return optimistic_peak_bytes(compiled, prediction, fixed_bytes) <= tolerance * self._limit
 
     def _with_plain_barriers(self, candidate: Candidate) -> Candidate:
         """The same plan with barriers at plain blocks as well, if that lowers its peak. If it

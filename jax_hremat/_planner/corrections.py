@@ -61,18 +61,37 @@ def excess_near(compiled: Sequence[Candidate], peak_bytes: int) -> int:
     return nearest.excess_bytes
 
 
-def overestimate_by_hand(compiled: Sequence[Candidate], selection: Selection) -> float | None:
-    """The worst ratio, at least 1, of the peak expected from the other plans to the compiled one,
-    among the plans by hand, which have no barriers, that have groups, and keep values in groups, if
-    this one does; None if none was compiled."""
+def optimistic_peak_bytes(
+    compiled: Sequence[Candidate], prediction: Prediction, fixed_bytes: int
+) -> float:
+    """An optimistic estimate of a compiled peak: straight lines between all compiled plans, whatever
+    their kind, by predicted peak, from the bytes that no plan changes on.
+
+    A plan predicted lower than another but compiled higher is counted as high as the other, for the
+    compiler delayed part of its backward.
+    """
+    least = {fixed_bytes: fixed_bytes}
+    for c in compiled:
+        predicted_bytes = c.prediction.peak_bytes
+        least[predicted_bytes] = min(c.peak_bytes, least.get(predicted_bytes, c.peak_bytes))
+    predicted = sorted(least)
+    from_the_largest = [least[predicted_bytes] for predicted_bytes in reversed(predicted)]
+    reached = np.minimum.accumulate(from_the_largest)[::-1]
+    return float(np.interp(prediction.peak_bytes, predicted, reached))
+
+
+def worst_overestimate(
+    compiled: Sequence[Candidate], selection: Selection, fixed_bytes: int
+) -> float | None:
+    """The worst ratio, at least 1, of the optimistic estimate, made from the other plans, to the
+    compiled peak, among the plans by hand, which have no barriers, that have groups, and keep
+    values in groups, if this one does; None if none was compiled."""
 
     def family(selection: Selection) -> tuple[bool, bool]:
         return bool(selection.groups), bool(selection.keeps)
 
     ratios = [
-        expected_peak_bytes(
-            [other for other in compiled if other is not c], c.selection, c.prediction, c.barriers
-        )
+        optimistic_peak_bytes([o for o in compiled if o is not c], c.prediction, fixed_bytes)
         / c.peak_bytes
         for c in compiled
         if c.barriers is Barriers.NONE and family(c.selection) == family(selection)
