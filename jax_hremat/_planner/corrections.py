@@ -64,8 +64,8 @@ def excess_near(compiled: Sequence[Candidate], peak_bytes: int) -> int:
 def optimistic_peak_bytes(
     compiled: Sequence[Candidate], prediction: Prediction, fixed_bytes: int
 ) -> float:
-    """An optimistic estimate of a compiled peak: straight lines between all compiled plans, whatever
-    their kind, by predicted peak, from the bytes that no plan changes on.
+    """An optimistic estimate of a compiled peak: straight lines between all compiled plans, of
+    whatever family, by predicted peak, from the bytes that no plan changes on.
 
     A plan predicted lower than another but compiled higher is counted as high as the other, for the
     compiler delayed part of its backward.
