@@ -193,7 +193,8 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         "",
         f"## {NUM_BUDGETS} budgets from the floor to no rematerialization",
         "",
-        "For each budget the fastest of all certified plans that fit is taken, so none is left "
+        "Each budget is placed where the plans before it leave the most memory and time between "
+        "them. For each the fastest of all certified plans that fit is taken, so none is left "
         "without one and no larger budget has a slower one. Plans are the different ones that no "
         "other beats; steps is how many whole steps were compiled for them all. The error is that "
         "of the peak as predicted before the step was compiled, of all plans of this page. Above "
