@@ -29,8 +29,8 @@ _MAX_AIMS = 2
 _MARGIN = 0.0025
 # A plan misses widely if its compiled peak exceeds the limit by more than this part of the limit.
 _WIDE_MISS = 0.1
-# A plan that exceeds the limit by more than this part of it, more than predictions usually err, is
-# compiled with barriers at plain blocks as well.
+# A plan above the limit that exceeds the limit, or the peak expected of it, by more than this part,
+# more than expectations usually err, is compiled with barriers at plain blocks as well.
 _DELAYED = 0.02
 # Also compile a standard plan if its optimistic peak is at most this many times the limit …
 _TOLERANCE = 1.25
@@ -53,18 +53,18 @@ class _Aim:
         schedule: What the solver found.
         selection: The selection in it.
         promise: Its predicted cost.
-        excess_bytes: Bytes by which its compiled peak is expected to exceed the limit.
+        expected_bytes: The compiled peak to expect.
     """
 
     schedule: Schedule
     selection: Selection
     promise: Prediction
-    excess_bytes: int
+    expected_bytes: int
 
-    def rank(self) -> tuple[bool, float]:
-        """Those that are expected to fit come first, by time; then the others, by excess."""
-        misses = self.excess_bytes > 0
-        return misses, self.excess_bytes if misses else self.promise.time_s
+    def rank(self, limit: int) -> tuple[bool, float]:
+        """Those that are expected to fit come first, by time; then the others, by peak."""
+        misses = self.expected_bytes > limit
+        return misses, self.expected_bytes if misses else self.promise.time_s
 
 
 class BudgetSearch:
@@ -150,7 +150,7 @@ class BudgetSearch:
                 break
             schedule, promise = aim.schedule, aim.promise
             candidate = self._candidates.add(chain, aim.selection, schedule.outcome, self._barriers)
-            if self._may_be_delayed and candidate.peak_bytes > (1 + _DELAYED) * self._limit:
+            if self._is_delayed(candidate, aim.expected_bytes):
                 candidate = self._with_plain_barriers(candidate)
             excess = candidate.peak_bytes - self._limit
             if excess > 0:
@@ -191,12 +191,11 @@ class BudgetSearch:
             expected_bytes = expected_peak_bytes(
                 self._candidates.compiled, schedule.selection, promise, self._barriers
             )
-            excess_bytes = expected_bytes - self._limit
-            aims.append(_Aim(schedule, schedule.selection, promise, excess_bytes))
-            if excess_bytes <= 0:
+            aims.append(_Aim(schedule, schedule.selection, promise, expected_bytes))
+            if expected_bytes <= self._limit:
                 break
-            target = promise.peak_bytes - excess_bytes
-        return min(aims, key=_Aim.rank, default=None)
+            target = promise.peak_bytes - (expected_bytes - self._limit)
+        return min(aims, key=lambda aim: aim.rank(self._limit), default=None)
 
     def _try_standard(self) -> None:
         """Compile the standard plans that may fit and be faster, without barriers, as a user would
@@ -218,6 +217,11 @@ class BudgetSearch:
         if seen is not None:
             tolerance = min(tolerance, _TOLERANCE_SEEN * seen)
         return optimistic_peak_bytes(compiled, prediction, fixed_bytes) <= tolerance * self._limit
+
+    def _is_delayed(self, candidate: Candidate, expected_bytes: int) -> bool:
+        """Whether the compiler seems to have delayed parts of the backward of plain blocks."""
+        tolerated = (1 + _DELAYED) * min(expected_bytes, self._limit)
+        return self._may_be_delayed and candidate.peak_bytes > max(tolerated, self._limit)
 
     def _with_plain_barriers(self, candidate: Candidate) -> Candidate:
         """The same plan with barriers at plain blocks as well, if that lowers its peak. If it
