@@ -180,29 +180,32 @@ def test_plain_blocks_with_a_skip_connection_can_have_barriers() -> None:
         root = selection_region(costs.graph, chain, plain, barriers)
         assert {chain.starts.index(r.start) for r in root.children} == expected
         assert all(r.barrier and not r.checkpointed for r in root.children)
-    # A checkpointed block has a barrier of its own, and a group one for all of its blocks.
+    # A checkpointed block has a barrier of its own.
     first, *_ = sorted(skips)
     alone = Selection(tuple(int(k == first) for k in range(len(chain))))
     root = selection_region(costs.graph, chain, alone, Barriers.PLAIN_TOO)
     (checkpointed,) = [r for r in root.children if r.start == chain.starts[first]]
     assert checkpointed.checkpointed
     assert checkpointed.barrier
+    # In a group, every plain block has one.
     group = replace(plain, groups=((first, last - 1),))
+    with_few = selection_region(costs.graph, chain, group, Barriers.CHECKPOINTED)
+    assert not with_few.children[0].children
     root = selection_region(costs.graph, chain, group, Barriers.PLAIN_TOO)
     assert [r.checkpointed for r in root.children] == [True, False]
-    assert not root.children[0].children
+    inside = root.children[0].children
+    assert [chain.starts.index(r.start) for r in inside] == [*range(first, last)]
+    assert all(r.barrier and not r.checkpointed for r in inside)
 
     keys = jax.random.split(jax.random.key(0), 7)
     values = [jax.random.normal(k, s.shape) for k, s in zip(keys, [*args[0], args[1]], strict=True)]
     params, x = values[:6], values[6]
-    root = selection_region(costs.graph, chain, plain, Barriers.PLAIN_TOO)
-    emitted = emit(program, root)
-    for found, wanted in zip(
-        jax.tree.leaves(jax.jit(jax.value_and_grad(emitted))(params, x)),
-        jax.tree.leaves(jax.jit(jax.value_and_grad(u_shaped))(params, x)),
-        strict=True,
-    ):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)
+    wanted = jax.tree.leaves(jax.jit(jax.value_and_grad(u_shaped))(params, x))
+    for selection in (plain, group):
+        root = selection_region(costs.graph, chain, selection, Barriers.PLAIN_TOO)
+        found = jax.tree.leaves(jax.jit(jax.value_and_grad(emit(program, root)))(params, x))
+        for ours, theirs in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
 
 
 class Larger(Candidates):

@@ -29,9 +29,6 @@ _MAX_AIMS = 2
 _MARGIN = 0.0025
 # A plan misses widely if its compiled peak exceeds the limit by more than this part of the limit.
 _WIDE_MISS = 0.1
-# A plan above the limit that exceeds the limit, or the peak expected of it, by more than this part,
-# more than expectations usually err, is compiled with barriers at plain blocks as well.
-_DELAYED = 0.02
 # Also compile a standard plan if its optimistic peak is at most this many times the limit …
 _TOLERANCE = 1.25
 # … or this many times the worst overestimate of standard plans like it, if that is less.
@@ -150,7 +147,9 @@ class BudgetSearch:
                 break
             schedule, promise = aim.schedule, aim.promise
             candidate = self._candidates.add(chain, aim.selection, schedule.outcome, self._barriers)
-            if self._is_delayed(candidate, aim.expected_bytes):
+            misses = candidate.peak_bytes > self._limit
+            expected_bytes = min(aim.expected_bytes, self._limit)
+            if misses and self._may_be_delayed and candidate.is_delayed(expected_bytes):
                 candidate = self._with_plain_barriers(candidate)
             excess = candidate.peak_bytes - self._limit
             if excess > 0:
@@ -217,11 +216,6 @@ class BudgetSearch:
         if seen is not None:
             tolerance = min(tolerance, _TOLERANCE_SEEN * seen)
         return optimistic_peak_bytes(compiled, prediction, fixed_bytes) <= tolerance * self._limit
-
-    def _is_delayed(self, candidate: Candidate, expected_bytes: int) -> bool:
-        """Whether the compiler seems to have delayed parts of the backward of plain blocks."""
-        tolerated = (1 + _DELAYED) * min(expected_bytes, self._limit)
-        return self._may_be_delayed and candidate.peak_bytes > max(tolerated, self._limit)
 
     def _with_plain_barriers(self, candidate: Candidate) -> Candidate:
         """The same plan with barriers at plain blocks as well, if that lowers its peak. If it

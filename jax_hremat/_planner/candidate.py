@@ -14,6 +14,9 @@ from jax_hremat._xla.certify import CompiledStep
 # Barriers, which take time, are used for further plans if they lower a peak by this part, and tried
 # at plain blocks only for cotangents of at least this part of the peak without rematerialization.
 WORTH_A_BARRIER = 0.01
+# A plan is compiled with barriers at plain blocks as well if it exceeds the peak expected of it by
+# more than this part, which is more than expectations usually err.
+_DELAYED = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,11 @@ class Candidate:
     def step_s(self) -> float:
         """The estimated time of the compiled step."""
         return self.step.step_s
+
+    def is_delayed(self, expected_bytes: int) -> bool:
+        """Whether the peak is so far above the expected one that the compiler seems to have delayed
+        parts of the backward."""
+        return self.peak_bytes > (1 + _DELAYED) * expected_bytes
 
     def is_worth_its_barriers(self, other: Candidate) -> bool:
         """Whether the peak is lower than that of a plan with fewer barriers by enough."""

@@ -196,12 +196,16 @@ class Candidates:
     @functools.cached_property
     def lowest(self) -> list[Candidate]:
         """Compiled plans of least predicted peak: with all options, with and without groups, and
-        with the options of `simple`."""
+        with the options of `simple`; and with more barriers those that seem delayed."""
         solver = replace(self.context.config.solver, relative_gap=0.01)
         candidates: list[Candidate] = []
         for chain, groups in ((self.chain, True), (self.chain, False), (self.simple, True)):
             with self._solving():
                 schedule = least_peak(chain, solver, groups=groups)
             assert schedule.selection is not None, "without a peak bound a selection exists"
-            candidates.append(self.add(chain, schedule.selection, schedule.outcome))
+            plan = chain, schedule.selection, schedule.outcome
+            candidate = self.add(*plan)
+            candidates.append(candidate)
+            if candidate.is_delayed(candidate.prediction.peak_bytes):
+                candidates.append(self.add(*plan, Barriers.PLAIN_TOO))
         return candidates

@@ -18,8 +18,9 @@ class Barriers(Enum):
     Attributes:
         NONE: No region, as in a function with `jax.checkpoint` written by hand.
         CHECKPOINTED: The checkpointed regions part of whose backward the compiler could delay.
-        PLAIN_TOO: Likewise the plain blocks in no group that make many cotangents wait, and
-            that at the loss in any case, so that its backward ends before any other begins.
+        PLAIN_TOO: Likewise every plain block in a group, so that what its backward reads, which is
+            recomputed, can be dropped after it; plain blocks in no group that make many cotangents
+            wait; and that at the loss, so that its backward ends before any other begins.
     """
 
     NONE = "none"
@@ -41,8 +42,9 @@ def selection_region(
         chain: Its blocks and their options.
         selection: The selection.
         barriers: Which regions are behind a cotangent barrier.
-        waiting_bytes: For `Barriers.PLAIN_TOO`: a plain block has a barrier only if cotangents of
-            at least so many bytes, made in its backward, wait for those of earlier blocks.
+        waiting_bytes: For `Barriers.PLAIN_TOO`: a plain block in no group has a barrier only if
+            cotangents of at least so many bytes, made in its backward, wait for those of earlier
+            blocks.
     """
     modes = [
         chain.options[b][o].region.shifted(chain.starts[b]) for b, o in enumerate(selection.options)
@@ -58,10 +60,8 @@ def selection_region(
         mode = modes[block]
         if mode.checkpointed:
             return (mode,)
-        behind = (
-            barriers is Barriers.PLAIN_TOO
-            and not in_group
-            and (block == last_block or chain.made_to_wait_bytes(block) >= waiting_bytes)
+        behind = barriers is Barriers.PLAIN_TOO and (
+            in_group or block == last_block or chain.made_to_wait_bytes(block) >= waiting_bytes
         )
         return (replace(mode, barrier=True),) if behind else mode.children
 
