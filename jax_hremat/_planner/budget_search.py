@@ -127,7 +127,7 @@ class BudgetSearch:
         self._try_standard()
         if self._best() is None:
             # Predictions are worst near the least peak, so the plan of least peak may still fit.
-            _ = self._candidates.lowest
+            self._candidates.compile_lowest()
         return self._best()
 
     def _best(self) -> Candidate | None:
@@ -245,7 +245,7 @@ class BudgetSearch:
         refusal of a program names the same smallest budget, and planning for it finds a plan.
         """
         alone = self._candidates.anew()
-        _ = alone.lowest
+        alone.compile_lowest()
         quick = self._solver.part(_FLOOR_NODES)
         for _ in range(alone.context.config.floor_rounds):
             limit = int((1 - _SLACK) * alone.least.peak_bytes)

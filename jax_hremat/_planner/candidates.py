@@ -194,18 +194,24 @@ class Candidates:
         return sorted(plans, key=lambda plan: plan[2].peak_bytes)
 
     @functools.cached_property
-    def lowest(self) -> list[Candidate]:
-        """Compiled plans of least predicted peak: with all options, with and without groups, and
-        with the options of `simple`; and with more barriers those that seem delayed."""
+    def _lowest(self) -> list[tuple[Chain, Selection, Prediction, Outcome]]:
+        """The schedules of least peak, lowest predicted peak first: with all options, with and
+        without groups, and with the options of `simple`."""
         solver = replace(self.context.config.solver, relative_gap=0.01)
-        candidates: list[Candidate] = []
+        found: list[tuple[Chain, Selection, Prediction, Outcome]] = []
         for chain, groups in ((self.chain, True), (self.chain, False), (self.simple, True)):
             with self._solving():
                 schedule = least_peak(chain, solver, groups=groups)
             assert schedule.selection is not None, "without a peak bound a selection exists"
-            plan = chain, schedule.selection, schedule.outcome
-            candidate = self.add(*plan)
-            candidates.append(candidate)
-            if candidate.is_delayed(candidate.prediction.peak_bytes):
-                candidates.append(self.add(*plan, Barriers.PLAIN_TOO))
-        return candidates
+            prediction = self.context.predict(chain, schedule.selection)
+            found.append((chain, schedule.selection, prediction, schedule.outcome))
+        return sorted(found, key=lambda plan: plan[2].peak_bytes)
+
+    def compile_lowest(self) -> None:
+        """Compile the schedules of least peak that are predicted below the least peak so far, with
+        more barriers too where they seem delayed."""
+        for chain, selection, prediction, outcome in self._lowest:
+            if prediction.peak_bytes < self.least.peak_bytes:
+                candidate = self.add(chain, selection, outcome)
+                if candidate.is_delayed(prediction.peak_bytes):
+                    self.add(chain, selection, outcome, Barriers.PLAIN_TOO)
