@@ -101,8 +101,10 @@ def test_a_peak_is_corrected_by_the_plans_most_like_it(plain: Candidate) -> None
     assert expected_excess(compiled(plain, plan=9, more_bytes=1500, groups=True)) == -30
     assert expected_excess(compiled(plain, plan=9, groups=True, block=1)) == -40
     assert expected_excess(compiled(plain, plan=9, groups=True, block=1, barriers=MANY)) == 50
-    assert excess_near(known, PREDICTED_BYTES - 29) == -30
-    assert excess_near(known, 2 * PREDICTED_BYTES) == 20
+    assert excess_near(known, PREDICTED_BYTES - 29, FEW) == -30
+    assert excess_near(known, 2 * PREDICTED_BYTES, FEW) == 20
+    assert excess_near(known, 2 * PREDICTED_BYTES, MANY) == 50
+    assert excess_near(known, 2 * PREDICTED_BYTES, Barriers.NONE) == 20
 
 
 def test_the_optimistic_peak_lies_between_those_of_the_plans_next_to_it(plain: Candidate) -> None:

@@ -137,7 +137,8 @@ class BudgetSearch:
         """Solve, compile, compare, and solve again within a predicted peak that is corrected by the
         prediction errors seen."""
         # Plans of about the same peak have about the same prediction error: correct for it at once.
-        target = self._limit - excess_near(self._candidates.compiled, self._limit)
+        compiled = self._candidates.compiled
+        target = self._limit - excess_near(compiled, self._limit, self._barriers)
         missed_at = self._candidates.plain.prediction.peak_bytes + 1
         groups, wide_misses = True, 0
         margin = _MARGIN * self._limit

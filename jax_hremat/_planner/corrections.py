@@ -53,12 +53,14 @@ def expected_peak_bytes(
     return prediction.peak_bytes + int(expected)
 
 
-def excess_near(compiled: Sequence[Candidate], peak_bytes: int) -> int:
+def excess_near(compiled: Sequence[Candidate], peak_bytes: int, barriers: Barriers) -> int:
     """Bytes by which the compiled peak exceeds the predicted one for the plan whose compiled peak
-    is nearest."""
-    known = _as_predicted(compiled)
-    nearest = min(known, key=lambda c: (abs(c.peak_bytes - peak_bytes), c.step_s))
-    return nearest.excess_bytes
+    is nearest; among plans with these barriers, if there are any."""
+
+    def distance(c: Candidate) -> tuple[bool, int, float]:
+        return c.barriers is not barriers, abs(c.peak_bytes - peak_bytes), c.step_s
+
+    return min(_as_predicted(compiled), key=distance).excess_bytes
 
 
 def optimistic_peak_bytes(
