@@ -98,7 +98,7 @@ class Idle(Candidates):
     def add(self, *given: Any, **options: Any) -> Candidate:
         candidate = super().add(*given, **options)
         if candidate.barriers is Barriers.PLAIN_TOO:
-            slower = replace(candidate.step, step_s=1.1 * candidate.step.step_s)
+            slower = replace(candidate.step, step_s=1.001 * candidate.step.step_s)
             self._found[candidate.root] = replace(candidate, step=slower)
         return self._found[candidate.root]
 
