@@ -144,7 +144,10 @@ def region_trees(
                 for a, b in itertools.pairwise(edges)
                 if draw(st.integers(0, 3))
             ]
-        return Region(start, stop, checkpointed, tuple(sorted(saved)), tuple(children))
+        barrier = depth > 0 and draw(st.booleans())
+        return Region(
+            start, stop, checkpointed, tuple(sorted(saved)), tuple(children), barrier=barrier
+        )
 
     return region(0, len(equations), 0)
 

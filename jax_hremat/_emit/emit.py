@@ -123,9 +123,11 @@ class _Emitter:
         inputs: Sequence[Any],
         outputs: Sequence[Any],
         saved: frozenset[tuple[int, int]] = frozenset(),
+        around: _Inside | None = None,
     ) -> FlatFunction:
         saved = saved.union(self._kept(region))
-        inside = _Inside(loop=self._in_loop, checkpointed=region.checkpointed)
+        is_inside = region.checkpointed or (around is not None and around.checkpointed)
+        inside = _Inside(loop=self._in_loop, checkpointed=is_inside)
         again = self._constants_of(region, frozenset(inputs))
         steps = [self._equation(i, saved, inside) for i in again]
         steps += self._steps(region, saved, inside)
@@ -152,7 +154,7 @@ class _Emitter:
             elif child.branches:
                 steps.append(self._cond(child.start, child.branches, saved))
             elif child.barrier:
-                steps.append(self._with_barriers(child, saved))
+                steps.append(self._with_barriers(child, saved, inside))
             else:
                 steps += self._steps(child, saved, inside)
             position = child.stop
@@ -265,10 +267,10 @@ class _Emitter:
         return sorted({made[var] for var in chosen_by if var in made})
 
     def _with_barriers(
-        self, region: Region, saved: frozenset[tuple[int, int]]
+        self, region: Region, saved: frozenset[tuple[int, int]], inside: _Inside
     ) -> Callable[[dict[Any, Any]], None]:
         inputs, outputs = self._boundary(region)
-        inner = self.function(region, inputs, outputs, saved)
+        inner = self.function(region, inputs, outputs, saved, inside)
         joined = [v for v in inputs if v in self._active or v in self._arguments]
         return _step(inner, inputs, outputs, joined)
 

@@ -121,12 +121,17 @@ class Emitter:
                 self.of_literals.update(dict.fromkeys(eqn.outvars, i))
 
     def function(
-        self, region: Region, inputs: Sequence[Any], outputs: Sequence[Any], names: frozenset[Any]
+        self,
+        region: Region,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        names: frozenset[Any],
+        is_nested: bool = False,
     ) -> Callable[..., list[Any]]:
         """The region as a function; the values among `names` are named."""
         # Values made of literals alone are made again by each region that reads them.
         again = [self.equation(i, names) for i in self.makers(region, inputs)]
-        steps = [*again, *self.steps(region, names)]
+        steps = [*again, *self.steps(region, names, is_nested or region.checkpointed)]
 
         def run(*values: Any) -> list[Any]:
             env = dict(zip(inputs, values, strict=True))
@@ -136,14 +141,16 @@ class Emitter:
 
         return run
 
-    def steps(self, region: Region, names: frozenset[Any]) -> list[Callable[[Any], None]]:
+    def steps(
+        self, region: Region, names: frozenset[Any], is_nested: bool
+    ) -> list[Callable[[Any], None]]:
         steps, position = [], region.start
         for inner in region.inside:
             steps += [self.equation(i, names) for i in range(position, inner.start)]
             if inner.body is not None:
                 steps.append(self.equation(inner.start, names, self.steps_of(inner)))
             else:
-                steps.append(self.region(inner, names, region.checkpointed))
+                steps.append(self.region(inner, names, is_nested))
             position = inner.stop
         return [*steps, *(self.equation(i, names) for i in range(position, region.stop))]
 
@@ -152,7 +159,7 @@ class Emitter:
     ) -> Callable[[Any], None]:
         keeps = [k for k in region.keeps if self.eqns[k[0]].outvars[k[1]] not in self.of_literals]
         inputs, outputs = self.boundary(region)
-        run = self.function(region, inputs, outputs, names.union(keeps))
+        run = self.function(region, inputs, outputs, names.union(keeps), is_nested)
         joined = [v for v in inputs if region.barrier and v in self.moving]
         if region.checkpointed:
             policy = jax.checkpoint_policies.save_only_these_names(*map(self.name_of, keeps))
