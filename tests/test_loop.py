@@ -307,3 +307,14 @@ def test_recomputes_in_reach_of_their_first_run_are_kept_apart(
     body = Region(0, len(body_of(program).jaxpr.jaxpr.eqns), checkpointed=True)
     planned = emit(program, in_mode(program, Loop(body, segments)))
     assert barriers(jax.make_jaxpr(planned)(*args)) == expected
+
+
+def test_a_plain_region_with_a_barrier_changes_nothing_about_what_is_around() -> None:
+    program, args = traced(4, reverse=False)
+    n = len(body_of(program).jaxpr.jaxpr.eqns)
+    inner = Region(1, n - 1, checkpointed=True)
+    for between in (inner, Region(0, n - 1, children=(inner,), barrier=True)):
+        body = Region(0, n, checkpointed=True, children=(between,))
+        root = in_mode(program, Loop(body))
+        assert barriers(jax.make_jaxpr(emit(program, root))(*args)) == [False, True]
+        assert_same_step(program, args, root)

@@ -174,7 +174,9 @@ def test_steps_of_a_scan_compile_as_they_do_with_the_library() -> None:
     (planned,) = (region for _, region in plan.root.walk() if region.loop)
     assert planned.loop is not None
     length = planned.loop.body.stop
-    half = Region(0, length // 2, True, ((1, 0), (3, 0)), (Region(1, 3, checkpointed=True),))
+    inner = Region(1, 3, checkpointed=True)
+    half = Region(0, length // 2, True, ((1, 0), (3, 0)), (inner,))
+    behind = Region(0, length // 2, children=(inner,), barrier=True)
     expected = jax.tree.leaves(jax.value_and_grad(scanned)(*args))
     peaks = set()
     for body in (
@@ -182,6 +184,7 @@ def test_steps_of_a_scan_compile_as_they_do_with_the_library() -> None:
         Region(0, length, checkpointed=True),
         Region(0, length, True, ((2, 0),)),
         Region(0, length, children=(half,)),
+        Region(0, length, True, children=(behind,)),
     ):
         scan = dataclasses.replace(planned, loop=Loop(body))
         made = dataclasses.replace(plan, root=Region(0, plan.root.stop, children=(scan,)))
@@ -192,7 +195,7 @@ def test_steps_of_a_scan_compile_as_they_do_with_the_library() -> None:
         peaks.add(peak_bytes)
         for got, right in zip(jax.tree.leaves(step(*args)), expected, strict=True):
             np.testing.assert_allclose(got, right, rtol=2e-4, atol=1e-6)
-    assert len(peaks) == 4
+    assert len(peaks) == 5
 
 
 def test_a_scan_with_a_rule_of_its_own_is_refused_when_it_runs() -> None:

@@ -19,7 +19,7 @@ from jax_hremat._jax.equations import bind_equation, chooser_of, context_of, swi
 from jax_hremat._jax.jaxprs import Literal, jaxpr_consts, open_jaxpr
 from jax_hremat._jax.meshes import varying_axes
 from jax_hremat._plan.region import Loop, Region, ValueRef
-from jax_hremat._trace.bodies import branch_bodies, scan_body
+from jax_hremat._trace.bodies import after_any_step, branch_bodies, scan_body
 from jax_hremat._trace.constants import constant_makers
 from jax_hremat._trace.copies import compared_copies
 from jax_hremat._trace.rules import active_variables, are_in
@@ -105,7 +105,7 @@ class _Emitter:
                 last_use[var] = len(self._jaxpr.eqns)
         self._last_use = last_use
         self._arguments = frozenset(self._jaxpr.invars[i] for i in program.differentiated)
-        self._active = active_variables(self._jaxpr, program.differentiated) - self._arguments
+        self._differentiated = active_variables(self._jaxpr, program.differentiated)
         self._moving = active_variables(self._jaxpr, program.moving)
 
     @functools.cached_property
@@ -188,7 +188,8 @@ class _Emitter:
         # XLA can merge operations of several steps that are unrolled into one loop body, or into
         # no loop at all.
         in_loop = eqn.params["unroll"] == 1
-        program = scan_body(eqn, are_in(self._moving, eqn.invars))
+        active = after_any_step(eqn, are_in(self._differentiated, eqn.invars))
+        program = scan_body(eqn, are_in(self._moving, eqn.invars), active)
         body = emit_flat(program, loop.body, name=name, in_loop=in_loop)
         prevent_cse = inside.prevents_cse
         return self._assign(
@@ -201,7 +202,8 @@ class _Emitter:
         self, index: int, branches: Sequence[Region], saved: frozenset[tuple[int, int]]
     ) -> Callable[[dict[Any, Any]], None]:
         eqn = self._jaxpr.eqns[index]
-        bodies = branch_bodies(eqn, are_in(self._moving, eqn.invars))
+        active = are_in(self._differentiated, eqn.invars[1:])
+        bodies = branch_bodies(eqn, are_in(self._moving, eqn.invars), active)
         functions = [
             emit_flat(body, branch, name=f"{self._program_name}{index}.{k}/", in_loop=self._in_loop)
             for k, (body, branch) in enumerate(zip(bodies, branches, strict=True))
@@ -252,7 +254,8 @@ class _Emitter:
             names=[self._name(op, k) for op, k in kept],
             prevent_cse=inside.prevents_cse,
         )
-        joined = [v for v in inputs if v in self._active] if region.barrier else []
+        made = self._differentiated - self._arguments
+        joined = [v for v in inputs if v in made] if region.barrier else []
         return _step(checkpointed, inputs, outputs, joined)
 
     def _choices(self, region: Region) -> list[ValueRef]:
@@ -271,7 +274,7 @@ class _Emitter:
     ) -> Callable[[dict[Any, Any]], None]:
         inputs, outputs = self._boundary(region)
         inner = self.function(region, inputs, outputs, saved, inside)
-        joined = [v for v in inputs if v in self._active or v in self._arguments]
+        joined = [v for v in inputs if v in self._differentiated]
         return _step(inner, inputs, outputs, joined)
 
     def _kept(self, region: Region) -> list[ValueRef]:

@@ -24,7 +24,7 @@ def scan_body(eqn: Any, moving: Sequence[bool] = (), active: Sequence[bool] = ()
             none if left out.
         active: Which inputs of the body are differentiated; none if left out.
     """
-    return _body_program(eqn.params["jaxpr"], _moving_in_body(eqn, moving), active)
+    return _body_program(eqn.params["jaxpr"], after_any_step(eqn, moving), active)
 
 
 def branch_bodies(
@@ -41,8 +41,9 @@ def branch_bodies(
     return [_body_program(branch, moving[1:], active) for branch in eqn.params["branches"]]
 
 
-def _moving_in_body(eqn: Any, moving: Sequence[bool]) -> list[bool]:
-    """`moving` for the body's inputs: a carried value is moving if it is so after any step."""
+def after_any_step(eqn: Any, moving: Sequence[bool]) -> list[bool]:
+    """Which inputs of a scan's body depend on the inputs of the scan that are `moving`: a carried
+    value does if it does so after any step."""
     num_consts, num_carry = scan_counts(eqn)
     body = open_jaxpr(eqn.params["jaxpr"])
     flags = [*moving, *[False] * (len(body.invars) - len(moving))]
