@@ -18,7 +18,7 @@ from jax_hremat._emit.step import own_step
 from jax_hremat._planner.candidates import NO_SOLVE, Candidates
 from jax_hremat._planner.context import PlanningContext, prepare, uniform
 from jax_hremat._solve.chain import BoundaryValue, Chain, Selection
-from jax_hremat._solve.output_reuse import Result, reused_bytes
+from jax_hremat._solve.output_reuse import Buffer, Result, reused_bytes
 from jax_hremat._solve.prediction import Prediction, predict
 from jax_hremat._solve.regions import Barriers
 from jax_hremat._solve.schedule import ReusedBytes, fastest_within
@@ -43,7 +43,23 @@ from jax_hremat._xla.target import get_target
 def test_each_buffer_goes_to_the_smallest_idle_result(
     sizes: list[int], idle: list[int], reused: int
 ) -> None:
-    assert reused_bytes(sizes, idle) == reused
+    buffers = [Buffer(size, 0, 0, 0) for size in sizes]
+    assert reused_bytes(buffers, [Result(0, size) for size in idle], 1) == [reused, 0]
+
+
+def test_a_buffer_must_be_dead_before_its_result_is_written() -> None:
+    # Two blocks: moments 0 and 1 are forwards, 2 is the backward of block 1, 3 that of block 0.
+    result = [Result(1, 8)]
+    assert reused_bytes([Buffer(8, 0, 1, 1)], result, 2) == [8, 8, 0, 0]
+    assert reused_bytes([Buffer(8, 0, 1, 2)], result, 2) == [0, 0, 0, 0]
+    assert reused_bytes([Buffer(8, 0, 2, 2)], [Result(0, 8)], 2) == [8, 8, 8, 0]
+
+
+def test_a_result_holds_one_buffer_at_a_time() -> None:
+    result = [Result(0, 8)]
+    one, after, larger = Buffer(6, 0, 0, 0), Buffer(5, 1, 2, 2), Buffer(7, 0, 1, 1)
+    assert reused_bytes([after, one], result, 2) == [6, 5, 5, 0]
+    assert reused_bytes([after, one, larger], result, 2) == [7, 7, 0, 0]
 
 
 def three_blocks() -> Chain:
@@ -58,14 +74,16 @@ def test_a_result_lends_until_its_own_backward() -> None:
     chain, selection = three_blocks(), Selection((0, 0, 0))
     results = [Result(0, 7 * MIB), Result(1, 3 * MIB)]
     plain, with_reuse = predict(chain, selection), predict(chain, selection, results)
-    # The last backward: 18 kept, two streams of 2, 4 of its own. 6 go into 7 and 3 into 3.
+    # The last backward: 18 kept, two streams of 2, 4 of its own. Of what the second block keeps, 6
+    # go into 7; what the first keeps is read after all results are begun. The second stream goes
+    # into 3; the first is read in the backward in which that is written.
     assert plain.peak_bytes == (20 + 18 + 4 + 4) * MIB
     last = next(m for m in with_reuse.moments if m.block == 2 and m.in_backward)
-    assert last.reused_bytes == 9 * MIB
-    assert last.live_bytes == (18 + 4 + 4 - 9) * MIB
+    assert last.reused_bytes == 8 * MIB
+    assert last.live_bytes == (18 + 4 + 4 - 8) * MIB
     # The second result is written in the backward of the second block, the first in the first's.
     reused = {m.block: m.reused_bytes for m in with_reuse.moments if m.in_backward}
-    assert (reused[1], reused[0]) == (6 * MIB, 0)
+    assert (reused[1], reused[0]) == (0, 0)
     assert with_reuse.time_s == plain.time_s
 
 

@@ -306,8 +306,8 @@ class PlanningContext:
             compilation after the costs are known.
         results: The gradients, if the step returns them unchanged and XLA reuses enough of their
             memory before they are written; else empty.
-        surplus_bytes: Compiled peak of the baseline less its predicted peak: memory around the
-            program, such as an accumulated gradient, which is alive in every plan.
+        surplus_bytes: For a step around the program, the compiled peak of the baseline less its
+            predicted peak: memory such as an accumulated gradient, which is alive in every plan.
     """
 
     step: Step
@@ -476,8 +476,9 @@ def prepare(
     predicted = context.predict(*plain)
     if predicted.peak.reused_bytes < _WORTH_REUSE * predicted.peak.live_bytes:
         context = replace(context, results=())
-        predicted = context.predict(*plain)
-    surplus_bytes = max(0, compiled.memory.peak_bytes - predicted.peak_bytes)
+    if step.traced is None:
+        return context
+    surplus_bytes = max(0, compiled.memory.peak_bytes - context.predict(*plain).peak_bytes)
     return replace(context, surplus_bytes=surplus_bytes)
 
 

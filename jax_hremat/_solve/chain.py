@@ -99,12 +99,13 @@ class Chain:
         pairs = zip(blocks, before, strict=False)
         return tuple(self.handing_on_bytes[k] + kept_bytes for k, kept_bytes in pairs)
 
-    def pending_cotangents(self, block: int) -> list[int]:
-        """Bytes of each cotangent that waits during this block's backward: later blocks have
-        contributed to it, and the backward of the earlier block that made the value is to come."""
+    def pending_cotangents(self, block: int) -> list[tuple[int, int]]:
+        """The boundary values, and their bytes, whose cotangents wait during this block's backward:
+        later blocks have contributed to it, and the backward of the earlier block that made the
+        value is to come."""
         return [
-            c.size_bytes
-            for c in self.boundary_values
+            (v, c.size_bytes)
+            for v, c in enumerate(self.boundary_values)
             if c.active and c.producer < block and c.readers[-1] > block
         ]
 
@@ -119,7 +120,7 @@ class Chain:
 
     def pending_cotangent_bytes(self, block: int) -> int:
         """Sum of the bytes of the pending cotangents."""
-        return sum(self.pending_cotangents(block))
+        return sum(size for _, size in self.pending_cotangents(block))
 
 
 @dataclass(frozen=True, slots=True)

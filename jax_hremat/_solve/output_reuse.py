@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jax_hremat._partition.blocks import Partition
@@ -28,6 +29,41 @@ class Result(NamedTuple):
     size_bytes: int
 
 
+class Buffer(NamedTuple):
+    """A buffer, alive at consecutive moments of the step: all forwards, then all backwards.
+
+    Attributes:
+        size_bytes: Its size.
+        first: The first moment at which it is counted.
+        last: The last one.
+        end: The last moment at which its memory is not free; what is read in its own block's
+            backward is counted there among the buffers of that backward.
+    """
+
+    size_bytes: int
+    first: int
+    last: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The memory of a result.
+
+    Attributes:
+        written: The moment at which the result is written.
+        buffers: What is placed there before.
+    """
+
+    written: int
+    buffers: list[Buffer] = field(default_factory=list)
+
+    def has_room_for(self, buffer: Buffer) -> bool:
+        return buffer.end < self.written and all(
+            buffer.end < other.first or other.end < buffer.first for other in self.buffers
+        )
+
+
 def gradients_of(graph: Graph, partition: Partition) -> tuple[Result, ...]:
     """Gradients of the program's arguments, each complete in the backward of the first block that
     reads the argument."""
@@ -43,18 +79,25 @@ def gradients_of(graph: Graph, partition: Partition) -> tuple[Result, ...]:
     )
 
 
-def reused_bytes(sizes_bytes: Iterable[int], idle_bytes: Iterable[int]) -> int:
-    """Bytes of the buffers placed in idle results: the largest buffer first, each in the smallest
-    result that it fits in, as XLA's buffer assignment does.
+def reused_bytes(
+    buffers: Iterable[Buffer], results: Iterable[Result], num_blocks: int
+) -> list[int]:
+    """For each moment, all forwards and then all backwards, the bytes of the buffers placed in the
+    memory of results: the largest buffer first, of equal ones that made first, each in the smallest
+    result that it fits in and that no other buffer occupies meanwhile, as XLA's buffer assignment
+    does.
 
-    Unchecked: that a buffer is dead before the result is written, and that a buffer of another time
-    may share its place.
+    Unchecked: buffers that live within one moment only in part are taken to live throughout it.
     """
-    idle = sorted(idle_bytes)
-    reused = 0
-    for size in sorted(sizes_bytes, reverse=True) if idle else ():
-        place = bisect_left(idle, size)
-        if place < len(idle):
-            del idle[place]
-            reused += size
+    ordered = sorted(results, key=lambda r: (r.size_bytes, r.block))
+    sizes = [r.size_bytes for r in ordered]
+    places = [_Place(2 * num_blocks - 1 - r.block) for r in ordered]
+    reused = [0] * (2 * num_blocks)
+    for buffer in sorted(buffers, key=lambda b: (-b.size_bytes, b.first, b.last)):
+        fitting = places[bisect_left(sizes, buffer.size_bytes) :]
+        place = next((place for place in fitting if place.has_room_for(buffer)), None)
+        if place is not None:
+            place.buffers.append(buffer)
+            for moment in range(buffer.first, buffer.last + 1):
+                reused[moment] += buffer.size_bytes
     return reused

@@ -6,14 +6,18 @@ the two agree.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._plan.peak import Moment
 from jax_hremat._solve.chain import BoundaryValue, Chain, Group, Selection
-from jax_hremat._solve.output_reuse import Result, reused_bytes
+from jax_hremat._solve.output_reuse import Buffer, Result, reused_bytes
+
+# What a buffer holds: kind, block or boundary value, and position among the buffers of the block.
+_Key = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,8 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
         _holders(selection, boundary_value, around) for boundary_value in chain.boundary_values
     ]
 
+    alive: list[Mapping[_Key, int]] = [{}] * (2 * len(chain))
+
     def held(v: int, block: int, inside: frozenset[Group] = frozenset()) -> bool:
         """Whether a boundary value is held for the backward of some block up to `block`, seen from
         inside the groups `inside`."""
@@ -65,7 +71,9 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
             return costs[block]
         return keeps.get(block) if inside.isdisjoint(around[block]) else None
 
-    def moment(block: int, inside: frozenset[Group], passed: list[int], *, back: bool) -> Moment:
+    def moment(
+        block: int, inside: frozenset[Group], passed: Mapping[_Key, int], back: bool
+    ) -> Moment:
         before = [seen(b, inside) for b in range(block)]
         kept = (
             s if c is None else c.kept_bytes
@@ -75,38 +83,46 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
         working_bytes = own.backward_peak_bytes if back else own.forward_peak_bytes
         if not back and around[block] and block not in keeps:
             working_bytes = chain.handing_on_bytes[block]
-        reused = 0
         if results:
-            sizes = [size for cost in before if cost is not None for size in cost.kept_sizes]
-            sizes += own.backward_sizes if back else own.forward_sizes
-            idle = (r.size_bytes for r in results if not back or r.block < block)
-            reused = reused_bytes((*sizes, *passed), idle)
+            named: dict[_Key, int] = dict(passed)
+            for b, cost in enumerate(before):
+                part = "kept" if cost is costs[b] else "kept by the group"
+                sizes = () if cost is None else cost.kept_sizes
+                named |= {(part, b, k): size for k, size in enumerate(sizes)}
+            sizes = own.backward_sizes if back else own.forward_sizes
+            named |= {("own", block, k): size for k, size in enumerate(sizes)}
+            alive[2 * len(chain) - 1 - block if back else block] = named
         return Moment(
             block=block,
             in_backward=back,
             kept_bytes=sum(kept),
-            passed_bytes=sum(passed),
+            passed_bytes=sum(passed.values()),
             working_bytes=working_bytes,
-            reused_bytes=reused,
+            reused_bytes=0,
             duration_s=costs[block].backward_s + again_s[block] if back else costs[block].forward_s,
         )
 
     forwards, backwards = [], []
     for block in range(len(chain)):
-        waiting = [
-            c.size_bytes
+        waiting = {
+            ("value", v, 0): c.size_bytes
             for v, c in enumerate(chain.boundary_values)
             if c.producer < block <= c.readers[-1] or held(v, block - 1)
-        ]
+        }
         forwards.append(moment(block, frozenset(), waiting, back=False))
 
         inside = frozenset(around[block])
-        passed = [
-            c.size_bytes for v, c in enumerate(chain.boundary_values) if held(v, block, inside)
-        ]
-        passed += chain.pending_cotangents(block)
+        passed = {
+            ("value", v, 0): c.size_bytes
+            for v, c in enumerate(chain.boundary_values)
+            if held(v, block, inside)
+        }
+        passed |= {("cotangent", v, 0): size for v, size in chain.pending_cotangents(block)}
         backwards.append(moment(block, inside, passed, back=True))
     moments = (*forwards, *reversed(backwards))
+    if results:
+        reused = reused_bytes(_buffers(alive), results, len(chain))
+        moments = tuple(replace(m, reused_bytes=r) for m, r in zip(moments, reused, strict=True))
     peak = max(moments, key=lambda m: m.live_bytes)
     return Prediction(
         time_s=sum(c.time_s for c in costs) + sum(again_s),
@@ -114,6 +130,20 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
         peak=peak,
         moments=moments,
     )
+
+
+def _buffers(alive: Sequence[Mapping[_Key, int]]) -> list[Buffer]:
+    """The buffers of a step, of which those alive at each moment are given: one for each run of
+    moments at which the same is alive."""
+    buffers: list[Buffer] = []
+    begun: dict[_Key, int] = {}
+    for moment, (before, now) in enumerate(pairwise(({}, *alive, {}))):
+        for key in before.keys() - now.keys():
+            last = moment - 1
+            end = last + 1 if key[0] == "kept" else last
+            buffers.append(Buffer(before[key], begun.pop(key), last, end))
+        begun |= dict.fromkeys(now.keys() - before.keys(), moment)
+    return buffers
 
 
 def recompute_s(chain: Chain, selection: Selection) -> list[float]:
