@@ -60,7 +60,8 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Recurrence:
     for steps in STEPS:
         context, facts = prepared(name, target, size, context=steps)
         candidates = candidates_of(context)
-        least_bytes = min(c.peak_bytes for c in candidates.lowest)
+        candidates.compile_lowest()
+        least_bytes = candidates.least.peak_bytes
         found.append(
             Length(
                 **facts,

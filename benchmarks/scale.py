@@ -64,7 +64,8 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Scale:
     target = jax_hremat.get_target(target_name)
     context, facts = prepared(name, target, size, CONFIG)
     candidates = candidates_of(context)
-    least = min(candidates.lowest, key=lambda c: (c.peak_bytes, c.step_s))
+    candidates.compile_lowest()
+    least = candidates.least
     floor, plan = plan_row(candidates, "least", least.peak_bytes)
     span = context.baseline.memory.peak_bytes - floor.peak_bytes
     return Scale(

@@ -157,7 +157,7 @@ def _different(candidates: Candidates) -> list[Candidate]:
     whole_bytes = candidates.plain.peak_bytes
     for fraction in FRACTIONS:
         BudgetSearch(candidates, int(fraction * whole_bytes)).search()
-    _ = candidates.lowest
+    candidates.compile_lowest()
     for chain, selection, _ in candidates.standard:
         if candidates.num_compiled >= MAX_PLANS:
             break

@@ -11,6 +11,7 @@ from jax_hremat._planner.candidates import NO_SOLVE, Candidates
 from jax_hremat._planner.corrections import excess_near
 from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.prediction import Prediction
+from jax_hremat._solve.regions import Barriers
 from jax_hremat._strategies.strategy import Choices, FreeChoices
 
 # Stop once at most this part of the budget is unused.
@@ -36,8 +37,9 @@ class StrategySearch:
         that fits."""
         if not self._candidates.within(self._limit):
             return None
-        limit = self._limit - excess_near(self._candidates.compiled, self._limit)
-        return self._candidates.least_possible_step_s(limit)
+        compiled = self._candidates.compiled
+        excess_bytes = excess_near(compiled, self._limit, Barriers.CHECKPOINTED)
+        return self._candidates.least_possible_step_s(self._limit - excess_bytes)
 
     @property
     def free_schedule(self) -> FreeSchedule | None:
