@@ -107,6 +107,17 @@ def test_a_peak_is_corrected_by_the_plans_most_like_it(plain: Candidate) -> None
     assert excess_near(known, 2 * PREDICTED_BYTES, Barriers.NONE) == 20
 
 
+def test_what_checkpoints_nothing_is_never_taken_for_delayed(plain: Candidate) -> None:
+    behind = Region(0, 1, barrier=True)
+    for root in (Region(0, 99), Region(0, 99, children=(behind,))):
+        excess_bytes = PREDICTED_BYTES // 2
+        alone = replace(compiled(plain, plan=0, excess_bytes=excess_bytes), root=root)
+        assert excess_near([alone], PREDICTED_BYTES, FEW) == excess_bytes
+        other = compiled(plain, plan=1)
+        expected_bytes = expected_peak_bytes([alone], other.selection, other.prediction, FEW)
+        assert expected_bytes == PREDICTED_BYTES + excess_bytes
+
+
 def test_the_optimistic_peak_lies_between_those_of_the_plans_next_to_it(plain: Candidate) -> None:
     fixed_bytes = PREDICTED_BYTES // 2
     known = [compiled(plain, plan=0)]

@@ -14,8 +14,8 @@ from jax_hremat._solve.chain import Selection
 from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers
 
-# A compiled peak that exceeds the predicted one by this part is no prediction error: XLA's
-# scheduler has delayed part of a backward.
+# Where anything is recomputed, a compiled peak that exceeds the predicted one by this part is no
+# prediction error: XLA's scheduler has delayed part of a backward.
 _PUT_OFF = 0.1
 
 
@@ -121,11 +121,20 @@ def _traits(selection: Selection, barriers: Barriers, peak: Moment) -> _Traits:
 
 def _as_predicted(compiled: Sequence[Candidate]) -> list[Candidate]:
     """The plans but for those part of whose backward the compiler delayed: those far above their
-    prediction, and those that are lower with other barriers."""
+    prediction, and those that are lower with other barriers. The plan that checkpoints nothing is
+    always among them."""
     best = [
         min(alike, key=lambda c: (c.peak_bytes, c.step_s)) for alike in _but_for_barriers(compiled)
     ]
-    return [c for c in best if c.excess_bytes <= _PUT_OFF * c.prediction.peak_bytes]
+    return [
+        c
+        for c in best
+        if c.excess_bytes <= _PUT_OFF * c.prediction.peak_bytes or not _recomputes(c.root)
+    ]
+
+
+def _recomputes(root: Region) -> bool:
+    return any(region.checkpointed for _, region in root.walk())
 
 
 def _but_for_barriers(compiled: Sequence[Candidate]) -> list[list[Candidate]]:
