@@ -234,13 +234,11 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     ]
     for data in found:
         cells = []
-        for slowdown, least in zip(
-            SLOWDOWNS, data.get("slowdown_bounds_bytes") or [data["fixed_bytes"]] * 3, strict=True
-        ):
+        for slowdown, least in zip(SLOWDOWNS, data["slowdown_bounds_bytes"], strict=True):
             taken = _least_peak_bytes(data, slowdown)
             whole, without_loss = (
                 f"{_taken_off(data, taken, needed):.0%} / {_taken_off(data, least, needed):.0%}"
-                for needed in (0, data.get("loss_bytes", 0))
+                for needed in (0, data["loss_bytes"])
             )
             cells.append(f"{whole} ({without_loss})")
         floor = data["plans"][0]
@@ -266,7 +264,7 @@ def _beside_policies(
         for hand, plan, bound_s in zip(
             data["hand"],
             data["beside"],
-            data.get("beside_bounds_s") or [0.0] * len(data["hand"]),
+            data["beside_bounds_s"],
             strict=True,
         ):
             if hand["label"] in words:

@@ -306,8 +306,9 @@ class PlanningContext:
             compilation after the costs are known.
         results: The gradients, if the step returns them unchanged and XLA reuses enough of their
             memory before they are written; else empty.
-        surplus_bytes: For a step around the program, the compiled peak of the baseline less its
-            predicted peak: memory such as an accumulated gradient, which is alive in every plan.
+        surplus_bytes: Compiled peak of the baseline less its predicted peak: memory around the
+            program, such as an accumulated gradient, which is alive in every plan. 0 where reuse of
+            results is predicted, whose error it could be.
     """
 
     step: Step
@@ -476,7 +477,8 @@ def prepare(
     predicted = context.predict(*plain)
     if predicted.peak.reused_bytes < _WORTH_REUSE * predicted.peak.live_bytes:
         context = replace(context, results=())
-    if step.traced is None:
+    if context.results:
+        # Less reuse than predicted, which other plans need not share.
         return context
     surplus_bytes = max(0, compiled.memory.peak_bytes - context.predict(*plain).peak_bytes)
     return replace(context, surplus_bytes=surplus_bytes)
