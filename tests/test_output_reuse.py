@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import jax
@@ -60,6 +61,14 @@ def test_a_result_holds_one_buffer_at_a_time() -> None:
     one, after, larger = Buffer(6, 0, 0, 0), Buffer(5, 1, 2, 2), Buffer(7, 0, 1, 1)
     assert reused_bytes([after, one], result, 2) == [6, 5, 5, 0]
     assert reused_bytes([after, one, larger], result, 2) == [7, 7, 0, 0]
+
+
+def test_the_order_in_which_buffers_are_given_changes_nothing() -> None:
+    # All alike but for when their memory is free again.
+    buffers = [Buffer(6, 0, 0, 0), Buffer(6, 0, 0, 1), Buffer(6, 1, 1, 1)]
+    results = [Result(0, 8)]
+    found = {tuple(reused_bytes(order, results, 2)) for order in permutations(buffers)}
+    assert found == {(6, 6, 0, 0)}
 
 
 def three_blocks() -> Chain:

@@ -93,7 +93,7 @@ def reused_bytes(
     sizes = [r.size_bytes for r in ordered]
     places = [_Place(2 * num_blocks - 1 - r.block) for r in ordered]
     reused = [0] * (2 * num_blocks)
-    for buffer in sorted(buffers, key=lambda b: (-b.size_bytes, b.first, b.last)):
+    for buffer in sorted(buffers, key=lambda b: (-b.size_bytes, b.first, b.last, b.end)):
         fitting = places[bisect_left(sizes, buffer.size_bytes) :]
         place = next((place for place in fitting if place.has_room_for(buffer)), None)
         if place is not None:

@@ -138,11 +138,11 @@ def _buffers(alive: Sequence[Mapping[_Key, int]]) -> list[Buffer]:
     buffers: list[Buffer] = []
     begun: dict[_Key, int] = {}
     for moment, (before, now) in enumerate(pairwise(({}, *alive, {}))):
-        for key in before.keys() - now.keys():
+        for key in (key for key in before if key not in now):
             last = moment - 1
             end = last + 1 if key[0] == "kept" else last
             buffers.append(Buffer(before[key], begun.pop(key), last, end))
-        begun |= dict.fromkeys(now.keys() - before.keys(), moment)
+        begun |= {key: moment for key in now if key not in before}
     return buffers
 
 
