@@ -262,10 +262,7 @@ def _beside_policies(
         words = dict.fromkeys(policies, "")
         base_s = data["no_remat"]["step_s"]
         for hand, plan, bound_s in zip(
-            data["hand"],
-            data["beside"],
-            data["beside_bounds_s"],
-            strict=True,
+            data["hand"], data["beside"], data["beside_bounds_s"], strict=True
         ):
             if hand["label"] in words:
                 ratio, words[hand["label"]] = _beside(data, hand, plan)

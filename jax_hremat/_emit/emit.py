@@ -123,11 +123,11 @@ class _Emitter:
         inputs: Sequence[Any],
         outputs: Sequence[Any],
         saved: frozenset[tuple[int, int]] = frozenset(),
-        around: _Inside | None = None,
+        *,
+        is_nested: bool = False,
     ) -> FlatFunction:
         saved = saved.union(self._kept(region))
-        is_inside = region.checkpointed or (around is not None and around.checkpointed)
-        inside = _Inside(loop=self._in_loop, checkpointed=is_inside)
+        inside = _Inside(loop=self._in_loop, checkpointed=is_nested or region.checkpointed)
         again = self._constants_of(region, frozenset(inputs))
         steps = [self._equation(i, saved, inside) for i in again]
         steps += self._steps(region, saved, inside)
@@ -254,8 +254,8 @@ class _Emitter:
             names=[self._name(op, k) for op, k in kept],
             prevent_cse=inside.prevents_cse,
         )
-        made = self._differentiated - self._arguments
-        joined = [v for v in inputs if v in made] if region.barrier else []
+        made = (v for v in inputs if v in self._differentiated and v not in self._arguments)
+        joined = list(made) if region.barrier else []
         return _step(checkpointed, inputs, outputs, joined)
 
     def _choices(self, region: Region) -> list[ValueRef]:
@@ -273,7 +273,7 @@ class _Emitter:
         self, region: Region, saved: frozenset[tuple[int, int]], inside: _Inside
     ) -> Callable[[dict[Any, Any]], None]:
         inputs, outputs = self._boundary(region)
-        inner = self.function(region, inputs, outputs, saved, inside)
+        inner = self.function(region, inputs, outputs, saved, is_nested=inside.checkpointed)
         joined = [v for v in inputs if v in self._differentiated]
         return _step(inner, inputs, outputs, joined)
 
