@@ -81,8 +81,12 @@ def test_it_is_what_barriers_that_are_kept_make_of_it(layer: Callable[..., Any])
         jax.jit(step_of(layer, jax.checkpoint), compiler_options=option),
     ]
     ours, jaxs = (jit_peak_bytes(step, WEIGHTS, X) for step in steps)
-    # Where XLA keeps barriers by itself, it looks at them a little differently.
-    assert abs(ours - jaxs) <= 0.02 * jaxs
+    if layer is scanned:
+        # What scans write into would all be made at the start of the step.
+        assert ours < 0.25 * jaxs
+    else:
+        # Where XLA keeps barriers by itself, it looks at them a little differently.
+        assert abs(ours - jaxs) <= 0.02 * jaxs
     for a, b in zip(*(jax.tree.leaves(step(WEIGHTS, X)) for step in steps), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7)
 

@@ -286,7 +286,11 @@ def test_a_body_is_wrapped_around_what_must_run_once() -> None:
     def step(c: jax.Array, _: None) -> tuple[jax.Array, None]:
         c = jnp.tanh(jnp.sin(c @ W))
         c = jnp.tanh(jnp.sin(c * drawn(c)))
-        return lax.scan(lambda c, _: (jnp.sin(c) * drawn(c), None), c, None, length=4)[0], None
+        return lax.scan(inner_step, c, None, length=4)[0], None
+
+    def inner_step(c: jax.Array, _: None) -> tuple[jax.Array, None]:
+        c = jnp.tanh(c @ W)
+        return jnp.sin(c) * drawn(c), None
 
     program = trace_loss(lambda x: lax.scan(step, x, None, length=6)[0].sum(), [X], {})
     (scan,) = bodies_of(program, build_graph(program)).values()

@@ -16,6 +16,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from jax_hremat._emit.destinations import with_filled_destinations
 from jax_hremat._jax.lowering import drops_barriers, lower_checkpoints_apart, lower_to_kept_call
 
 
@@ -27,7 +28,8 @@ def barrier(values: Sequence[jax.Array]) -> list[jax.Array]:
 @dataclass(frozen=True)  # Without slots: JAX keeps weak references to policies.
 class KeptApart:
     """A policy of `jax.checkpoint` that saves values by name. On no platform is its recompute
-    merged with the first run.
+    merged with the first run, and the arrays that the recompute and the backward write into are
+    their own (`destinations.py`).
 
     JAX's own policies by name fail on primitives that have a parameter called `prim` (Lineax).
 
@@ -73,4 +75,4 @@ ad.primitive_jvps[barrier_p] = _jvp
 ad.primitive_transposes[barrier_p] = _transpose
 batching.primitive_batchers[barrier_p] = _batch
 mlir.register_lowering(barrier_p, _lower)
-lower_checkpoints_apart(KeptApart)
+lower_checkpoints_apart(KeptApart, with_filled_destinations)

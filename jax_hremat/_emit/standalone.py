@@ -47,6 +47,7 @@ def applied(fun: Callable[..., Any], regions: Region, argnums: Sequence[int], di
         nested, out = jax.make_jaxpr(flat, return_shape=True)(*leaves)
         closed = jax.make_jaxpr(lambda *values: inlined(nested, values))(*leaves)
         jaxpr, consts = parts(closed)
+        jaxpr = sunk(jaxpr)
         names = " ".join(eqn.primitive.name for eqn in jaxpr.eqns)
         if hashlib.sha256(names.encode()).hexdigest()[:16] != digest:
             raise ValueError("the function does not trace to the program that the plan is for")
@@ -87,6 +88,28 @@ def inlined(closed: Any, inputs: Sequence[Any]) -> list[Any]:
             made = bind(eqn, given)
         env.update(zip(eqn.outvars, made, strict=True))
     return read(env, jaxpr.outvars)
+
+
+def sunk(jaxpr: Jaxpr) -> Jaxpr:
+    """The jaxpr, with each operation on one argument alone that only one other operation reads, such
+    as a cast of parameters, moved to just before that one."""
+    readers: dict[Any, set[int]] = {}
+    for index, eqn in enumerate(jaxpr.eqns):
+        for var in variables(eqn.invars):
+            readers.setdefault(var, set()).add(index)
+    at_hand, returned = {*jaxpr.constvars, *jaxpr.invars}, set(variables(jaxpr.outvars))
+    before = list(range(len(jaxpr.eqns)))
+    for index, eqn in enumerate(jaxpr.eqns):
+        given = variables(eqn.invars)
+        read_by = set().union(*(readers.get(v, ()) for v in eqn.outvars))
+        movable = len(given) == 1 and not eqn.effects and returned.isdisjoint(eqn.outvars)
+        if movable and given[0] in at_hand and len(read_by) == 1:
+            at_hand.update(eqn.outvars)
+            (before[index],) = read_by
+    for index in reversed(range(len(before))):
+        before[index] = before[before[index]]
+    order = sorted(range(len(before)), key=lambda index: (before[index], index))
+    return jaxpr.replace(eqns=[jaxpr.eqns[index] for index in order])
 
 
 def read(env: dict[Any, Any], atoms: Sequence[Any]) -> list[Any]:
@@ -201,6 +224,7 @@ class Emitter:
         num_consts, num_carry = scan_counts(eqn)
         nested, avals = eqn.params["jaxpr"], parts(eqn.params["jaxpr"])[0].in_avals
         jaxpr, closed = parts(jax.make_jaxpr(lambda *xs: inlined(nested, xs))(*avals))
+        jaxpr = sunk(jaxpr)
         if (
             body is None
             or body.stop != len(jaxpr.eqns)

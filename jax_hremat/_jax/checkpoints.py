@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from jax_hremat._jax.jaxprs import Literal, all_equations, is_jaxpr, open_jaxpr
+from jax_hremat._jax.jaxprs import all_equations, is_jaxpr, open_jaxpr
+from jax_hremat._jax.splicing import spliced
 
 
 def remat3_enabled() -> bool:
@@ -37,41 +37,20 @@ def without_checkpoints(jaxpr: Any) -> Any:
     Custom rules are left unchanged: it is not their primal function that is differentiated.
     """
     inner = open_jaxpr(jaxpr)
-    eqns: list[Any] = []
-    outvars = _spliced(inner, {}, None, eqns)
-    opened = inner.replace(eqns=eqns, outvars=outvars)
+    opened = spliced(inner, _checkpoint_body, _with_opened_params)
     return opened if inner is jaxpr else jaxpr.replace(jaxpr=opened)
 
 
-def _spliced(jaxpr: Any, env: dict[Any, Any], scope: Any, eqns: list[Any]) -> list[Any]:
-    """Append a jaxpr's equations, its variables renamed by `env`, and return its results.
+def _checkpoint_body(eqn: Any) -> Any | None:
+    if not is_checkpoint(eqn) or _reads_refs(eqn.params["jaxpr"]):
+        return None
+    return eqn.params["jaxpr"]
 
-    `scope` is the scope of the checkpoint that the equations come from, whose variables get fresh
-    copies so that none is bound twice; None for equations of the jaxpr itself.
-    """
 
-    def renamed(atoms: Sequence[Any]) -> list[Any]:
-        return [v if isinstance(v, Literal) else env.get(v, v) for v in atoms]
-
-    for eqn in jaxpr.eqns:
-        if is_checkpoint(eqn) and not _reads_refs(eqn.params["jaxpr"]):
-            body = open_jaxpr(eqn.params["jaxpr"])
-            of_body = dict(zip(body.invars, renamed(eqn.invars), strict=True))
-            own_scope = eqn.source_info.name_stack
-            inside = own_scope if scope is None else scope + own_scope
-            env.update(zip(eqn.outvars, _spliced(body, of_body, inside, eqns), strict=True))
-            continue
-        eqn = eqn.replace(invars=renamed(eqn.invars))
-        if eqn.primitive.name not in _CUSTOM_RULES:
-            eqn = eqn.replace(params={k: _opened_param(v) for k, v in eqn.params.items()})
-        if scope is not None:
-            fresh = [type(v)(v.aval) for v in eqn.outvars]
-            env.update(zip(eqn.outvars, fresh, strict=True))
-            name_stack = scope + eqn.source_info.name_stack
-            source_info = eqn.source_info.replace(name_stack=name_stack)
-            eqn = eqn.replace(outvars=fresh, source_info=source_info)
-        eqns.append(eqn)
-    return renamed(jaxpr.outvars)
+def _with_opened_params(eqn: Any) -> Any:
+    if eqn.primitive.name in _CUSTOM_RULES:
+        return eqn
+    return eqn.replace(params={k: _opened_param(v) for k, v in eqn.params.items()})
 
 
 _CUSTOM_RULES = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})

@@ -34,6 +34,12 @@ def jaxpr_consts(jaxpr: Any) -> Sequence[Any]:
     return getattr(jaxpr, "consts", ())
 
 
+def with_equations(jaxpr: Any, eqns: Sequence[Any]) -> Any:
+    """The jaxpr, closed or open, with these equations."""
+    inner = open_jaxpr(jaxpr).replace(eqns=list(eqns))
+    return inner if jaxpr is open_jaxpr(jaxpr) else jaxpr.replace(jaxpr=inner)
+
+
 def is_jaxpr(value: Any) -> bool:
     """Whether an equation's parameter is a jaxpr, open or closed."""
     return isinstance(value, (jex_core.Jaxpr, jex_core.ClosedJaxpr))

@@ -1,8 +1,8 @@
-"""Lowering rules: barriers that XLA:CPU keeps."""
+"""Lowering rules: barriers that XLA:CPU keeps, and what else passes through them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jaxlib.version
@@ -46,33 +46,36 @@ def lower_to_kept_call(ctx: Any, values: Sequence[Any]) -> list[Any]:
     return list(call.results)
 
 
-def lower_checkpoints_apart(kind: type) -> None:
-    """Where XLA drops barriers, `jax.checkpoint` with a policy of this kind lowers to a call.
+def lower_checkpoints_apart(kind: type, prepared: Callable[[Any], tuple[Any, list[Any]]]) -> None:
+    """Change how a `jax.checkpoint` with a policy of this kind lowers its recompute and backward.
 
     JAX has no hook for this, so its lowering rule is replaced by one that changes the arguments and
-    calls the original. For all other checkpoints, and elsewhere, JAX's own rule is unchanged.
+    calls the original. For all other checkpoints JAX's own rule is unchanged.
+
+    Args:
+        kind: The type of the policies.
+        prepared: From the jaxpr of recompute and backward to the one that is lowered in its place,
+            and the values of the inputs that it has behind those of the first.
     """
-    if not _CPU_DROPS_BARRIERS:
-        return
     plain = ad_checkpoint._remat_lowering
 
     def lower(
         ctx: Any,
         *values: Any,
+        jaxpr: Any,
         prevent_cse: Any,
         differentiated: bool,
         policy: Any,
         **params: Any,
     ) -> Any:
-        if (
-            isinstance(policy, kind)
-            and differentiated
-            and prevent_cse is True
-            and drops_barriers(ctx)
-        ):
-            values = tuple(lower_to_kept_call(ctx, values))
-            prevent_cse = False
+        if isinstance(policy, kind) and differentiated and prevent_cse is True:
+            jaxpr, more = prepared(jaxpr)
+            values = (*values, *map(mlir.ir_constant, more))
+            ctx = ctx.replace(avals_in=[v.aval for v in jaxpr.invars])
+            if drops_barriers(ctx):
+                values = tuple(lower_to_kept_call(ctx, values))
+                prevent_cse = False
         how = {"prevent_cse": prevent_cse, "differentiated": differentiated, "policy": policy}
-        return plain(ctx, *values, **how, **params)
+        return plain(ctx, *values, jaxpr=jaxpr, **how, **params)
 
     mlir.register_lowering(ad_checkpoint.remat_p, lower)

@@ -38,6 +38,7 @@ from jax_hremat._jax.equations import bind_equation, context_of, evaluate_inline
 from jax_hremat._jax.jaxprs import Literal, jaxpr_consts, open_jaxpr
 from jax_hremat._jax.refs import without_refs
 from jax_hremat._trace.mapped import in_parts, is_whole_map
+from jax_hremat._trace.sinking import with_sunk_operations
 from jax_hremat._trace.unrolling import unrolled
 
 # Primitives that cotangents do not pass.
@@ -46,8 +47,9 @@ STOPS = frozenset({"stop_gradient", DETACH})
 
 def open_program(closed: Any, moving: Iterable[int], scan_steps: int = 0) -> Any:
     """The closed jaxpr retraced with every plain inner `jit` inlined, the rules of `custom_vjp`
-    calls that may be differentiated taken apart, short scans unrolled, and the mutable arrays it
-    makes replaced by values.
+    calls that may be differentiated taken apart, short scans unrolled, the mutable arrays it makes
+    replaced by values, and operations on arguments alone moved to where they are read
+    (`sinking.py`).
 
     A `custom_vjp` call stays one operation if
     - nothing it reads depends on a moving input,
@@ -68,7 +70,7 @@ def open_program(closed: Any, moving: Iterable[int], scan_steps: int = 0) -> Any
         flags = [i in positions for i in range(len(inputs))]
         return _Evaluation(scan_steps).outputs(closed, consts, inputs, flags)[0]
 
-    return without_refs(jax.make_jaxpr(flat)(*avals))
+    return with_sunk_operations(without_refs(jax.make_jaxpr(flat)(*avals)))
 
 
 @dataclass(frozen=True, slots=True)
