@@ -1,11 +1,11 @@
 """Arrays that a rematerialized computation writes into, filled no earlier than it runs.
 
-The gradient of a gather is a scatter into zeros, the gradient of a scatter may take a scatter of
-its own, and a scan writes what each step returns into an array that it begins with. Such a
-destination is a constant: it reads nothing, so the barrier before a recompute does not hold it
-back. XLA merges equal ones, of all layers and of both passes, and since each is overwritten, it
-makes all their copies in one kernel at the start of the step, where they stay alive until their
-layer's backward.
+The gradients of a gather and of a max-pool are scattered into zeros, the gradient of a scatter may
+take a scatter of its own, and a scan writes what each step returns into an array that it begins
+with. Such a destination is a constant: it reads nothing, so the barrier before a recompute does not
+hold it back. XLA merges equal ones, of all layers and of both passes, and since each is
+overwritten, it makes all their copies in one kernel at the start of the step, where they stay alive
+until their layer's backward.
 
 Here the scalars with which destinations are filled become inputs of a checkpoint's recompute and
 backward, so that they pass through the barrier together with what was kept.
@@ -13,7 +13,7 @@ backward, so that they pass through the barrier together with what was kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import jax
@@ -21,27 +21,31 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_hremat._jax.checkpoints import is_checkpoint
-from jax_hremat._jax.jaxprs import Literal, Var, open_jaxpr
-from jax_hremat._jax.scan_lowering import EMPTY, scan_as_loop
+from jax_hremat._jax.jaxprs import Literal, Var
+from jax_hremat._jax.lowered_bodies import EMPTY, lowered_body
 from jax_hremat._jax.splicing import spliced
 from jax_hremat._primitives.fusible import FUSIBLE
 
 
-def with_filled_destinations(jaxpr: Any) -> tuple[Any, list[np.ndarray]]:
+def with_filled_destinations(jaxpr: Any, *, on_cpu: bool) -> tuple[Any, list[np.ndarray]]:
     """The open jaxpr of a checkpoint's recompute and backward, with further inputs behind its own:
     the scalars that fill its destinations; and the values of these scalars.
 
-    Scans, and inner checkpoints that are only run forward, are replaced by what they are lowered
-    to, so that destinations in them are filled likewise.
+    Scans, gradients of max-pools, and inner checkpoints that are only run forward are replaced by
+    what they are lowered to, so that destinations in them are filled likewise.
 
     Unchecked: destinations inside the bodies of loops and branches, which are filled where they are
-    used, and that of a max-pool's gradient (`pooling.py`).
+    used.
     """
-    jaxpr = spliced(jaxpr, _lowered)
+
+    def body_of(eqn: Any) -> Any | None:
+        return eqn.params["jaxpr"] if is_checkpoint(eqn) else lowered_body(eqn, on_cpu=on_cpu)
+
+    jaxpr = spliced(jaxpr, body_of)
     destinations = _destinations(jaxpr.eqns)
     inputs: dict[tuple[Any, bytes], Any] = {}
     values: list[np.ndarray] = []
-    filled_by: dict[Any, Any] = {}
+    filled_with: dict[Any, Any] = {}
     eqns = []
 
     def scalar(aval: Any, value: Any) -> Any:
@@ -54,12 +58,12 @@ def with_filled_destinations(jaxpr: Any) -> tuple[Any, list[np.ndarray]]:
 
     for eqn in jaxpr.eqns:
         if _is_empty(eqn):
-            filled_by[eqn.outvars[0]] = scalar(eqn.outvars[0].aval, 0)
+            filled_with[eqn.outvars[0]] = scalar(eqn.outvars[0].aval, 0)
             continue
-        if _fills(eqn) and eqn.outvars[0] in destinations:
-            fill, *others = eqn.invars
-            eqn = eqn.replace(invars=[scalar(fill.aval, fill.val), *others])
-        given = [v if isinstance(v, Literal) else filled_by.get(v, v) for v in eqn.invars]
+        given = [v if isinstance(v, Literal) else filled_with.get(v, v) for v in eqn.invars]
+        fill = _filling_operand(eqn, destinations)
+        if fill is not None and isinstance(given[fill], Literal):
+            given[fill] = scalar(given[fill].aval, given[fill].val)
         eqns.append(eqn.replace(invars=given))
     if not values:
         return jaxpr, []
@@ -68,10 +72,12 @@ def with_filled_destinations(jaxpr: Any) -> tuple[Any, list[np.ndarray]]:
     return jaxpr.replace(eqns=eqns, invars=invars, debug_info=debug_info), values
 
 
-def _lowered(eqn: Any) -> Any | None:
-    if eqn.primitive.name == "scan":
-        return scan_as_loop(eqn)
-    return eqn.params["jaxpr"] if is_checkpoint(eqn) else None
+def _filling_operand(eqn: Any, destinations: Set[Any]) -> int | None:
+    """The operand that fills a destination, if there is one."""
+    if eqn.primitive.name == "select_and_scatter":
+        return 2
+    is_destination = eqn.primitive.name == "broadcast_in_dim" and eqn.outvars[0] in destinations
+    return 0 if is_destination else None
 
 
 def _is_empty(eqn: Any) -> bool:
@@ -80,11 +86,6 @@ def _is_empty(eqn: Any) -> bool:
     if eqn.primitive.name != EMPTY:
         return False
     return not jnp.issubdtype(eqn.outvars[0].aval.dtype, jax.dtypes.extended)
-
-
-def _fills(eqn: Any) -> bool:
-    """Whether the equation fills an array with a literal scalar."""
-    return eqn.primitive.name == "broadcast_in_dim" and isinstance(eqn.invars[0], Literal)
 
 
 def _destinations(eqns: Sequence[Any]) -> set[Any]:

@@ -14,7 +14,6 @@ from jax_hremat._emit.check import check_region
 from jax_hremat._emit.checkpoint import checkpoint, checkpoint_name
 from jax_hremat._emit.loop import run_scan
 from jax_hremat._emit.naming import Reading, reading_of_results, run_named
-from jax_hremat._emit.pooling import bind_apart
 from jax_hremat._jax.equations import bind_equation, chooser_of, context_of, switch
 from jax_hremat._jax.jaxprs import Literal, jaxpr_consts, open_jaxpr
 from jax_hremat._jax.meshes import varying_axes
@@ -129,7 +128,7 @@ class _Emitter:
         saved = saved.union(self._kept(region))
         inside = _Inside(loop=self._in_loop, checkpointed=is_nested or region.checkpointed)
         again = self._constants_of(region, frozenset(inputs))
-        steps = [self._equation(i, saved, inside) for i in again]
+        steps = [self._equation(i, saved) for i in again]
         steps += self._steps(region, saved, inside)
 
         def run(*values: Any) -> list[Any]:
@@ -146,7 +145,7 @@ class _Emitter:
         steps = []
         position = region.start
         for child in region.children:
-            steps += [self._equation(i, saved, inside) for i in range(position, child.start)]
+            steps += [self._equation(i, saved) for i in range(position, child.start)]
             if child.checkpointed:
                 steps.append(self._checkpoint(child, saved, inside))
             elif child.loop is not None:
@@ -158,25 +157,24 @@ class _Emitter:
             else:
                 steps += self._steps(child, saved, inside)
             position = child.stop
-        steps += [self._equation(i, saved, inside) for i in range(position, region.stop)]
+        steps += [self._equation(i, saved) for i in range(position, region.stop)]
         return steps
 
     def _equation(
-        self, index: int, saved: frozenset[tuple[int, int]], inside: _Inside
+        self, index: int, saved: frozenset[tuple[int, int]]
     ) -> Callable[[dict[Any, Any]], None]:
         eqn = self._jaxpr.eqns[index]
-        bind = bind_apart if inside.checkpointed else bind_equation
         names = self._names(index, saved)
         moving = are_in(self._moving, eqn.invars)
-        reading = reading_of_results(eqn, bind, moving, names) if names else Reading.NONE
+        reading = reading_of_results(eqn, moving, names) if names else Reading.NONE
         if reading is Reading.COMPARED:
-            return self._assign(index, frozenset(), lambda inputs: bind(eqn, inputs))
+            return self._assign(index, frozenset(), lambda inputs: bind_equation(eqn, inputs))
         if reading is Reading.NONE:
-            return self._assign(index, saved, lambda inputs: bind(eqn, inputs))
+            return self._assign(index, saved, lambda inputs: bind_equation(eqn, inputs))
 
         def step(env: dict[Any, Any]) -> None:
             given = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
-            env.update(zip(eqn.outvars, run_named(eqn, bind, given, names), strict=True))
+            env.update(zip(eqn.outvars, run_named(eqn, given, names), strict=True))
 
         return step
 

@@ -24,8 +24,6 @@ from jax_hremat._trace.copies import compares_results
 from jax_hremat._trace.rules import STOPS
 from jax_hremat._trace.trace import abstract, is_inexact
 
-# Evaluates an equation.
-Bind = Callable[[Any, Sequence[Any]], list[Any]]
 # Evaluates an operation: from the inputs that are not literals to the results.
 Evaluate = Callable[[Sequence[Any]], list[Any]]
 
@@ -45,20 +43,17 @@ class Reading(Enum):
     COMPARED = "compared"
 
 
-def reading_of_results(
-    eqn: Any, bind: Bind, moving: Sequence[bool], positions: Collection[int]
-) -> Reading:
+def reading_of_results(eqn: Any, moving: Sequence[bool], positions: Collection[int]) -> Reading:
     """What the derivative of an operation does with some of its results.
 
     Args:
         eqn: Its equation.
-        bind: Evaluates it.
         moving: For each input, whether it is differentiated.
         positions: Positions of the results in question.
     """
     if not any(moving) or eqn.primitive.name in STOPS or is_custom_vjp(eqn):
         return Reading.NONE
-    evaluate, variables = _operation(eqn, bind)
+    evaluate, variables = _operation(eqn)
     shapes = [abstract(eqn.invars[i].aval) for i in variables]
     chosen = [k for k, i in enumerate(variables) if moving[i]]
     closed = _derivative(evaluate, chosen, shapes, [shapes[k] for k in chosen])
@@ -70,17 +65,16 @@ def reading_of_results(
     return Reading.VALUE if is_read else Reading.NONE
 
 
-def run_named(eqn: Any, bind: Bind, inputs: Sequence[Any], names: Mapping[int, str]) -> list[Any]:
+def run_named(eqn: Any, inputs: Sequence[Any], names: Mapping[int, str]) -> list[Any]:
     """The results of a differentiated operation, some of them named; its derivative reads the
     named values.
 
     Args:
         eqn: Its equation.
-        bind: Evaluates it.
         inputs: Its inputs.
         names: The names of some of its results, by position.
     """
-    evaluate, variables = _operation(eqn, bind)
+    evaluate, variables = _operation(eqn)
     num_results = len(eqn.outvars)
 
     @jax.custom_jvp
@@ -115,14 +109,15 @@ def run_named(eqn: Any, bind: Bind, inputs: Sequence[Any], names: Mapping[int, s
         return operation(*(inputs[i] for i in variables))
 
 
-def _operation(eqn: Any, bind: Bind) -> tuple[Evaluate, list[int]]:
+def _operation(eqn: Any) -> tuple[Evaluate, list[int]]:
     """The operation as a function of the inputs that are not literals, and the positions of
     these inputs."""
     variables = [i for i, _ in _variables(eqn.invars)]
 
     def evaluate(values: Sequence[Any]) -> list[Any]:
         given = dict(zip(variables, values, strict=True))
-        return bind(eqn, [given[i] if i in given else v.val for i, v in enumerate(eqn.invars)])
+        inputs = [given[i] if i in given else v.val for i, v in enumerate(eqn.invars)]
+        return bind_equation(eqn, inputs)
 
     return evaluate, variables
 

@@ -91,8 +91,8 @@ def inlined(closed: Any, inputs: Sequence[Any]) -> list[Any]:
 
 
 def sunk(jaxpr: Jaxpr) -> Jaxpr:
-    """The jaxpr, with each operation on one argument alone that only one other operation reads, such
-    as a cast of parameters, moved to just before that one."""
+    """The jaxpr, with each operation on one argument alone that only one other operation reads
+    (such as a cast of parameters) moved to just before that one."""
     readers: dict[Any, set[int]] = {}
     for index, eqn in enumerate(jaxpr.eqns):
         for var in variables(eqn.invars):

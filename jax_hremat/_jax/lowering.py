@@ -46,7 +46,7 @@ def lower_to_kept_call(ctx: Any, values: Sequence[Any]) -> list[Any]:
     return list(call.results)
 
 
-def lower_checkpoints_apart(kind: type, prepared: Callable[[Any], tuple[Any, list[Any]]]) -> None:
+def lower_checkpoints_apart(kind: type, prepared: Callable[..., tuple[Any, list[Any]]]) -> None:
     """Change how a `jax.checkpoint` with a policy of this kind lowers its recompute and backward.
 
     JAX has no hook for this, so its lowering rule is replaced by one that changes the arguments and
@@ -54,8 +54,9 @@ def lower_checkpoints_apart(kind: type, prepared: Callable[[Any], tuple[Any, lis
 
     Args:
         kind: The type of the policies.
-        prepared: From the jaxpr of recompute and backward to the one that is lowered in its place,
-            and the values of the inputs that it has behind those of the first.
+        prepared: From the jaxpr of recompute and backward, and whether code for the CPU is made
+            (`on_cpu`), to the jaxpr that is lowered in its place, and the values of the inputs that
+            it has behind those of the first.
     """
     plain = ad_checkpoint._remat_lowering
 
@@ -69,7 +70,7 @@ def lower_checkpoints_apart(kind: type, prepared: Callable[[Any], tuple[Any, lis
         **params: Any,
     ) -> Any:
         if isinstance(policy, kind) and differentiated and prevent_cse is True:
-            jaxpr, more = prepared(jaxpr)
+            jaxpr, more = prepared(jaxpr, on_cpu="cpu" in platforms_of(ctx))
             values = (*values, *map(mlir.ir_constant, more))
             ctx = ctx.replace(avals_in=[v.aval for v in jaxpr.invars])
             if drops_barriers(ctx):

@@ -20,9 +20,14 @@ if TYPE_CHECKING:
 # Operations that are emitted in a way of their own where they are checkpointed.
 _SPECIAL = {
     "cond": "a cond, whose condition must be kept",
-    "reduce_window_max": "a max-pool, which is emitted with an extra axis",
-    "reduce_window_min": "a min-pool, which is emitted with an extra axis",
+    "reduce_window_max": "a max-pool, whose gradient is scattered into zeros of its own",
+    "reduce_window_min": "a min-pool, whose gradient is scattered into zeros of its own",
 }
+# Operations that write into arrays, or whose derivatives do.
+_WRITING = ("gather", "scatter", "dynamic_slice", "dynamic_update_slice", "scan")
+_MAY_TAKE_MORE = """
+The library fills the arrays that {what} of checkpointed regions write into, forward or
+backward, when they are needed. This code leaves that to XLA, and the step may take more memory."""
 _SPECIAL_ANYWHERE = {
     "hremat_detach": "the rule of a `jax.custom_vjp`, which is taken apart",
     "jit": "an inner `jax.jit` with shardings",
@@ -31,9 +36,9 @@ _SPECIAL_ANYWHERE = {
 _COMPLEX = ("c64[", "c128[")
 _HEAD = '''"""A rematerialization plan as code: program {program}, target {target}, jax {jax}.
 
-The compiled step took {peak} of a budget of {budget}; without rematerialization {baseline}.
+The compiled step took {peak} of a budget of {budget}; without rematerialization {baseline}.{more}
 
-    step = jax.jit(jax.value_and_grad(planned(loss){more}){options})
+    step = jax.jit(jax.value_and_grad(planned(loss){arguments}){options})
 
 Written by `jax_hremat.RematPlan.to_code`; it needs JAX and nothing else.{cpu}
 """
@@ -97,10 +102,22 @@ def _facts(plan: RematPlan) -> dict[str, str]:
         peak=format_bytes(c.peak_bytes),
         budget=format_bytes(c.budget_bytes),
         baseline=format_bytes(plan.baseline_peak_bytes),
-        more=differentiated + aux,
+        more=_more(plan),
+        arguments=differentiated + aux,
         options=f", compiler_options={options!r}" if options else "",
         cpu=cpu,
     )
+
+
+def _more(plan: RematPlan) -> str:
+    """What is said of the memory of a step made with this code."""
+    names = _primitives(plan)
+    regions = [region for _, region in plan.root.walk() if region.checkpointed]
+    inside = {name for r in regions for name in names[r.start : r.stop]}
+    writing = sorted({kind for kind in _WRITING for name in inside if name.startswith(kind)})
+    if not writing:
+        return ""
+    return _MAY_TAKE_MORE.format(what=" and ".join(", ".join(writing).rsplit(", ", 1)))
 
 
 def _made_by(plan: RematPlan, operation: int) -> str:
