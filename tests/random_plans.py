@@ -145,8 +145,15 @@ def region_trees(
                 if draw(st.integers(0, 3))
             ]
         barrier = depth > 0 and draw(st.booleans())
+        late = depth > 0 and draw(st.booleans())
         return Region(
-            start, stop, checkpointed, tuple(sorted(saved)), tuple(children), barrier=barrier
+            start,
+            stop,
+            checkpointed,
+            tuple(sorted(saved)),
+            tuple(children),
+            barrier=barrier,
+            late_arguments=late,
         )
 
     return region(0, len(equations), 0)

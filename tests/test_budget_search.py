@@ -178,8 +178,13 @@ def test_plain_blocks_with_a_skip_connection_can_have_barriers() -> None:
         (Barriers.PLAIN_TOO, skips | {last}),
     ):
         root = selection_region(costs.graph, chain, plain, barriers)
-        assert {chain.starts.index(r.start) for r in root.children} == expected
-        assert all(r.barrier and not r.checkpointed for r in root.children)
+        assert {chain.starts.index(r.start) for r in root.children if r.barrier} == expected
+        assert not any(r.checkpointed for r in root.children)
+        # The blocks on the way down transpose weights, which could be done at any time; the first
+        # reads nothing that is made before.
+        late = {chain.starts.index(r.start) for r in root.children if r.late_arguments}
+        assert bool(late) == (barriers is not Barriers.NONE) and 0 not in late
+        assert {chain.starts.index(r.start) for r in root.children} == expected | late
     # A checkpointed block has a barrier of its own.
     first, *_ = sorted(skips)
     alone = Selection(tuple(int(k == first) for k in range(len(chain))))
@@ -190,10 +195,9 @@ def test_plain_blocks_with_a_skip_connection_can_have_barriers() -> None:
     # In a group, every plain block has one.
     group = replace(plain, groups=((first, last - 1),))
     with_few = selection_region(costs.graph, chain, group, Barriers.CHECKPOINTED)
-    assert not with_few.children[0].children
+    assert not any(r.children for r in with_few.children)
     root = selection_region(costs.graph, chain, group, Barriers.PLAIN_TOO)
-    assert [r.checkpointed for r in root.children] == [True, False]
-    inside = root.children[0].children
+    (inside,) = [r.children for r in root.children if r.checkpointed]
     assert [chain.starts.index(r.start) for r in inside] == [*range(first, last)]
     assert all(r.barrier and not r.checkpointed for r in inside)
 

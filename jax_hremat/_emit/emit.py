@@ -104,6 +104,8 @@ class _Emitter:
                 last_use[var] = len(self._jaxpr.eqns)
         self._last_use = last_use
         self._arguments = frozenset(self._jaxpr.invars[i] for i in program.differentiated)
+        self._given = frozenset(self._jaxpr.invars)
+        self._made_at = {v: i for i, e in enumerate(self._jaxpr.eqns) for v in e.outvars}
         self._differentiated = active_variables(self._jaxpr, program.differentiated)
         self._moving = active_variables(self._jaxpr, program.moving)
 
@@ -152,7 +154,7 @@ class _Emitter:
                 steps.append(self._scan(child.start, child.loop, saved, inside))
             elif child.branches:
                 steps.append(self._cond(child.start, child.branches, saved))
-            elif child.barrier:
+            elif child.barrier or child.late_arguments:
                 steps.append(self._with_barriers(child, saved, inside))
             else:
                 steps += self._steps(child, saved, inside)
@@ -254,7 +256,7 @@ class _Emitter:
         )
         made = (v for v in inputs if v in self._differentiated and v not in self._arguments)
         joined = list(made) if region.barrier else []
-        return _step(checkpointed, inputs, outputs, joined)
+        return _step(checkpointed, inputs, outputs, joined, self._held_back(region, inputs))
 
     def _choices(self, region: Region) -> list[ValueRef]:
         """The scalars made in a region that choose the branches of its conds. A checkpoint keeps
@@ -272,8 +274,18 @@ class _Emitter:
     ) -> Callable[[dict[Any, Any]], None]:
         inputs, outputs = self._boundary(region)
         inner = self.function(region, inputs, outputs, saved, is_nested=inside.checkpointed)
-        joined = [v for v in inputs if v in self._differentiated]
-        return _step(inner, inputs, outputs, joined)
+        active = (v for v in inputs if v in self._differentiated)
+        joined = list(active) if region.barrier else []
+        return _step(inner, inputs, outputs, joined, self._held_back(region, inputs))
+
+    def _held_back(self, region: Region, inputs: Sequence[Any]) -> list[Any]:
+        """The arguments that a region with late arguments reads, behind the last made of the other
+        values that it reads; none if there is no such value."""
+        made = [v for v in inputs if v in self._made_at]
+        if not region.late_arguments or not made:
+            return []
+        last = max(made, key=self._made_at.__getitem__)
+        return [last, *(v for v in inputs if v in self._given)]
 
     def _kept(self, region: Region) -> list[ValueRef]:
         """What a region keeps by name; values made of constants alone are made again."""
@@ -336,6 +348,7 @@ def _step(
     inputs: Sequence[Any],
     outputs: Sequence[Any],
     joined: Sequence[Any],
+    held_back: Sequence[Any],
 ) -> Callable[[dict[Any, Any]], None]:
     """Calls a region's function on values of the environment.
 
@@ -344,12 +357,18 @@ def _step(
         inputs: Its inputs.
         outputs: Its outputs.
         joined: The inputs that go through a cotangent barrier (`_tie`).
+        held_back: An input, and those that are not available before it (`_available_after`).
     """
 
     def step(env: dict[Any, Any]) -> None:
         given = {v: env[v] for v in inputs}
+        if held_back:
+            first, *others = held_back
+            late = [v for v in others if _axes(env[v]) == _axes(env[first])]
+            after = _available_after(env[first], *(env[v] for v in late))
+            given.update(zip(late, after, strict=True))
         for alike in _of_one_type(joined, env):
-            given.update(zip(alike, _tie(*(env[v] for v in alike)), strict=True))
+            given.update(zip(alike, _tie(*(given[v] for v in alike)), strict=True))
         env.update(zip(outputs, function(*given.values()), strict=True))
 
     return step
@@ -360,8 +379,27 @@ def _of_one_type(joined: Sequence[Any], env: dict[Any, Any]) -> list[list[Any]]:
     barrier makes all values that go through it vary along the same axes."""
     groups: dict[Any, list[Any]] = {}
     for var in joined:
-        groups.setdefault(varying_axes(jax.typeof(env[var])), []).append(var)
+        groups.setdefault(_axes(env[var]), []).append(var)
     return [group for group in groups.values() if len(group) > 1]
+
+
+def _axes(value: Any) -> Any:
+    return varying_axes(jax.typeof(value))
+
+
+@jax.custom_jvp
+def _available_after(first: Any, *values: Any) -> tuple[Any, ...]:
+    """The values, none of them available before the first.
+
+    What is made of arguments alone, such as weights cast to a shorter type, could be made at any
+    time, and XLA's scheduler makes it for all layers at the start of the step.
+    """
+    return tuple(barrier([first, *values])[1:])
+
+
+@_available_after.defjvp
+def _available_after_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    return _available_after(*primals), tuple(tangents[1:])
 
 
 @jax.custom_jvp

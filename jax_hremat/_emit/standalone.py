@@ -22,7 +22,9 @@ UNSAID = {"cond", "reduce_window_max", "reduce_window_min", "jit", "pjit"}
 
 class Region(NamedTuple):
     """Equations `start … stop − 1` of the program; `keeps` are results, as (equation, position).
-    One with a `body` is a scan, and the body is what is done with the equations of each step."""
+    With `late`, nothing is made of the arguments it reads before the other values it reads are
+    there. One with a `body` is a scan, and the body is what is done with the equations of each
+    step."""
 
     start: int
     stop: int
@@ -30,6 +32,7 @@ class Region(NamedTuple):
     inside: Sequence[Region] = ()
     checkpointed: bool = True
     barrier: bool = False
+    late: bool = False
     body: Region | None = None
 
 
@@ -132,6 +135,8 @@ class Emitter:
         self.eqns = jaxpr.eqns
         self.last_use = {v: i for i, eqn in enumerate(self.eqns) for v in variables(eqn.invars)}
         self.last_use |= dict.fromkeys(variables(jaxpr.outvars), len(self.eqns))
+        self.given = set(jaxpr.invars)
+        self.made_at = {v: i for i, eqn in enumerate(self.eqns) for v in eqn.outvars}
         self.arguments = {v for v, on in zip(jaxpr.invars, moving, strict=True) if on}
         # What depends on a differentiated argument, and what is made of literals alone.
         self.moving = set(filter(has_gradient, self.arguments))
@@ -190,10 +195,17 @@ class Emitter:
             run = jax.checkpoint(run, policy=policy, prevent_cse=is_nested or not self.in_loop)
             joined = [v for v in joined if v not in self.arguments]
 
+        made = [v for v in inputs if v in self.made_at]
+        first = max(made, key=self.made_at.__getitem__) if region.late and made else None
+        held = [v for v in inputs if v in self.given]
+
         def step(env: dict[Any, Any]) -> None:
             given = {v: env[v] for v in inputs}
+            if first is not None:
+                after = available_after(env[first], *(env[v] for v in held))
+                given.update(zip(held, after, strict=True))
             if len(joined) > 1:
-                given.update(zip(joined, tied(*(env[v] for v in joined)), strict=True))
+                given.update(zip(joined, tied(*(given[v] for v in joined)), strict=True))
             env.update(zip(outputs, run(*given.values()), strict=True))
 
         return step
@@ -351,6 +363,18 @@ def bind_named(eqn: Any, inputs: Sequence[Any], names: dict[int, str]) -> Sequen
     run = jax.custom_jvp(evaluate)
     run.defjvp(rule, symbolic_zeros=True)
     return run(*(inputs[k] for k in given))
+
+
+@jax.custom_jvp
+def available_after(first: Any, *values: Any) -> Any:
+    """The values, none of them available before the first, so that XLA's scheduler cannot make
+    anything of arguments alone, such as a cast of weights, at the start of the step."""
+    return jax.lax.optimization_barrier((first, *values))[1:]
+
+
+@available_after.defjvp
+def available_after_jvp(primals: Any, tangents: Any) -> Any:
+    return available_after(*primals), tuple(tangents[1:])
 
 
 @jax.custom_jvp

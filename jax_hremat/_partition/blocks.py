@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from jax_hremat._partition.width import widths
-from jax_hremat._trace.graph import Graph, is_cond, is_loop
+from jax_hremat._trace.graph import Graph, Operation, is_cond, is_loop
 
 # Decides where a program is cut: returns the positions of operations that begin a block, in any
 # order. The beginning and the end of the program need not be among them.
@@ -156,6 +156,18 @@ def boundary(graph: Graph, start: int, stop: int) -> tuple[tuple[int, ...], tupl
             v for v in op.outputs if graph.values[v].last_use >= stop or graph.values[v].is_output
         ]
     return tuple(inputs), tuple(outputs)
+
+
+def makes_of_arguments(graph: Graph, start: int, stop: int) -> bool:
+    """Whether one of the operations `start … stop − 1` reads nothing but arguments, so that XLA's
+    scheduler could run it at any time, and another reads what was made before these."""
+
+    def kinds(op: Operation) -> set[str]:
+        return {graph.values[v].kind for v in op.inputs if v is not None}
+
+    inputs, _ = boundary(graph, start, stop)
+    reads_others = any(graph.values[v].kind == "computed" for v in inputs)
+    return reads_others and any(kinds(op) == {"argument"} for op in graph.operations[start:stop])
 
 
 def has_deferrable_input(graph: Graph, block: Block, start: int, stop: int) -> bool:

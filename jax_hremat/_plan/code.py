@@ -182,6 +182,8 @@ def _call(plan: RematPlan | None, region: Region, prefix: str = "") -> Iterator[
         arguments += ", checkpointed=False"
     if region.barrier:
         arguments += ", barrier=True"
+    if region.late_arguments:
+        arguments += ", late=True"
     if not region.saved and not inner and region.loop is None:
         yield f"{prefix}Region({arguments})"
         return
@@ -214,7 +216,7 @@ def _whole(root: Region) -> Region:
 def _inner(region: Region) -> Iterator[Region]:
     """The regions inside one that change something."""
     for child in region.children:
-        if child.checkpointed or child.barrier or child.loop is not None:
+        if child.checkpointed or child.barrier or child.late_arguments or child.loop is not None:
             yield child
         else:
             yield from _inner(child)

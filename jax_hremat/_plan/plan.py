@@ -30,7 +30,7 @@ from jax_hremat._shared.files import write_whole
 from jax_hremat._shared.frozen import reduce_record
 
 _FORMAT = "jax_hremat.RematPlan"
-FORMAT_VERSION = 10
+FORMAT_VERSION = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +257,8 @@ def _encode_region(region: Region) -> dict[str, Any]:
         data["saved"] = [list(ref) for ref in region.saved]
     if region.barrier:
         data["barrier"] = True
+    if region.late_arguments:
+        data["late_arguments"] = True
     if region.loop is not None:
         data["loop"] = {
             "body": _encode_region(region.loop.body),
@@ -276,6 +278,7 @@ def _decode_region(data: Mapping[str, Any]) -> Region:
         checkpointed=data.get("checkpointed", False),
         saved=tuple((op, k) for op, k in data.get("saved", ())),
         barrier=data.get("barrier", False),
+        late_arguments=data.get("late_arguments", False),
         loop=_decode_loop(data["loop"]) if "loop" in data else None,
         branches=tuple(_decode_region(b) for b in data.get("branches", ())),
         children=tuple(_decode_region(c) for c in data.get("children", ())),

@@ -49,6 +49,9 @@ class Region:
         barrier: Whether the cotangents of all inputs pass a barrier together, so that no part of
             the region's backward is delayed (`_emit/emit.py`). For a plain region the barrier
             includes the cotangents of the function's arguments, for a checkpointed one it does not.
+        late_arguments: Whether the arguments of the function that the region reads pass a barrier,
+            in the forward, together with the last made of the values that it reads, so that nothing
+            is made of them earlier (`_emit/emit.py`).
         loop: How the region's only operation, a scan, is run; None if it is unchanged.
         branches: How each branch of the region's only operation, a cond, is run, the branch's
             operations counted from 0; empty if they are unchanged.
@@ -60,6 +63,7 @@ class Region:
     saved: tuple[ValueRef, ...] = ()
     children: tuple[Region, ...] = ()
     barrier: bool = False
+    late_arguments: bool = False
     loop: Loop | None = None
     branches: tuple[Region, ...] = ()
 
@@ -90,18 +94,19 @@ class Region:
             checkpointed=self.checkpointed,
             saved=tuple((op + offset, k) for op, k in self.saved),
             barrier=self.barrier,
+            late_arguments=self.late_arguments,
             loop=self.loop,
             branches=self.branches,
             children=tuple(c.shifted(offset) for c in self.children),
         )
 
     def without_barriers(self) -> Region:
-        """The same region without any cotangent barriers, and without the plain regions inside that
-        are there for a barrier alone."""
+        """The same region without any barriers of cotangents or arguments, and without the plain
+        regions inside that are there for a barrier alone."""
         children: list[Region] = []
         for child in (c.without_barriers() for c in self.children):
             children += [child] if child.checkpointed or child.bodies else child.children
-        return replace(self, barrier=False, children=tuple(children))
+        return replace(self, barrier=False, late_arguments=False, children=tuple(children))
 
     @property
     def bodies(self) -> tuple[Region, ...]:

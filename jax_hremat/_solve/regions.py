@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 
-from jax_hremat._partition.blocks import has_deferrable_input, make_block
+from jax_hremat._partition.blocks import has_deferrable_input, make_block, makes_of_arguments
 from jax_hremat._plan.region import Region
 from jax_hremat._solve.chain import Chain, Group, Selection
 from jax_hremat._trace.graph import Graph
 
 
 class Barriers(Enum):
-    """Which regions are behind a cotangent barrier (`Region.barrier`).
+    """Which regions are behind a cotangent barrier (`Region.barrier`). But for `NONE`, blocks and
+    groups also have late arguments (`Region.late_arguments`), if they make anything of arguments
+    alone.
 
     Attributes:
         NONE: No region, as in a function with `jax.checkpoint` written by hand.
@@ -58,12 +60,15 @@ def selection_region(
 
     def of_block(block: int, *, in_group: bool) -> tuple[Region, ...]:
         mode = modes[block]
+        late = not in_group and makes_of_arguments(graph, mode.start, mode.stop)
         if mode.checkpointed:
-            return (mode,)
+            return (replace(mode, late_arguments=late),)
         behind = barriers is Barriers.PLAIN_TOO and (
             in_group or block == last_block or chain.made_to_wait_bytes(block) >= waiting_bytes
         )
-        return (replace(mode, barrier=True),) if behind else mode.children
+        if not behind and not late:
+            return mode.children
+        return (replace(mode, barrier=behind, late_arguments=late),)
 
     def regions(
         first: int, last: int, groups: Sequence[Group], *, outermost: bool = True
@@ -84,7 +89,16 @@ def selection_region(
             kept = [ref for b in range(group[0], group[1] + 1) for ref in saved.get(b, ())]
             keeps = tuple(kept) if outermost else ()
             found.append(
-                Region(start, stop, checkpointed=True, saved=keeps, children=inner, barrier=barrier)
+                Region(
+                    start,
+                    stop,
+                    checkpointed=True,
+                    saved=keeps,
+                    children=inner,
+                    barrier=barrier,
+                    # Inside, what holds arguments back would be recomputed with them.
+                    late_arguments=outermost and makes_of_arguments(graph, start, stop),
+                )
             )
             block = group[1] + 1
         return tuple(found)
