@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import permutations
 from typing import Any
@@ -22,7 +23,7 @@ from jax_hremat._solve.chain import BoundaryValue, Chain, Selection
 from jax_hremat._solve.output_reuse import Buffer, Result, reused_bytes
 from jax_hremat._solve.prediction import Prediction, predict
 from jax_hremat._solve.regions import Barriers
-from jax_hremat._solve.schedule import ReusedBytes, fastest_within
+from jax_hremat._solve.schedule import ReusedBytes, ReusedParts, fastest_of_blocks, fastest_within
 from jax_hremat._solve.with_reuse import fastest_with_reuse
 from jax_hremat._trace.trace import trace_loss
 from jax_hremat._xla.target import get_target
@@ -126,6 +127,52 @@ def test_the_root_program_takes_what_is_lent_as_given(chain: Chain, data: st.Dat
         assert found is None or promise.time_s <= predict(chain, found).time_s + 1e-9
 
 
+def equal_layers(count: int) -> tuple[Chain, list[Result]]:
+    """Layers that keep two buffers of 3 MiB, or recompute them; their gradients take 3 MiB each."""
+    keeps = option(1, 2, 6, 6, 6)
+    keeps = replace(keeps, cost=replace(keeps.cost, kept_sizes=(3 * MIB, 3 * MIB)))
+    stream = [
+        BoundaryValue(MIB, k, (k + 1,), True, frozenset({(k + 1, 0), (k + 1, 1)}))
+        for k in range(count - 1)
+    ]
+    chain = make([[keeps, option(1, 3, 0, 6, 6)]] * count, [1.0] * count, stream, fixed=9)
+    return chain, [Result(k, 3 * MIB) for k in range(count)]
+
+
+def test_what_is_kept_goes_into_gradients_of_earlier_layers() -> None:
+    chain, results = equal_layers(8)
+    recomputed = predict(chain, Selection((1,) * 8), results)
+    limit_bytes = recomputed.peak_bytes + 8 * MIB
+    found = fastest_with_reuse(
+        chain,
+        limit_bytes,
+        results,
+        lambda parts: fastest_of_blocks(chain, limit_bytes, EXACT, results, parts),
+        lambda reused: fastest_within(chain, limit_bytes, EXACT, groups=False, reused=reused),
+        lambda c, s: predict(c, s, results),
+    )
+    assert found.selection is not None
+    promise = predict(chain, found.selection, results)
+    assert promise.peak_bytes <= 1.001 * limit_bytes + ROUNDING_BYTES
+    every = all_predictions(chain, groups=False, results=results)
+    best_s = min(p.time_s for p in every if p.peak_bytes <= limit_bytes)
+    assert found.bound_s - 1e-9 <= best_s <= promise.time_s + 1e-9
+    assert promise.time_s - best_s <= 0.5 * (recomputed.time_s - best_s)
+
+
+def test_the_less_is_reused_the_slower_the_schedule() -> None:
+    chain, results = equal_layers(4)
+    limit_bytes = predict(chain, Selection((1,) * 4), results).peak_bytes + MIB
+
+    def fastest_s(part: float) -> float:
+        parts = ReusedParts((part,) * 4, (part,) * 4)
+        selection = fastest_of_blocks(chain, limit_bytes, EXACT, results, parts).selection
+        return math.inf if selection is None else predict(chain, selection).time_s
+
+    times_s = [fastest_s(part) for part in (1.0, 0.7, 0.3, 0.0)]
+    assert times_s == sorted(times_s) and times_s[0] < times_s[-1]
+
+
 @given(chains(), st.data())
 @QUICK
 def test_what_is_found_with_lending_fits(chain: Chain, data: st.DataObject) -> None:
@@ -138,6 +185,7 @@ def test_what_is_found_with_lending_fits(chain: Chain, data: st.DataObject) -> N
         chain,
         peak_bytes,
         results,
+        lambda parts: fastest_of_blocks(chain, peak_bytes, EXACT, results, parts),
         lambda reused: fastest_within(chain, peak_bytes, EXACT, reused=reused),
         lambda c, s: predict(c, s, results),
     )

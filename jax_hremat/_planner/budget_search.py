@@ -144,6 +144,10 @@ class BudgetSearch:
         margin = _MARGIN * self._limit
         for _ in range(self._max_rounds + 1):
             aim = self._aim(chain, target, groups=groups)
+            if aim is None and target < self._limit < missed_at:
+                # Nothing is predicted so low, but the correction may be that of an unlike plan.
+                target = self._limit
+                aim = self._aim(chain, target, groups=groups)
             if aim is None:
                 break
             schedule, promise = aim.schedule, aim.promise

@@ -19,7 +19,9 @@ from jax_hremat._solve.regions import Barriers, selection_region
 from jax_hremat._solve.schedule import (
     NO_REUSE,
     ReusedBytes,
+    ReusedParts,
     Schedule,
+    fastest_of_blocks,
     fastest_within,
     least_peak,
     least_possible_s,
@@ -154,10 +156,14 @@ class Candidates:
         def within(reused: ReusedBytes = NO_REUSE) -> Schedule:
             return fastest_within(chain, peak_bytes, solver, groups=groups, reused=reused)
 
+        def of_blocks(parts: ReusedParts) -> Schedule:
+            return fastest_of_blocks(chain, peak_bytes, solver, results, parts)
+
         with self._solving():
             if not results:
                 return within()
-            return fastest_with_reuse(chain, peak_bytes, results, within, self.context.predict)
+            predict = self.context.predict
+            return fastest_with_reuse(chain, peak_bytes, results, of_blocks, within, predict)
 
     def least_possible_step_s(self, peak_bytes: int) -> float:
         """A step time that no selection of the strategy's options with a predicted peak of at most

@@ -46,7 +46,9 @@ from jax_hremat._solve.chain import Chain, Selection
 from jax_hremat._solve.column import MIB, Column, Prices
 from jax_hremat._solve.groups import Groups, single_columns
 from jax_hremat._solve.modelling import cp, sp
+from jax_hremat._solve.output_reuse import Result
 from jax_hremat._solve.prediction import predict
+from jax_hremat._solve.reuse_rows import Reuse, reuse_rows
 
 # The most groups that enter the relaxation in one round of pricing, and the most rounds.
 _MAX_PRICED = 200
@@ -72,6 +74,19 @@ class ReusedBytes:
 
     forward: tuple[int, ...] = ()
     backward: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReusedParts:
+    """Parts, from 0 to 1, of what could be saved by output-buffer reuse while each block runs.
+
+    Attributes:
+        forward: The part in the forward of each block.
+        backward: The part in the backward of each block.
+    """
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
 
 
 NO_REUSE = ReusedBytes()
@@ -125,6 +140,30 @@ def fastest_within(
     return replace(
         program.schedule(best, program.base_ms), bound_s=1e-3 * (program.base_ms + best.lower)
     )
+
+
+def fastest_of_blocks(
+    chain: Chain,
+    peak_bytes: int,
+    config: SolverConfig,
+    results: Sequence[Result],
+    parts: ReusedParts,
+) -> Schedule:
+    """The fastest schedule without groups whose peak is at most `peak_bytes`, if parts of what
+    `reuse_rows` allows are reused.
+
+    Args:
+        chain: Blocks and their options.
+        peak_bytes: Bound on the peak.
+        config: The solver's limits.
+        results: The results that are reused.
+        parts: For the forward and backward of each block, the part of the bytes that the rows allow
+            which is reused.
+    """
+    program = _Program(chain, config)
+    limit = peak_bytes - chain.fixed_bytes
+    answer = program.fastest(program.singles, limit, reuse=(results, parts))
+    return program.schedule(answer, program.base_ms)
 
 
 def least_possible_s(
@@ -281,13 +320,19 @@ class _Program:
         below_ms: float = math.inf,
         *,
         gap_ms: float | None = None,
+        reuse: tuple[Sequence[Result], ReusedParts] | None = None,
     ) -> _Answer:
         """The schedule of least added time within the peak limit, if that time is at most
-        `below_ms`."""
+        `below_ms`; parts of what the rows for some results allow are reused."""
         x, h = self._variables(columns, boolean=True)
         # Objective:  min Σ_p T_p x_p.
         added = np.array([p.added_ms for p in columns]) @ x
-        constraints, _ = self._constraints(columns, x, h, limit_bytes / MIB)
+        rows = None
+        if reuse is not None:
+            results, parts = reuse
+            allowed = reuse_rows(self.chain, results, columns, x, tuple(self._held), h)
+            rows = allowed.scaled(parts.forward, parts.backward)
+        constraints, _ = self._constraints(columns, x, h, limit_bytes / MIB, rows)
         if math.isfinite(below_ms):
             constraints.append(added <= below_ms)
         gap_ms = self.gap_ms if gap_ms is None else gap_ms
@@ -381,7 +426,12 @@ class _Program:
         return x, cp.Variable(max(len(self._held), 1), nonneg=True, name="h")
 
     def _constraints(
-        self, columns: Sequence[Column], x: cp.Variable, h: cp.Variable, peak: cp.Expression | float
+        self,
+        columns: Sequence[Column],
+        x: cp.Variable,
+        h: cp.Variable,
+        peak: cp.Expression | float,
+        reuse: Reuse | None = None,
     ) -> tuple[list[cp.Constraint], tuple[cp.Constraint, ...]]:
         """All rows, and the four families whose duals price columns: cover, hold, forward,
         backward."""
@@ -398,6 +448,9 @@ class _Program:
                 kept.add(p.last + 1, i, p.kept_bytes / MIB)
         width = len(columns)
         s = cp.Variable(n, name="s")
+        saved: tuple[Any, Any] = (self._reused_forward_mib, self._reused_backward_mib)
+        if reuse is not None:
+            saved = (saved[0] + reuse.forward, saved[1] + reuse.backward)
         # cvxpy's operators are typed as booleans, so `Any`.
         rows: tuple[Any, ...] = (
             # cover: each block is in exactly one column,  Σ_{p ∋ k} x_p = 1.
@@ -408,13 +461,12 @@ class _Program:
             # forward: what is kept before block k, the forward's own peak, and the values made
             # before k and still to be read fit within the peak,
             #   s_k + Σ_{p ∋ k} A_{p,k} x_p + Σ_{v made before k, read from k on} b_v ≤ P + F_k.
-            s + forward.matrix(n, width) @ x + self._known_mib <= peak + self._reused_forward_mib,
+            s + forward.matrix(n, width) @ x + self._known_mib <= peak + saved[0],
             # backward: likewise for the backward of the column that contains block k,
             #   s_k + Σ_{p ∋ k} B_p x_p + Σ_{v made up to k, read from k on} b_v h_{v,k} ≤ P + G_k.
-            s + backward.matrix(n, width) @ x + self._held_there @ h
-            <= peak + self._reused_backward_mib,
+            s + backward.matrix(n, width) @ x + self._held_there @ h <= peak + saved[1],
         )
-        constraints: list[cp.Constraint] = list(rows)
+        constraints: list[cp.Constraint] = [*rows, *(() if reuse is None else reuse.rows)]
         # stock: s_k adds up what the columns before block k keep, and the held values whose last
         # reader is before k,
         #   s_0 = 0,  s_k = s_{k−1} + Σ_{p ends at k−1} K_p x_p + Σ_{v last read in k−1} b_v h_v.
