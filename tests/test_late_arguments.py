@@ -68,7 +68,7 @@ def test_casts_of_weights_are_not_made_at_the_start(h200: Target) -> None:
         live = map(timeline.live_at, range(timeline.num_positions))
         return max(sum(b.nbytes == CAST_BYTES for b in buffers) for buffers in live)
 
-    assert most_casts(late=False) == 3 * NUM_LAYERS
+    assert most_casts(late=False) > 2.5 * NUM_LAYERS
     assert most_casts(late=True) <= 6
 
 
