@@ -1,7 +1,7 @@
 """The emitter as code that needs JAX only, which `RematPlan.to_code` writes under the regions.
 
-It is what `emit.py` and `naming.py` do for ranges of operations under `jax.checkpoint`; the code of
-a plan that needs more is refused.
+It is what `emit.py`, `naming.py` and `_trace/sinking.py` do for ranges of operations under
+`jax.checkpoint`; the code of a plan that needs more is refused.
 """
 
 from __future__ import annotations
