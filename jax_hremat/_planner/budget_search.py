@@ -143,11 +143,7 @@ class BudgetSearch:
         groups, wide_misses = True, 0
         margin = _MARGIN * self._limit
         for _ in range(self._max_rounds + 1):
-            aim = self._aim(chain, target, groups=groups)
-            if aim is None and target < self._limit < missed_at:
-                # Nothing is predicted so low, but the correction may be that of an unlike plan.
-                target = self._limit
-                aim = self._aim(chain, target, groups=groups)
+            aim = self._aim(chain, target, min(self._limit, missed_at - 1), groups=groups)
             if aim is None:
                 break
             schedule, promise = aim.schedule, aim.promise
@@ -176,16 +172,20 @@ class BudgetSearch:
                     break
                 target = min(promise.peak_bytes - excess, missed_at - 1)
 
-    def _aim(self, chain: Chain, target: int, *, groups: bool) -> _Aim | None:
-        """The schedule to compile next: the fastest with a predicted peak of at most `target`; if
-        that is expected to miss the limit, one of a lower peak. None if there is none, or none
-        that is faster than the best plan."""
+    def _aim(self, chain: Chain, target: int, highest: int, *, groups: bool) -> _Aim | None:
+        """The schedule to compile next: the fastest with a predicted peak of at most `target`, or
+        of at most `highest` if there is none; if that is expected to miss the limit, one of a
+        lower peak. None if there is none, or none that is faster than the best plan."""
         aims: list[_Aim] = []
         while len(aims) < _MAX_AIMS:
             schedule = self._candidates.solve(chain, target, self._solver, groups=groups)
             self._undecided |= schedule.outcome.status is Status.UNDECIDED
             if schedule.selection is None:
-                break
+                if aims or target >= highest:
+                    break
+                # The correction of the target may be that of an unlike plan.
+                target = highest
+                continue
             if self._bound_step_s is None and chain is self._candidates.chain:
                 self._bound_step_s = self._candidates.whole_step_s(schedule.bound_s)
             promise = self._candidates.context.predict(chain, schedule.selection)
