@@ -50,7 +50,7 @@ DROPOUT = 0.1
 # Larger than the zoo's own tiny batches: there, parameters and gradients are most of the peak,
 # and no plan can do much about those.
 BATCH = 8
-# Few modes of each block are compiled: the plan need not be good here, only right.
+# Few options of each block are compiled: the plan need not be good here, only right.
 LIGHT = jax_hremat.PlannerConfig(
     search=jax_hremat.SearchConfig(max_runs=1, max_packings=1, max_saved_sets=0, max_workers=1),
     max_rounds=2,

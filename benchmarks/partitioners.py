@@ -18,7 +18,7 @@ from benchmarks.measured import Facts, Row, candidates_of, mib, ms, plan_row, pr
 from jax_hremat._trace.graph import Graph
 
 FRACTIONS = (0.8, 0.6)
-# Some partitioners make many kinds of blocks, so few modes of each are compiled.
+# Some partitioners make many kinds of blocks, so few options of each are compiled.
 SEARCH = jax_hremat.SearchConfig(max_runs=3, max_packings=2, max_saved_sets=1)
 
 

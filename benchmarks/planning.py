@@ -106,7 +106,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         "",
         "No whole step is compiled here: neither the one without rematerialization, nor those "
         "that certify a plan. Cost is the compilation of the "
-        f"modes of all kinds of blocks. Solving is for {budgets} of the predicted peak without "
+        f"options of all kinds of blocks. Solving is for {budgets} of the predicted peak without "
         "rematerialization; the total counts the slowest.",
         "",
         "| model | operations | blocks (kinds) | trace s | partition s | cost s (compiles) "

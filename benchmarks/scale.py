@@ -134,8 +134,8 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         "",
         "What planning takes by itself is in "
         f"[planning-{target}.md](planning-{target}.md). Here the no-remat step is "
-        "compiled while the costs are found, which is the compilation of all modes of all kinds of "
-        "blocks, and for as long after it as the column says. Solve is the slowest of the "
+        "compiled while the costs are found, which is the compilation of all options of all kinds "
+        "of blocks, and for as long after it as the column says. Solve is the slowest of the "
         "budgets; certify its compilations of the whole step.",
         "",
         "| model | operations | blocks (kinds) | levels | trace s | partition s "

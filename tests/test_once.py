@@ -276,7 +276,7 @@ def test_no_mode_wraps_what_must_run_once() -> None:
             search = BlockSearch(graph, block, {}, times_s, 1e-12, config, solver)
             effectful = [op for op in graph.operations[block.start : block.stop] if op.effectful]
             assert not effectful or len(block) == 1
-        modes = [*search.plain_modes(), *search.first_wave()]
+        modes = [*search.plain_regions(), *search.first_wave()]
         assert not [once for mode in modes for once in wrapped_once(whole, mode)]
         num_modes += len(modes)
     assert num_modes > 20
@@ -305,7 +305,7 @@ def test_a_body_is_wrapped_around_what_must_run_once() -> None:
     covered = {op for child in children for op in range(child.start, child.stop)}
     assert covered == {op.id for op in operations if op.active} - set(once)
     # With the inner scan's own body in the same way, and in no segments.
-    (inner,) = {c.loop for mode in search.nested_modes() for c in mode.children if c.loop}
+    (inner,) = {c.loop for mode in search.nested_regions() for c in mode.children if c.loop}
     assert inner is not None and not inner.segments
     assert [child.checkpointed for child in inner.body.children] == [True, True]
 

@@ -287,7 +287,7 @@ def test_a_kept_context_spares_its_kernel() -> None:
     roles = product_roles(graph.operations)
     modes = BlockSearch(
         graph, block, roles, times, 0.0, SearchConfig(), SolverConfig()
-    ).hand_modes()
+    ).hand_regions()
     (at,) = [op.id for op in graph.operations if op.primitive == "pallas_call"]
     for name, mode in modes.items():
         kept = name in PRESETS and Role.CONTEXT in PRESETS[name].roles

@@ -48,18 +48,18 @@ class BlockStep:
     mesh: DeviceMesh | None = None
 
 
-def block_step(program: Program, graph: Graph, block: Block, mode: Region) -> BlockStep:
-    """The step of a block run as `mode` says, a region with the block's `start` and `stop`."""
+def block_step(program: Program, graph: Graph, block: Block, region: Region) -> BlockStep:
+    """The step of a block run as `region` says, a region with the block's `start` and `stop`."""
     with program.context.entered():
-        return _block_step(program, graph, block, mode)
+        return _block_step(program, graph, block, region)
 
 
-def _block_step(program: Program, graph: Graph, block: Block, mode: Region) -> BlockStep:
+def _block_step(program: Program, graph: Graph, block: Block, region: Region) -> BlockStep:
     atoms = program.values
     inputs = [atoms[v] for v in block.inputs]
     outputs = [atoms[v] for v in block.outputs]
     # A region is checkpointed by its parent, so the block's region gets a plain parent.
-    parent = Region(block.start, block.stop, children=(mode,))
+    parent = Region(block.start, block.stop, children=(region,))
     body = emit_range(program, parent, inputs, outputs)
     active_in = tuple(i for i, v in enumerate(block.inputs) if graph.values[v].active)
     active_out = [i for i, v in enumerate(block.outputs) if graph.values[v].active]

@@ -54,16 +54,16 @@ def block_prices(
     """
     if source == "analytic":
         target_rates = rates(target, kernels)
-        yield lambda block, mode: analytic_cost(
-            block_step(program, graph, block, mode), target_rates
+        yield lambda block, region: analytic_cost(
+            block_step(program, graph, block, region), target_rates
         )
         return
     device = attached_device(target) if source == "measured" else None
     with tempfile.TemporaryDirectory(prefix="jax_hremat_") as directory:
         quick = with_quick_code(target, directory)
 
-        def price(block: Block, mode: Region) -> OptionCost:
-            step = block_step(program, graph, block, mode)
+        def price(block: Block, region: Region) -> OptionCost:
+            step = block_step(program, graph, block, region)
             cost = compiled_cost(step, quick, cache, kernels)
             return cost if device is None else measured_cost(step, cost, target, device)
 

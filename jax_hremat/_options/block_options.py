@@ -41,8 +41,8 @@ class SearchConfig:
         max_saved_sets: The most sets of values that a wholly checkpointed block keeps.
         max_segments: The most lengths of checkpointed segments of a scan.
         fair_share: Share of the program's residual bytes from which a kind gets the maximum.
-        max_modes: The most candidates of the whole program, the plain, checkpointed and standard
-            ones of each kind not counted; with very many kinds, each kind gets fewer.
+        max_candidates: The most candidates of the whole program, the plain, checkpointed and
+            standard ones of each kind not counted; with very many kinds, each kind gets fewer.
         policies: Whether the block is also compiled under each policy by which a user would write
             it.
         max_workers: The most compilations at a time.
@@ -53,7 +53,7 @@ class SearchConfig:
     max_saved_sets: int = 3
     max_segments: int = 5
     fair_share: float = 0.05
-    max_modes: int = 400
+    max_candidates: int = 400
     policies: bool = True
     max_workers: int = max(2, min(8, os.cpu_count() or 1))
 
@@ -61,7 +61,7 @@ class SearchConfig:
         """The limits of each kind of block, given the kind's share of the residuals."""
         parts = {k: min(1.0, math.sqrt(s / self.fair_share)) for k, s in shares.items()}
         most = self.max_runs + self.max_packings + self.max_saved_sets
-        fewer = min(1.0, self.max_modes / max(most * sum(parts.values()), 1.0))
+        fewer = min(1.0, self.max_candidates / max(most * sum(parts.values()), 1.0))
         return {kind: self.scaled(part * fewer) for kind, part in parts.items()}
 
     def scaled(self, part: float) -> SearchConfig:
@@ -175,28 +175,30 @@ class BlockSearch:
         held = materialised_values(graph, block.start, block.stop, self._solver)
         return candidate_runs(graph, block, held, self._times_s, self._byte_s, most, self._prices)
 
-    def plain_modes(self) -> list[Region]:
+    def plain_regions(self) -> list[Region]:
         """The candidates that need no search: the plain block, and the block as a user would write
         it."""
         if self._trivial:
             return [self.plain]
-        return [self.plain, self.checkpointed, *self.hand_modes().values()]
+        return [self.plain, self.checkpointed, *self.hand_regions().values()]
 
     def first_wave(self) -> list[Region]:
         """Candidates with a single run, and with values that the checkpointed block keeps."""
         if self._trivial:
             return []
-        modes = [self._with_runs((run,)) for run in self._runs]
+        regions = [self._with_runs((run,)) for run in self._runs]
         if self.checkpointed.checkpointed:
-            modes += [replace(self.checkpointed, saved=refs) for refs in self._saved_sets()]
-        return modes
+            regions += [replace(self.checkpointed, saved=refs) for refs in self._saved_sets()]
+        return regions
 
     def second_wave(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
         """Candidates with sets of runs, chosen by what was measured of each run alone. A set whose
         expected cost a measured option dominates is left out."""
         plain = measured[self.plain]
-        modes_alone = {run: self._with_runs((run,)) for run in self._runs}
-        alone = {run: measured[mode] for run, mode in modes_alone.items() if mode in measured}
+        regions_alone = {run: self._with_runs((run,)) for run in self._runs}
+        alone = {
+            run: measured[region] for run, region in regions_alone.items() if region in measured
+        }
         by_measure = {
             replace(
                 run,
@@ -207,14 +209,14 @@ class BlockSearch:
         }
         count = max(1, self._config.max_packings)
         packings = pareto_packings(list(by_measure), count)
-        options = [_option(self._block.start, mode, cost) for mode, cost in measured.items()]
-        modes = []
+        options = [_option(self._block.start, region, cost) for region, cost in measured.items()]
+        regions = []
         for packing in packings:
-            mode = self._with_runs(packing.runs)
+            region = self._with_runs(packing.runs)
             cost = _together(plain, [by_measure[run] for run in packing.runs])
-            expected = _option(self._block.start, mode, cost)
+            expected = _option(self._block.start, region, cost)
             if not any(option.dominates(expected) for option in options):
-                modes.append(mode)
+                regions.append(region)
         if self.checkpointed.checkpointed:
             # Inside a checkpointed block, runs lower the peak of the block's backward, not what the
             # block keeps. A single run that recomputes nearly everything has the same peak as the
@@ -224,12 +226,12 @@ class BlockSearch:
                 for p in packings
                 if len(p.runs) > 1 or p.freed_bytes <= _MOST * plain.kept_bytes
             ]
-            modes += [
+            regions += [
                 replace(self.checkpointed, children=m.children) for m in (nested[:1] + nested[-1:])
             ]
-        return modes
+        return regions
 
-    def hand_modes(self) -> dict[str, Region]:
+    def hand_regions(self) -> dict[str, Region]:
         """The block under `jax.checkpoint`: without a policy, under each standard policy, and under
         MaxText's presets. Each region lists its saved values one by one. Of a product with a
         `checkpoint_name`, a preset keeps the named value."""
@@ -288,7 +290,7 @@ class BlockSearch:
 
     def options(self, measured: Mapping[Region, OptionCost]) -> BlockOptions:
         options = block_options(
-            self._block.start, self.plain, self.checkpointed, self.hand_modes(), measured
+            self._block.start, self.plain, self.checkpointed, self.hand_regions(), measured
         )
         return options.mapped(
             lambda option: with_outputs(self._graph, self._block, option, self._times_s)
@@ -316,20 +318,22 @@ def block_options(
         measured: The cost of each region that was compiled or timed.
     """
 
-    def option(mode: Region) -> Option:
-        return _option(start, mode, measured[mode])
+    def option(region: Region) -> Option:
+        return _option(start, region, measured[region])
 
     return BlockOptions(
-        options=pareto(option(mode) for mode in measured),
+        options=pareto(option(region) for region in measured),
         plain=option(plain),
         checkpointed=option(checkpointed if checkpointed in measured else plain),
-        by_hand=tuple((name, option(mode)) for name, mode in by_hand.items() if mode in measured),
+        by_hand=tuple(
+            (name, option(region)) for name, region in by_hand.items() if region in measured
+        ),
         num_measured=len(measured),
     )
 
 
-def _option(start: int, mode: Region, cost: OptionCost) -> Option:
-    return Option(mode.shifted(-start), cost, _origin(mode))
+def _option(start: int, region: Region, cost: OptionCost) -> Option:
+    return Option(region.shifted(-start), cost, _origin(region))
 
 
 def _together(plain: OptionCost, alone: Sequence[OptionCost]) -> OptionCost:
@@ -350,13 +354,13 @@ def _in_all(positions: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(sorted(set(positions[0]).intersection(*positions)))
 
 
-def _origin(mode: Region) -> Origin:
-    if any(r.loop is not None for _, r in mode.walk()):
+def _origin(region: Region) -> Origin:
+    if any(r.loop is not None for _, r in region.walk()):
         return "loop"
-    if any(r.branches for _, r in mode.walk()):
+    if any(r.branches for _, r in region.walk()):
         return "branches"
-    if mode.saved:
+    if region.saved:
         return "names"
-    if mode.children:
+    if region.children:
         return "runs"
-    return "checkpointed" if mode.checkpointed else "plain"
+    return "checkpointed" if region.checkpointed else "plain"

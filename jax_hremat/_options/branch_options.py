@@ -42,29 +42,29 @@ class BranchSearch:
         share = config.scaled(1 / len(cond.branches))
         self._branches = [BodySearch(body, rates, share, solver) for body in cond.branches]
 
-    def plain_modes(self) -> list[Region]:
+    def plain_regions(self) -> list[Region]:
         return [self.plain, self.checkpointed, *self._by_hand().values()]
 
     def first_wave(self) -> list[Region]:
         """Candidates with one branch in another option and the other branches plain."""
         return [
-            self._alone(i, mode)
+            self._alone(i, region)
             for i, branch in enumerate(self._branches)
-            for mode in (branch.checkpointed, *branch.first_wave(), *branch.nested_modes())
-            if mode != branch.plain
+            for region in (branch.checkpointed, *branch.first_wave(), *branch.nested_regions())
+            if region != branch.plain
         ]
 
     def second_wave(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
         """Candidates with sets of runs in one branch, then combinations of the measured options of
         all branches."""
         of_branches = [self._measured_alone(i, measured) for i in range(len(self._branches))]
-        modes = []
+        regions = []
         for i, (branch, found) in enumerate(zip(self._branches, of_branches, strict=True)):
-            nested = branch.nested_modes()
-            plain = {mode: cost for mode, cost in found.items() if mode not in nested}
-            modes += [self._alone(i, m) for m in branch.second_wave(plain) if m != branch.plain]
+            nested = branch.nested_regions()
+            plain = {region: cost for region, cost in found.items() if region not in nested}
+            regions += [self._alone(i, m) for m in branch.second_wave(plain) if m != branch.plain]
         together = _together(of_branches, max(1, self._config.max_packings))
-        return modes + [self._cond(branches) for branches in together]
+        return regions + [self._cond(branches) for branches in together]
 
     def options(self, measured: Mapping[Region, OptionCost]) -> BlockOptions:
         return block_options(
@@ -73,7 +73,7 @@ class BranchSearch:
 
     def _by_hand(self) -> dict[str, Region]:
         """The cond under each policy, which JAX applies inside the branches."""
-        of_branches = [branch.hand_modes() for branch in self._branches]
+        of_branches = [branch.hand_regions() for branch in self._branches]
         shared = [name for name in of_branches[0] if all(name in m for m in of_branches)]
         inside = {name: self._cond([m[name] for m in of_branches]) for name in shared}
         return inside | (
@@ -85,14 +85,14 @@ class BranchSearch:
     ) -> dict[Region, OptionCost]:
         """The costs measured with only branch i not plain, by that branch's region."""
         found = {self._branches[i].plain: measured[self.plain]}
-        for mode, cost in measured.items():
-            for child in mode.children:
-                if child.branches and mode == self._alone(i, child.branches[i]):
+        for region, cost in measured.items():
+            for child in region.children:
+                if child.branches and region == self._alone(i, child.branches[i]):
                     found[child.branches[i]] = cost
         return found
 
-    def _alone(self, i: int, mode: Region) -> Region:
-        return self._cond([mode if j == i else b.plain for j, b in enumerate(self._branches)])
+    def _alone(self, i: int, region: Region) -> Region:
+        return self._cond([region if j == i else b.plain for j, b in enumerate(self._branches)])
 
     def _cond(self, branches: Sequence[Region]) -> Region:
         start = self._block.start

@@ -23,13 +23,13 @@ def checkpoint_all(graph: Graph, region: Region, wrap: Wrap) -> Region:
     operations = graph.operations[region.start : region.stop]
     once = [op.id for op in operations if op.effectful]
     edges = [region.start, *(edge for op in once for edge in (op, op + 1)), region.stop]
-    pieces: list[Region] = []
+    parts: list[Region] = []
     for start, stop in zip(edges[::2], edges[1::2], strict=True):
         inside = tuple(c for c in region.children if start <= c.start and c.stop <= stop)
         between = graph.operations[start:stop]
         if not once or any(op.needs or op.opaque_bytes for op in between):
-            pieces.append(replace(wrap(start, stop), children=inside))
+            parts.append(replace(wrap(start, stop), children=inside))
     if not once:
-        return pieces[0]
-    pieces += [child for child in region.children if child.start in once]
-    return replace(region, children=tuple(sorted(pieces, key=lambda piece: piece.start)))
+        return parts[0]
+    parts += [child for child in region.children if child.start in once]
+    return replace(region, children=tuple(sorted(parts, key=lambda part: part.start)))

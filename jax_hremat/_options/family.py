@@ -22,7 +22,7 @@ from jax_hremat._plan.region import Region
 class Costs(Protocol):
     """The costs of candidates, found in the background."""
 
-    def start(self, kind: int, modes: Iterable[Region]) -> None:
+    def start(self, kind: int, regions: Iterable[Region]) -> None:
         """Begin to find the costs of candidates of a kind, in the background."""
         ...
 
@@ -73,7 +73,7 @@ class Family:
         return tuple(self.others)[-1:]
 
     def _plain(self, costs: Costs) -> None:
-        costs.start(self.kind, self.search.plain_modes())
+        costs.start(self.kind, self.search.plain_regions())
         for kind, search in self.others.items():
             costs.start(kind, [search.plain])
 
@@ -88,14 +88,14 @@ class Family:
             return
         regions = self.search.options(costs.of(self.kind)).regions
         for kind, search in self.others.items():
-            found = self._modes(kind, regions)
-            own = [mode for mode in search.plain_modes() if mode not in found]
+            found = self._regions_of(kind, regions)
+            own = [region for region in search.plain_regions() if region not in found]
             costs.start(kind, [*found, *own] if kind in self._end else own)
 
-    def _modes(self, kind: int, regions: Iterable[Region]) -> list[Region]:
+    def _regions_of(self, kind: int, regions: Iterable[Region]) -> list[Region]:
         """Regions of options, as candidates of a kind of the family."""
         if kind == self.kind:
-            start = self.search.plain_modes()[0].start
+            start = self.search.plain_regions()[0].start
             return [region.shifted(start) for region in regions]
         return [self.others[kind].adopted(region) for region in regions]
 
@@ -106,8 +106,8 @@ class Family:
         plain = costs.of(kind)[as_it_is]
         both = [self._at(end, kind, regions, costs) for end in (self.kind, *self._end)]
         found = {
-            mode: interpolated_cost(plain, ends)
-            for mode, *at_ends in zip(self._modes(kind, regions), *both, strict=True)
+            region: interpolated_cost(plain, ends)
+            for region, *at_ends in zip(self._regions_of(kind, regions), *both, strict=True)
             if (ends := [end for end in at_ends if end is not None])
         }
         return found
@@ -115,7 +115,7 @@ class Family:
     def _at(self, end: int, kind: int, regions: Sequence[Region], costs: Costs) -> list[End | None]:
         """The options, the plain one first, as compiled at an end of the family, and what they keep
         in terms of another kind's inputs; None where one does not compile."""
-        modes, compiled = self._modes(end, regions), costs.of(end)
+        there, compiled = self._regions_of(end, regions), costs.of(end)
         blocks = self.blocks
 
         def of_kind(cost: OptionCost) -> OptionCost:
@@ -123,6 +123,6 @@ class Family:
             return replace(cost, kept_inputs=kept)
 
         return [
-            End(compiled[modes[0]], of_kind(compiled[mode])) if mode in compiled else None
-            for mode in modes
+            End(compiled[there[0]], of_kind(compiled[region])) if region in compiled else None
+            for region in there
         ]

@@ -44,7 +44,7 @@ class BodySearch(BlockSearch):
         )
         self._body = body
 
-    def nested_modes(self) -> list[Region]:
+    def nested_regions(self) -> list[Region]:
         """The body, plain and checkpointed, with the scans and conds inside in options that keep
         little."""
         inner = self._body.inner.values()
@@ -52,9 +52,9 @@ class BodySearch(BlockSearch):
         if any(isinstance(i, Scan) and i.trips >= _LEAST_TRIPS for i in inner):
             styles.append(_in_segments)
         return [
-            mode
+            region
             for inside in (_keeping_little(self._body, style) for style in styles)
-            for mode in (inside, checkpoint_all(self._body.graph, inside, self._checkpoint))
+            for region in (inside, checkpoint_all(self._body.graph, inside, self._checkpoint))
         ]
 
 

@@ -44,37 +44,41 @@ class LoopSearch:
         )
         self._body = BodySearch(scan.body, rates, config, solver)
 
-    def plain_modes(self) -> list[Region]:
-        modes = [self.plain, self.checkpointed]
-        return modes + [self._scan(b) for b in self._body.plain_modes() if b != self._body.plain]
+    def plain_regions(self) -> list[Region]:
+        regions = [self.plain, self.checkpointed]
+        return regions + [
+            self._scan(b) for b in self._body.plain_regions() if b != self._body.plain
+        ]
 
     def first_wave(self) -> list[Region]:
-        return [self._scan(body) for body in (*self._body.first_wave(), *self._body.nested_modes())]
+        return [
+            self._scan(body) for body in (*self._body.first_wave(), *self._body.nested_regions())
+        ]
 
     def second_wave(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
         # Sets of runs are chosen only from bodies whose inner scans and conds are plain.
-        nested = self._body.nested_modes()
+        nested = self._body.nested_regions()
         of_body = {self._body.plain: measured[self.plain]}
         of_body |= {
             child.loop.body: cost
-            for mode, cost in measured.items()
-            for child in mode.children
+            for region, cost in measured.items()
+            for child in region.children
             if child.loop is not None and child.loop.body not in nested
         }
         packed = [b for b in self._body.second_wave(of_body) if b != self._body.plain]
-        modes = [self._scan(body) for body in packed]
+        regions = [self._scan(body) for body in packed]
         if self.checkpointed.checkpointed:
             least = min(of_body, key=lambda body: (of_body[body].kept_bytes, of_body[body].time_s))
             bodies = dict.fromkeys([self._body.plain, self._body.checkpointed, least, *nested])
-            modes += [
+            regions += [
                 self._scan(body, segments)
                 for segments in _segments(self._trips, self._config.max_segments)
                 for body in bodies
             ]
-        return modes
+        return regions
 
     def options(self, measured: Mapping[Region, OptionCost]) -> BlockOptions:
-        by_hand = {name: self._scan(body) for name, body in self._body.hand_modes().items()}
+        by_hand = {name: self._scan(body) for name, body in self._body.hand_regions().items()}
         return block_options(self._block.start, self.plain, self.checkpointed, by_hand, measured)
 
     def _scan(self, body: Region, segments: tuple[int, ...] = ()) -> Region:

@@ -17,7 +17,7 @@ class OptionSearch(Protocol):
     passed in. Every region covers the block exactly, and the same question has the same answer.
     """
 
-    def plain_modes(self) -> list[Region]:
+    def plain_regions(self) -> list[Region]:
         """The candidates that need no search. The first is the block as it is."""
         ...
 

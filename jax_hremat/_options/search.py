@@ -152,35 +152,35 @@ class _Prices:
         self._futures: dict[int, dict[Region, Future[OptionCost | None]]] = {}
         self._waves: list[list[Future[OptionCost | None]]] = []
 
-    def start(self, kind: int, modes: Iterable[Region]) -> None:
+    def start(self, kind: int, regions: Iterable[Region]) -> None:
         """Begin to find the costs of candidates of a kind, in the background."""
         price = in_settings_of_this_thread(self._price_or_none)
         futures = self._futures.setdefault(kind, {})
-        new = [mode for mode in dict.fromkeys(modes) if mode not in futures]
-        for mode in new:
-            futures[mode] = self._pool.submit(price, self._partition.blocks[kind], mode)
-        self._waves.append([futures[mode] for mode in new])
+        new = [region for region in dict.fromkeys(regions) if region not in futures]
+        for region in new:
+            futures[region] = self._pool.submit(price, self._partition.blocks[kind], region)
+        self._waves.append([futures[region] for region in new])
 
-    def _price_or_none(self, block: Block, mode: Region) -> OptionCost | None:
+    def _price_or_none(self, block: Block, region: Region) -> OptionCost | None:
         """The cost of a candidate; None if the compiler fails on a candidate other than the plain
         block."""
         try:
-            return self._price(block, mode)
+            return self._price(block, region)
         except CompilationError as error:
-            if mode == Region(block.start, block.stop):
+            if region == Region(block.start, block.stop):
                 raise
             where = (block.start, block.stop - 1)
-            _logger.warning("a mode of operations %d to %d is left out: %s", *where, error)
+            _logger.warning("a region of operations %d to %d is left out: %s", *where, error)
             return None
 
     def of(self, kind: int) -> dict[Region, OptionCost]:
         """Wait for, and return, the costs of all candidates of a kind that were started."""
         costs = {}
-        for mode, future in self._futures[kind].items():
+        for region, future in self._futures[kind].items():
             self._report()
             cost = future.result()
             if cost is not None:
-                costs[mode] = cost
+                costs[region] = cost
         self._report()
         return costs
 

@@ -1,4 +1,4 @@
-"""The default partitioner: cut at the valleys of the width."""
+"""The default partitioner: cut at the local minima of the width."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from jax_hremat._partition.blocks import Block, make_block
 from jax_hremat._partition.width import narrow_cuts, narrow_ends, widths
 from jax_hremat._trace.graph import Graph
 
-# A position is a valley if the width on both sides rises to this many times the width there.
+# A position is a local minimum if the width on both sides rises to this many times the width there.
 _PROMINENCE = 1.2
 # At least this many positions in a row without a peak between them are a stack of layers.
 _STACK = 3
 
 
 def partition_by_width(graph: Graph) -> list[int]:
-    """Cut the program at the valleys of its width.
+    """Cut the program at the local minima of its width.
 
     The width at a position is the bytes of the values made before it and read after it, without
     long skip connections. Between any two heavy operations (matrix products, convolutions,
@@ -27,11 +27,11 @@ def partition_by_width(graph: Graph) -> list[int]:
     several of them, all of them are boundaries. The rule is local, so equal parts of a program are
     cut alike without a search for repetition.
 
-    A stack of plain dense layers has no peak and so no valley. It is cut before and after the
+    A stack of plain dense layers has no maximum and so no minimum. It is cut before and after the
     element-wise operations between the layers, such as an activation.
     """
     width, narrowest = widths(graph), narrow_cuts(graph)
-    inner = _valleys(width, narrowest)
+    inner = _minima(width, narrowest)
     if not inner and _is_plain_stack(width, narrowest):
         inner = [p for p in narrow_ends(graph) if p > 0]
     cuts = [0, *inner, len(graph.operations)]
@@ -49,23 +49,23 @@ def _split_off_known(graph: Graph, blocks: Sequence[Block]) -> list[Block]:
     repeated = {b.fingerprint: len(b) for b in blocks if count[b.fingerprint] > 1}
     result: list[Block] = []
     for block in blocks:
-        pieces = [block]
+        parts = [block]
         for fingerprint, length in repeated.items():
             if length >= len(block) or block.fingerprint in repeated:
                 continue
             head = make_block(graph, block.start, block.start + length)
             tail = make_block(graph, block.stop - length, block.stop)
             if tail.fingerprint == fingerprint:
-                pieces = [make_block(graph, block.start, tail.start), tail]
+                parts = [make_block(graph, block.start, tail.start), tail]
                 break
             if head.fingerprint == fingerprint:
-                pieces = [head, make_block(graph, head.stop, block.stop)]
+                parts = [head, make_block(graph, head.stop, block.stop)]
                 break
-        result += pieces
+        result += parts
     return result
 
 
-def _valleys(width: Sequence[int], narrowest: Sequence[int]) -> list[int]:
+def _minima(width: Sequence[int], narrowest: Sequence[int]) -> list[int]:
     """Positions of the prominent minima of the width, in order: for each minimum its narrowest
     position, or all positions that are about as narrow if they are a stack."""
     found: list[int] = []

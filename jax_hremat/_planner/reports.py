@@ -64,17 +64,19 @@ def block_reports(decision: Decision) -> tuple[BlockReport, ...]:
         if index in keeps:
             kept = options[keeps[index]]
         plain = decision.plain[index]
-        mode = option.region.shifted(block.start)
+        region = option.region.shifted(block.start)
         body = decision.bodies.get(block.start) if len(block) == 1 else None
-        if isinstance(body, Scan) and not mode.checkpointed:
-            done, saved, runs = _scan_words(names.inside(block.start, body.body.graph), body, mode)
+        if isinstance(body, Scan) and not region.checkpointed:
+            done, saved, runs = _scan_words(
+                names.inside(block.start, body.body.graph), body, region
+            )
             if in_group:
                 done = f"recomputed with its group: {done}"
         else:
-            done = _mode_words(mode, in_group)
+            done = _decision_words(region, in_group)
             values = OperationNames.of(names, block.start, block.stop)
             saved = _saved(values, (kept or option).region.shifted(block.start))
-            runs = tuple(values.run(child) for child in mode.children if child.checkpointed)
+            runs = tuple(values.run(child) for child in region.children if child.checkpointed)
         reports.append(
             BlockReport(
                 start=block.start,
@@ -133,24 +135,24 @@ def closed_words(program: Program) -> str:
     )
 
 
-def _mode_words(mode: Region, in_group: bool) -> str:
-    branches = [b for c in mode.children for b in c.branches]
+def _decision_words(region: Region, in_group: bool) -> str:
+    branches = [b for c in region.children for b in c.branches]
     if branches:
         return "branches: " + " | ".join(_body_words(b) for b in branches)
-    if mode.checkpointed:
+    if region.checkpointed:
         return "checkpointed again inside the group" if in_group else "checkpointed"
-    if mode.children:
+    if region.children:
         return "checkpointed in part"
     return "recomputed with its group" if in_group else "not checkpointed"
 
 
 def _scan_words(
-    body_names: Names, scan: Scan, mode: Region
+    body_names: Names, scan: Scan, region: Region
 ) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     """What is done with each step and with the steps together; the values of its own that a step
     keeps; the runs that it recomputes."""
     graph = scan.body.graph
-    loop = next((c.loop for c in mode.children if c.loop is not None), None)
+    loop = next((c.loop for c in region.children if c.loop is not None), None)
     body = Region(0, len(graph.operations)) if loop is None else loop.body
     segments = () if loop is None else loop.segments
     names = OperationNames.of(body_names, 0, len(graph.operations))

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from jax_hremat._schedules.graph import Graph
 from jax_hremat._schedules.line import Line
-from jax_hremat._schedules.pieces import bytes_of, made_for_others, read_from_others
+from jax_hremat._schedules.parts import bytes_of, made_for_others, read_from_others
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from jax_hremat._schedules.graph import Graph
 from jax_hremat._schedules.grouping import ByScore, Node, Partitioner
 from jax_hremat._schedules.line import Line, line_of
-from jax_hremat._schedules.persistent import Option
-from jax_hremat._schedules.pieces import (
+from jax_hremat._schedules.parts import (
     bytes_of,
     made_for_others,
     needed,
@@ -19,9 +18,10 @@ from jax_hremat._schedules.pieces import (
     read_from_others,
     time_s_of,
 )
+from jax_hremat._schedules.persistent import Option
 from jax_hremat._schedules.strategy import Family
 from jax_hremat._solve.backend import SolverConfig
-from jax_hremat._solve.hierarchy import Level, Part, Run, Way, fastest_runs
+from jax_hremat._solve.hierarchy import Level, Part, PartOption, Run, fastest_runs
 
 # The runs of a level, given bounds on its peak and on what it keeps.
 Fastest = Callable[[Level, int, int | None], tuple[Sequence[Run], Sequence[Run]] | None]
@@ -83,13 +83,13 @@ class HRockmate(Family):
     def _options(
         self, graph: Graph, line: Line, node: Node, fastest: Fastest
     ) -> tuple[Option, ...]:
-        """Ways to run a part, the fastest first."""
+        """Options of a part, the fastest first."""
         view = _View(graph, line, node)
         found = {Option(view.forward, view.backward): None}
         if node.children and view.backward:
             options = [self._options(graph, line, child, fastest) for child in node.children]
             level = view.level(options, is_root=False)
-            keeping = view.way(next(iter(found)))
+            keeping = view.priced(next(iter(found)))
             whole_bytes = view.whole_bytes()
             for p in range(1, self.num_peaks + 1):
                 for k in range(self.num_kept):
@@ -101,14 +101,14 @@ class HRockmate(Family):
                     if runs is not None:
                         forward, backward = (tuple(view.order(half, options)) for half in runs)
                         found[Option(forward, backward)] = None
-        return self._few([(view.way(option), option) for option in found])
+        return self._few([(view.priced(option), option) for option in found])
 
-    def _few(self, priced: Sequence[tuple[Way, Option]]) -> tuple[Option, ...]:
+    def _few(self, priced: Sequence[tuple[PartOption, Option]]) -> tuple[Option, ...]:
         """The options that no other is at least as good as in all figures; if these are too many,
         some of them, evenly spaced in the order of their times."""
         best: list[tuple[tuple[float, ...], Option]] = []
         for figures, option in sorted(
-            ((_figures(way), o) for way, o in priced), key=lambda p: p[0]
+            ((_figures(option), o) for option, o in priced), key=lambda p: p[0]
         ):
             if not any(_is_as_good(other, figures) for other, _ in best):
                 best.append((figures, option))
@@ -117,13 +117,13 @@ class HRockmate(Family):
         return tuple(best[step][1] for step in steps)
 
 
-def _figures(way: Way) -> tuple[float, ...]:
+def _figures(option: PartOption) -> tuple[float, ...]:
     return (
-        way.forward_s + way.backward_s,
-        way.kept_bytes,
-        way.forward_peak_bytes,
-        way.backward_peak_bytes,
-        len(way.backward_reads),
+        option.forward_s + option.backward_s,
+        option.kept_bytes,
+        option.forward_peak_bytes,
+        option.backward_peak_bytes,
+        len(option.backward_reads),
     )
 
 
@@ -171,14 +171,14 @@ class _View:
         """The forward that only makes the outputs."""
         return needed(self._graph, self.forward, self.outputs())
 
-    def way(self, option: Option) -> Way:
+    def priced(self, option: Option) -> PartOption:
         """What an option takes, as the program of the level above sees it."""
         graph, own = self._graph, set(self.forward)
         outputs = self.outputs()
         first = read_first(graph, option.backward, own)
         inside = first - outputs
         counted = (self._own - first) | inside
-        return Way(
+        return PartOption(
             forward_s=time_s_of(graph, option.forward),
             forward_peak_bytes=peak_bytes_of(graph, option.forward, own, (), inside | outputs),
             kept_bytes=bytes_of(graph, inside),
@@ -199,7 +199,7 @@ class _View:
         numbers = {i: n for n, i in enumerate(i for view in views for i in sorted(view.outputs()))}
         parts = []
         for view, some in zip(views, options, strict=True):
-            ways = tuple(map(view.way, some)) if view.backward else ()
+            priced = tuple(map(view.priced, some)) if view.backward else ()
             hand_on = view.hand_on()
             parts.append(
                 Part(
@@ -209,9 +209,9 @@ class _View:
                     hand_on_peak_bytes=peak_bytes_of(
                         graph, hand_on, view.forward, (), view.outputs()
                     ),
-                    ways=tuple(
-                        replace(w, backward_reads=_numbered(numbers, set(w.backward_reads)))
-                        for w in ways
+                    options=tuple(
+                        replace(o, backward_reads=_numbered(numbers, set(o.backward_reads)))
+                        for o in priced
                     ),
                     gradient_bytes=bytes_of(graph, self._gradients_at(view)),
                 )
@@ -228,12 +228,12 @@ class _View:
         """The computations of runs of the parts inside it."""
         views = self._children()
         for run in runs:
-            if run.way is None:
+            if run.option is None:
                 yield from views[run.part].hand_on()
             elif run.is_backward:
-                yield from options[run.part][run.way].backward
+                yield from options[run.part][run.option].backward
             else:
-                yield from options[run.part][run.way].forward
+                yield from options[run.part][run.option].forward
 
     def _children(self) -> list[_View]:
         return [_View(self._graph, self._line, child) for child in self._node.children]

@@ -45,7 +45,7 @@ import numpy as np
 
 from jax_hremat._schedules.graph import Graph
 from jax_hremat._schedules.line import Line
-from jax_hremat._schedules.pieces import bytes_of, needed, peak_bytes_of, read_first, time_s_of
+from jax_hremat._schedules.parts import bytes_of, needed, peak_bytes_of, read_first, time_s_of
 from jax_hremat._shared.errors import SolverError
 
 

@@ -134,11 +134,11 @@ _NO_BLOCK = _Labels(np.zeros(1), np.zeros(1, int), np.zeros(1, int), np.zeros((1
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _BlockOption:
     """A block of a group in one option: the figures that do not depend on the blocks before it.
 
     Attributes:
-        option: Position of the option.
+        position: Position of the option among those of the block.
         added_ms: Time above that of the fastest option, the block's recompute included.
         spared_ms: The part of `added_ms` that is not run if the group ends with the block.
         backward_bytes: Peak of the block's backward, pending cotangents included.
@@ -146,15 +146,15 @@ class _Way:
         needs: Boundary values made in the group that the block's backward reads.
     """
 
-    option: int
+    position: int
     added_ms: float
     spared_ms: float
     backward_bytes: int
     kept_bytes: int
     needs: frozenset[int]
 
-    def dominates(self, other: _Way, is_first: bool) -> bool:
-        """Whether this way is at least as good as `other` in any group; of equal ones, the first
+    def dominates(self, other: _BlockOption, is_first: bool) -> bool:
+        """Whether this option is at least as good as `other` in any group; of equal ones, the first
         is."""
         mine, others = (
             (w.added_ms, w.added_ms - w.spared_ms, w.backward_bytes, w.kept_bytes)
@@ -192,15 +192,15 @@ class _GroupStart:
         self.holds = [
             chain.held_throughout(read, self.blocks[: i + 1]) for i, read in enumerate(self.read)
         ]
-        self.ways = [self._ways(i, needs[k]) for i, k in enumerate(self.blocks)]
+        self.options = [self._options(i, needs[k]) for i, k in enumerate(self.blocks)]
 
-    def _ways(self, i: int, needs: list[list[int]]) -> list[_Way]:
+    def _options(self, i: int, needs: list[list[int]]) -> list[_BlockOption]:
         chain, k = self.chain, self.blocks[i]
         fastest_s = min(option.cost.time_s for option in chain.options[k])
         pending = chain.pending_cotangent_bytes(k)
-        ways = [
-            _Way(
-                option=o,
+        options = [
+            _BlockOption(
+                position=o,
                 added_ms=(option.cost.time_s - fastest_s + chain.recompute_s[k]) * 1e3,
                 spared_ms=(chain.recompute_s[k] - chain.last_recompute_s[k][o]) * 1e3,
                 backward_bytes=option.cost.backward_peak_bytes + pending,
@@ -212,22 +212,22 @@ class _GroupStart:
             for o, option in enumerate(chain.options[k])
         ]
         return [
-            way
-            for n, way in enumerate(ways)
-            if not any(other.dominates(way, m < n) for m, other in enumerate(ways) if m != n)
+            option
+            for n, option in enumerate(options)
+            if not any(other.dominates(option, m < n) for m, other in enumerate(options) if m != n)
         ]
 
     def least_added_ms(self, i: int) -> float:
         """The least time that the block at position i can add if another block follows."""
-        return min(way.added_ms for way in self.ways[i])
+        return min(option.added_ms for option in self.options[i])
 
     def least_backward_bytes(self, i: int) -> int:
         """The least peak of the backward of the block at position i."""
-        return min(way.backward_bytes for way in self.ways[i])
+        return min(option.backward_bytes for option in self.options[i])
 
     def most_spared_ms(self, i: int) -> float:
         """The most time that a group can save by ending with the block at position i."""
-        return max(way.spared_ms for way in self.ways[i])
+        return max(option.spared_ms for option in self.options[i])
 
 
 class _GroupSearch:
@@ -253,9 +253,9 @@ class _GroupSearch:
             longer: dict[frozenset[int], list[_Labels]] = {}
             ends: list[_Labels] = []
             for held, beginnings in labels.items():
-                for way in self._at.ways[i]:
-                    taken = way.needs - held
-                    extended = self._extended(beginnings, i, way, taken)
+                for option in self._at.options[i]:
+                    taken = option.needs - held
+                    extended = self._extended(beginnings, i, option, taken)
                     if not extended.added_ms.size:
                         continue
                     still = frozenset(
@@ -264,7 +264,7 @@ class _GroupSearch:
                     longer.setdefault(still, []).append(extended)
                     ends.append(
                         extended._replace(
-                            added_ms=extended.added_ms - way.spared_ms,
+                            added_ms=extended.added_ms - option.spared_ms,
                             held_bytes=np.zeros_like(extended.held_bytes),
                         )
                     )
@@ -272,17 +272,19 @@ class _GroupSearch:
             if i > 0 and ends:
                 yield from self._columns(i, _undominated(_together(ends), by_time))
 
-    def _extended(self, beginnings: _Labels, i: int, way: _Way, taken: frozenset[int]) -> _Labels:
+    def _extended(
+        self, beginnings: _Labels, i: int, option: _BlockOption, taken: frozenset[int]
+    ) -> _Labels:
         """The labels, extended by a block that takes hold of some values, that stay within the
         limit and may be worth their price."""
         taken_bytes = sum(self._boundary_values[v].size_bytes for v in taken)
-        own_bytes = taken_bytes + way.backward_bytes
+        own_bytes = taken_bytes + option.backward_bytes
         count = beginnings.added_ms.size
         longer = _Labels(
-            added_ms=beginnings.added_ms + way.added_ms,
-            held_bytes=beginnings.held_bytes + taken_bytes + way.kept_bytes,
+            added_ms=beginnings.added_ms + option.added_ms,
+            held_bytes=beginnings.held_bytes + taken_bytes + option.kept_bytes,
             backward_bytes=np.maximum(beginnings.backward_bytes, beginnings.held_bytes + own_bytes),
-            options=np.column_stack((beginnings.options, np.full(count, way.option))),
+            options=np.column_stack((beginnings.options, np.full(count, option.position))),
         )
         allowed = longer.backward_bytes <= self._limit - self._at.read_bytes[i]
         if self._charge is not None:

@@ -1,28 +1,28 @@
-"""The program of one level of a hierarchy: which way each part runs, what is kept, what runs again.
+"""The program of one level of a hierarchy: the option of each part, what is kept, what runs again.
 
 The hierarchical program of H-Rockmate (2023) and HiRemate (Gusak et al., ICML 2025): Checkmate's
 stages (`checkmate.py`) with parts in place of operations. A part runs its forward in one of several
-ways, and its backward in the way of a forward. What lies inside a part is one value for each way:
-it is made by a forward of that way, and read by the backward. Here a backward runs once, in the
-stage of its own, so what gradients take in each stage is known beforehand.
+options, and its backward in the option of a forward. What is kept inside a part is one value for
+each option: it is made by a forward in that option, and read by the backward. Here a backward runs
+once, in the stage of its own, so what gradients take in each stage is known beforehand.
 
 Glossary
   indices
     t           stages: the forward of each part in order, then the backward of each in reverse
     c           parts; b(c) is the stage of the backward of c
-    o           ways of a part; way 0 of a forward only hands on, and has no backward
+    o           options of a part; option 0 of a forward only hands on, and has no backward
     i           values that pass between parts; c(i) makes i
     q           readers of i in a stage, in order
   variables
-    C_{t,c,o}   1 if the forward of c runs in way o in stage t
-    Q_{c,o}     1 if the backward of c is that of way o
+    C_{t,c,o}   1 if the forward of c runs in option o in stage t
+    Q_{c,o}     1 if the backward of c is that of option o
     S_{t,i}     1 if i is there when stage t begins
-    K_{t,c,o}   1 if what way o keeps inside c is there when stage t begins
+    K_{t,c,o}   1 if what option o keeps inside c is there when stage t begins
     H_{t,i,q}   1 if i is held in stage t until its q-th reader or longer
   data
-    f_{c,o}, F_{c,o}    time and peak of the forward of c in way o
-    b_{c,o}, B_{c,o}    time and peak of the backward of c in way o
-    m_i, k_{c,o}        bytes of i, and of what way o keeps inside c
+    f_{c,o}, F_{c,o}    time and peak of the forward of c in option o
+    b_{c,o}, B_{c,o}    time and peak of the backward of c in option o
+    m_i, k_{c,o}        bytes of i, and of what option o keeps inside c
     g_t                 bytes of gradients in stage t that are not its own
 """
 
@@ -40,8 +40,8 @@ from jax_hremat._solve.modelling import cp
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One way to run a part forward and backward.
+class PartOption:
+    """One complete way to run a part, forward and backward.
 
     Attributes:
         forward_s: Seconds of the forward.
@@ -72,7 +72,7 @@ class Part:
         makes: Those that it makes.
         hand_on_s: Seconds of the forward that only makes these.
         hand_on_peak_bytes: Its peak, what it makes included, what it reads not.
-        ways: Ways to run it forward and backward; none if it has no backward.
+        options: Its options; none if it has no backward.
         gradient_bytes: Gradients that are there during its backward, and are not of its own making.
     """
 
@@ -80,7 +80,7 @@ class Part:
     makes: tuple[int, ...]
     hand_on_s: float
     hand_on_peak_bytes: int
-    ways: tuple[Way, ...]
+    options: tuple[PartOption, ...]
     gradient_bytes: int
 
 
@@ -108,12 +108,12 @@ class Run:
 
     Attributes:
         part: Which part.
-        way: Which of its ways; None for the forward that only hands on.
+        option: Which of its options; None for the forward that only hands on.
         is_backward: Whether it is the backward.
     """
 
     part: int
-    way: int | None
+    option: int | None
     is_backward: bool
 
 
@@ -147,13 +147,19 @@ def fastest_runs(
 
 
 def _exceeds(level: Level, peak_bytes: int) -> bool:
-    """Whether some part takes more than this by itself, in all of its ways."""
+    """Whether some part takes more than this by itself, in all of its options."""
     return any(
-        min([part.hand_on_peak_bytes, *(way.forward_peak_bytes for way in part.ways if way.keeps)])
+        min(
+            [
+                part.hand_on_peak_bytes,
+                *(option.forward_peak_bytes for option in part.options if option.keeps),
+            ]
+        )
         > peak_bytes
         or (
-            part.ways
-            and part.gradient_bytes + min(way.backward_peak_bytes for way in part.ways) > peak_bytes
+            part.options
+            and part.gradient_bytes + min(option.backward_peak_bytes for option in part.options)
+            > peak_bytes
         )
         for part in level.parts
     )
@@ -167,13 +173,13 @@ class _Program:
         parts = level.parts
         n = self._n = len(parts)
         # Stage t is the forward of part t, or a backward.
-        self._backward = [c for c in reversed(range(n)) if parts[c].ways]
+        self._backward = [c for c in reversed(range(n)) if parts[c].options]
         self._stage_of = {c: n + k for k, c in enumerate(self._backward)}
         self._num_stages = n + len(self._backward)
         self._maker = {i: c for c, part in enumerate(parts) for i in part.makes}
         self._readers = {t: self._readers_in(t) for t in range(self._num_stages)}
-        ways = [(c, o) for c, part in enumerate(parts) for o in range(1, len(part.ways) + 1)]
-        kept = [(c, o) for c, o in ways if parts[c].ways[o - 1].keeps]
+        options = [(c, o) for c, part in enumerate(parts) for o in range(1, len(part.options) + 1)]
+        kept = [(c, o) for c, o in options if parts[c].options[o - 1].keeps]
         # A forward that keeps nothing inside is the one that hands on.
         runs = {c: [0, *(o for d, o in kept if d == c)] for c in range(n)}
         self._vectors = {
@@ -188,7 +194,7 @@ class _Program:
                 ],
                 binary=True,
             ),
-            "Q": Vector.of("Q", ways, binary=True),
+            "Q": Vector.of("Q", options, binary=True),
             "S": Vector.of(
                 "S",
                 [
@@ -230,8 +236,8 @@ class _Program:
             for i in self._level.parts[c].reads:
                 readers.setdefault(i, []).append(c)
         if t >= self._n:
-            ways = self._level.parts[self._backward[t - self._n]].ways
-            for i in sorted({i for way in ways for i in way.backward_reads}):
+            options = self._level.parts[self._backward[t - self._n]].options
+            for i in sorted({i for option in options for i in option.backward_reads}):
                 readers.setdefault(i, []).append(self._n)
         return readers
 
@@ -239,15 +245,15 @@ class _Program:
         """Objective:  min Σ f_{c,o} C_{t,c,o} + Σ b_{c,o} Q_{c,o}, in units of running all once."""
         parts = self._level.parts
         total_s = math.fsum(
-            part.hand_on_s + max((way.backward_s for way in part.ways), default=0.0)
+            part.hand_on_s + max((option.backward_s for option in part.options), default=0.0)
             for part in parts
         )
         row: list[Term] = []
         for t, c, o in self._vectors["C"].places:
-            time_s = parts[c].ways[o - 1].forward_s if o else parts[c].hand_on_s
+            time_s = parts[c].options[o - 1].forward_s if o else parts[c].hand_on_s
             row.append((time_s / (total_s or 1.0), "C", (t, c, o)))
         for c, o in self._vectors["Q"].places:
-            time_s = parts[c].ways[o - 1].backward_s
+            time_s = parts[c].options[o - 1].backward_s
             row.append((time_s / (total_s or 1.0), "Q", (c, o)))
         return linear(self._vectors, [row])[0]
 
@@ -272,14 +278,14 @@ class _Program:
             for c in range(self._num_forwards(t))
             for i in parts[c].reads
         ]
-        # Each backward runs in one way:  Σ_o Q_{c,o} = 1, with what it reads:
+        # Each backward runs in one option:  Σ_o Q_{c,o} = 1, with what it reads:
         #   Q_{c,o} ≤ S_{b(c),i} + Σ_o C_{b(c),c(i),o},   Q_{c,o} ≤ K_{b(c),c,o} + C_{b(c),c,o}.
         for c, stage in self._stage_of.items():
-            ones.append([(1.0, "Q", (c, o)) for o in range(1, len(parts[c].ways) + 1)])
-            for o, way in enumerate(parts[c].ways, 1):
+            ones.append([(1.0, "Q", (c, o)) for o in range(1, len(parts[c].options) + 1)])
+            for o, option in enumerate(parts[c].options, 1):
                 chosen: Term = (1.0, "Q", (c, o))
-                reads += [[chosen, *self._there(stage, i, -1.0)] for i in way.backward_reads]
-                if way.keeps:
+                reads += [[chosen, *self._there(stage, i, -1.0)] for i in option.backward_reads]
+                if option.keeps:
                     inside = [(-1.0, "K", (stage, c, o)), (-1.0, "C", (stage, c, o))]
                     reads.append([chosen, *inside])
         return [
@@ -297,7 +303,7 @@ class _Program:
         for t, c, o in self._vectors["K"].places:
             before = [(-1.0, "K", (t - 1, c, o)), (-1.0, "C", (t - 1, c, o))]
             kept.append([(1.0, "K", (t, c, o)), *before])
-        # A forward that keeps something inside is for later, or for the backward of its way:
+        # A forward that keeps something inside is for later, or for the backward of its option:
         #   C_{t,c,o} ≤ K_{t+1,c,o},   C_{b(c),c,o} ≤ Q_{c,o},   for o > 0.
         for t, c, o in self._vectors["C"].places:
             if o:
@@ -346,7 +352,7 @@ class _Program:
                 if i not in self._level.handed_on
             ]
             kept += [
-                (float(parts[c].ways[o - 1].kept_bytes), "K", (t, c, o))
+                (float(parts[c].options[o - 1].kept_bytes), "K", (t, c, o))
                 for t, c, o in self._vectors["K"].places
                 if t == self._n
             ]
@@ -360,13 +366,13 @@ class _Program:
         if run == self._n:
             c = self._backward[t - self._n]
             return [
-                (float(way.backward_peak_bytes), "Q", (c, o))
-                for o, way in enumerate(parts[c].ways, 1)
+                (float(option.backward_peak_bytes), "Q", (c, o))
+                for o, option in enumerate(parts[c].options, 1)
             ]
         return [
             (
                 float(
-                    parts[run].ways[o - 1].forward_peak_bytes
+                    parts[run].options[o - 1].forward_peak_bytes
                     if o
                     else parts[run].hand_on_peak_bytes
                 ),
@@ -391,8 +397,8 @@ class _Program:
     def _inside(self, t: int, run: int) -> list[Term]:
         row: list[Term] = []
         for c, stage in self._stage_of.items():
-            for o, way in enumerate(self._level.parts[c].ways, 1):
-                size = float(way.kept_bytes)
+            for o, option in enumerate(self._level.parts[c].options, 1):
+                size = float(option.kept_bytes)
                 if t > stage or (t == stage and run == self._n):
                     # The backward's own peak has it.
                     continue
@@ -406,8 +412,8 @@ class _Program:
 
     def _forward(self, t: int, c: int) -> list[Term]:
         """Σ_o C_{t,c,o}."""
-        ways = range(len(self._level.parts[c].ways) + 1)
-        return [(1.0, "C", (t, c, o)) for o in ways if (t, c, o) in self._vectors["C"].places]
+        options = range(len(self._level.parts[c].options) + 1)
+        return [(1.0, "C", (t, c, o)) for o in options if (t, c, o) in self._vectors["C"].places]
 
     def _there(self, t: int, i: int, factor: float) -> list[Term]:
         """The factor times S_{t,i} + Σ_o C_{t,c(i),o}."""
@@ -421,8 +427,8 @@ class _Program:
         c = self._backward[t - self._n]
         return [
             (1.0, "Q", (c, o))
-            for o, way in enumerate(self._level.parts[c].ways, 1)
-            if i in way.backward_reads
+            for o, option in enumerate(self._level.parts[c].options, 1)
+            if i in option.backward_reads
         ]
 
     def _holds(self, t: int, i: int, q: int, factor: float) -> Term:
@@ -442,8 +448,8 @@ class _Program:
                         half.append(Run(c, o - 1 if o else None, is_backward=False))
             if t >= self._n:
                 c = self._backward[t - self._n]
-                (way,) = (o for d, o in chosen["Q"] if d == c)
-                half.append(Run(c, way - 1, is_backward=True))
+                (chosen_option,) = (o for d, o in chosen["Q"] if d == c)
+                half.append(Run(c, chosen_option - 1, is_backward=True))
         return tuple(halves[0]), tuple(halves[1])
 
     def _chosen(self, vector: Vector) -> frozenset[Index]:

@@ -82,16 +82,16 @@ def keeping_columns(chain: Chain) -> tuple[Column, ...]:
         assert inside is not None, "a group is of blocks that may be left as they are"
         # What a block adds depends on the group only by whether the group ends with the block.
         group = (block, block if at_end else block + 1)
-        ways: list[int | None] = [None, *keepable[block]]
-        for way in ways:
-            added_s = block_recompute_s(chain, group, block, inside, way)
-            if way is None:
+        choices: list[int | None] = [None, *keepable[block]]
+        for saving in choices:
+            added_s = block_recompute_s(chain, group, block, inside, saving)
+            if saving is None:
                 kept, forward_bytes = chain.shared_bytes[block], chain.handing_on_bytes[block]
             else:
-                cost = kept_cost(chain, group, block, way)
+                cost = kept_cost(chain, group, block, saving)
                 kept, forward_bytes = cost.kept_bytes, cost.forward_peak_bytes
-            held = () if way is None else _made_in(chain, block, needs[block][way])
-            keeps = () if way is None else ((block, way),)
+            held = () if saving is None else _made_in(chain, block, needs[block][saving])
+            keeps = () if saving is None else ((block, saving),)
             for label in labels:
                 yield _Label(
                     label.added_s + added_s,

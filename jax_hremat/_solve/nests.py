@@ -3,7 +3,7 @@
 A node's children are blocks, or nodes whose own groups are known. A group is two or more
 consecutive children under one `jax.checkpoint`; each child is a block in one of its options, or
 one of the groups made of that child, or part of a smaller group of consecutive children. So the
-same step, from the ways to run the children to the ways to run the node as one group, is taken at
+same step, from the options of the children to the options of the node as one group, is taken at
 every level (H-Rockmate, Gusak et al. 2024, section 4.2; Chen et al. 2016, section 4.3, nest groups
 of equal size in this manner). n equal blocks in r levels of groups hold about r·n^(1/r) boundaries
 at once and cost at most r further forwards.
@@ -16,7 +16,7 @@ What a group takes, as any larger group sees it, adds up over its children c = 1
     B = max_c (H_c + B_c)                 H_c: what the group holds for its earlier children and c
 
 Glossary
-    way       one way to run a child or a node inside a larger group
+    option    one way to run a child or a node inside a larger group
     label     the figures of the first children of a group that decide how it can continue
     held      values made in the group that are held for its backwards, and may be read later
 """
@@ -35,14 +35,14 @@ from jax_hremat._solve.column import Column
 
 _T = TypeVar("_T")
 
-# The most ways that a block or a node hands up.
+# The most options that a block or a node hands up.
 HANDED_UP = 8
 # The most labels that are kept of the first children of a group.
 _LABELS = 4 * HANDED_UP
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _NodeOption:
     """A child of a group: a block in one option, or a smaller group.
 
     Attributes:
@@ -70,8 +70,8 @@ class _Way:
     backward_bytes: int
     needs: frozenset[int]
 
-    def moved(self, by: int, value_of: Mapping[int, int]) -> _Way:
-        """The same way in an equal node, `by` blocks later, given its values for those read."""
+    def moved(self, by: int, value_of: Mapping[int, int]) -> _NodeOption:
+        """The same option in an equal node, `by` blocks later, given its values for those read."""
         return replace(
             self,
             first=self.first + by,
@@ -81,8 +81,8 @@ class _Way:
         )
 
 
-# The ways to run consecutive children of a node as one group, by the first and last of them.
-_GroupsOf = dict[tuple[int, int], list[_Way]]
+# The options of consecutive children of a node as one group, by the first and last of them.
+_GroupsOf = dict[tuple[int, int], list[_NodeOption]]
 
 
 class _Label(NamedTuple):
@@ -111,12 +111,12 @@ def nest_columns(chain: Chain, tree: Node, handed_up: int = HANDED_UP) -> tuple[
         chain: Blocks and their options.
         tree: Nodes over the blocks but the last. No group is made of children of two nodes, or of
             blocks with effects.
-        handed_up: The most ways of a block or a node that larger groups choose from.
+        handed_up: The most options of a block or a node that larger groups choose from.
     """
     maker = _Maker(chain, handed_up)
     columns: list[Column] = []
-    ways_of = {block: maker.block(block) for block in range(len(chain))}
-    handed: dict[Node, list[_Way]] = {}
+    options_of = {block: maker.block(block) for block in range(len(chain))}
+    handed: dict[Node, list[_NodeOption]] = {}
     # Equal nodes have equal groups: what one has, by all that its groups depend on.
     solved: dict[Hashable, tuple[Node, tuple[int, ...], _GroupsOf]] = {}
     for node in tree.inner_first():
@@ -125,22 +125,28 @@ def nest_columns(chain: Chain, tree: Node, handed_up: int = HANDED_UP) -> tuple[
             like, its_values, its_groups = solved[kind]
             by, value_of = node.first - like.first, dict(zip(its_values, values, strict=True))
             groups = {
-                span: [way.moved(by, value_of) for way in ways] for span, ways in its_groups.items()
+                span: [option.moved(by, value_of) for option in options]
+                for span, options in its_groups.items()
             }
         else:
-            children = [handed[c] if c.children else ways_of[c.first] for c in node.children]
+            children = [handed[c] if c.children else options_of[c.first] for c in node.children]
             groups = _groups(maker, children)
             solved[kind] = node, values, groups
         handed[node] = groups.get((0, len(node.children) - 1), [])
-        columns += [maker.column(way) for ways in groups.values() for way in ways if way.groups[1:]]
+        columns += [
+            maker.column(option)
+            for options in groups.values()
+            for option in options
+            if option.groups[1:]
+        ]
     return tuple(columns)
 
 
-def _groups(maker: _Maker, children: Sequence[Sequence[_Way]]) -> _GroupsOf:
-    """The ways to run each two or more consecutive children as one group."""
+def _groups(maker: _Maker, children: Sequence[Sequence[_NodeOption]]) -> _GroupsOf:
+    """The options of each two or more consecutive children as one group."""
     found: _GroupsOf = {}
 
-    def ways(i: int, j: int) -> Sequence[_Way]:
+    def options_from(i: int, j: int) -> Sequence[_NodeOption]:
         return children[i] if i == j else found.get((i, j), ())
 
     for start in reversed(range(len(children))):
@@ -155,27 +161,29 @@ def _groups(maker: _Maker, children: Sequence[Sequence[_Way]]) -> _GroupsOf:
                 break
             if end > start:
                 closed = [
-                    maker.closed(first, label, way)
+                    maker.closed(first, label, option)
                     for at in range(start + 1, end + 1)
                     for held, some in labels[at].items()
-                    for way in ways(at, end)
-                    for label in maker.extended(first, held, some, way, at_end=True)
+                    for option in options_from(at, end)
+                    for label in maker.extended(first, held, some, option, at_end=True)
                 ]
                 found[start, end] = maker.few(closed)
             longer: dict[frozenset[int], list[_Label]] = {}
             for at in range(start, end + 1):
                 for held, some in labels[at].items():
-                    for way in ways(at, end):
-                        after = maker.still_read(held | maker.made_since(first, way), way.last)
+                    for option in options_from(at, end):
+                        after = maker.still_read(
+                            held | maker.made_since(first, option), option.last
+                        )
                         longer.setdefault(after, []).extend(
-                            maker.extended(first, held, some, way, at_end=False)
+                            maker.extended(first, held, some, option, at_end=False)
                         )
             labels[end + 1] = {held: _few_labels(some) for held, some in longer.items()}
     return found
 
 
 class _Maker:
-    """Ways and columns over the blocks of one chain."""
+    """Options and columns over the blocks of one chain."""
 
     def __init__(self, chain: Chain, handed_up: int) -> None:
         self._chain = chain
@@ -184,13 +192,13 @@ class _Maker:
         self._fastest_s = [min(o.cost.time_s for o in options) for options in chain.options]
         self._pending = [chain.pending_cotangent_bytes(k) for k in range(len(chain))]
 
-    def block(self, k: int) -> list[_Way]:
-        """The ways to run one block; none for a block with an effect."""
+    def block(self, k: int) -> list[_NodeOption]:
+        """The options of one block; none for a block with an effect."""
         chain = self._chain
         if k in chain.effectful:
             return []
         return self.few(
-            _Way(
+            _NodeOption(
                 first=k,
                 last=k,
                 options=(o,),
@@ -239,10 +247,10 @@ class _Maker:
         shape = tuple((c.first - first, c.last - first) for c in node.children)
         return (shape, own, passing), values
 
-    def made_since(self, first: int, way: _Way) -> frozenset[int]:
-        """The values that a way's backward reads and that are made in block `first` or later."""
+    def made_since(self, first: int, option: _NodeOption) -> frozenset[int]:
+        """The values, made in block `first` or later, that an option's backward reads."""
         values = self._chain.boundary_values
-        return frozenset(v for v in way.needs if values[v].producer >= first)
+        return frozenset(v for v in option.needs if values[v].producer >= first)
 
     def still_read(self, held: frozenset[int], block: int) -> frozenset[int]:
         """Those values that blocks after this one may read."""
@@ -254,31 +262,31 @@ class _Maker:
         first: int,
         held: frozenset[int],
         labels: Iterable[_Label],
-        way: _Way,
+        option: _NodeOption,
         *,
         at_end: bool,
     ) -> Iterator[_Label]:
         """The labels of a group from block `first` on, with one more child."""
         values = self._chain.boundary_values
-        taken = self.made_since(first, way) - held
+        taken = self.made_since(first, option) - held
         taken_bytes = sum(values[v].size_bytes for v in taken)
-        added_s = way.added_s + (way.ending_s if at_end else way.again_s)
+        added_s = option.added_s + (option.ending_s if at_end else option.again_s)
         for label in labels:
             yield _Label(
                 added_s=label.added_s + added_s,
-                held_bytes=label.held_bytes + taken_bytes + way.kept_bytes,
+                held_bytes=label.held_bytes + taken_bytes + option.kept_bytes,
                 backward_bytes=max(
-                    label.backward_bytes, label.held_bytes + taken_bytes + way.backward_bytes
+                    label.backward_bytes, label.held_bytes + taken_bytes + option.backward_bytes
                 ),
-                options=label.options + way.options,
-                groups=label.groups + way.groups,
+                options=label.options + option.options,
+                groups=label.groups + option.groups,
             )
 
-    def closed(self, first: int, label: _Label, last_child: _Way) -> _Way:
+    def closed(self, first: int, label: _Label, last_child: _NodeOption) -> _NodeOption:
         """The group of all children of a label, as a child of larger groups."""
         chain, last = self._chain, last_child.last
         blocks = range(first, last + 1)
-        return _Way(
+        return _NodeOption(
             first=first,
             last=last,
             options=label.options,
@@ -292,36 +300,36 @@ class _Maker:
             needs=frozenset(chain.read_from_before(blocks)),
         )
 
-    def few(self, ways: Iterable[_Way]) -> list[_Way]:
-        """The ways that no other is at least as good as; if these are too many, those of them that
-        lose the least time."""
-        best: list[_Way] = []
-        for way in sorted(
-            ways, key=lambda w: (w.added_s + w.ending_s, w.backward_bytes, w.options)
+    def few(self, options: Iterable[_NodeOption]) -> list[_NodeOption]:
+        """The options that no other is at least as good as; if these are too many, those of them
+        that lose the least time."""
+        best: list[_NodeOption] = []
+        for option in sorted(
+            options, key=lambda w: (w.added_s + w.ending_s, w.backward_bytes, w.options)
         ):
-            if not any(_at_least_as_good(other, way) for other in best):
-                best.append(way)
+            if not any(_at_least_as_good(other, option) for other in best):
+                best.append(option)
         best.sort(key=lambda w: (w.kept_bytes + w.backward_bytes, w.added_s))
         return _spread(best, [w.added_s + w.ending_s for w in best], self._handed_up)
 
-    def column(self, way: _Way) -> Column:
+    def column(self, option: _NodeOption) -> Column:
         """A group as a column of the root program."""
         chain = self._chain
-        blocks = range(way.first, way.last + 1)
+        blocks = range(option.first, option.last + 1)
         return Column(
-            first=way.first,
-            last=way.last,
-            options=way.options,
-            added_ms=1e3 * way.added_s,
-            kept_bytes=way.kept_bytes,
+            first=option.first,
+            last=option.last,
+            options=option.options,
+            added_ms=1e3 * option.added_s,
+            kept_bytes=option.kept_bytes,
             forward_bytes=chain.handing_on_peaks(blocks),
-            backward_bytes=way.backward_bytes,
-            holds=chain.held_throughout(way.needs, blocks),
-            inner=way.groups[1:],
+            backward_bytes=option.backward_bytes,
+            holds=chain.held_throughout(option.needs, blocks),
+            inner=option.groups[1:],
         )
 
 
-def _at_least_as_good(one: _Way, other: _Way) -> bool:
+def _at_least_as_good(one: _NodeOption, other: _NodeOption) -> bool:
     return (
         one.added_s <= other.added_s
         and one.added_s + one.ending_s <= other.added_s + other.ending_s

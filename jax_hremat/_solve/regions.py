@@ -48,7 +48,7 @@ def selection_region(
             cotangents of at least so many bytes, made in its backward, wait for those of earlier
             blocks.
     """
-    modes = [
+    blocks = [
         chain.options[b][o].region.shifted(chain.starts[b]) for b, o in enumerate(selection.options)
     ]
 
@@ -56,19 +56,19 @@ def selection_region(
         b: chain.options[b][o].region.shifted(chain.starts[b]).saved for b, o in selection.keeps
     }
 
-    last_block = len(modes) - 1
+    last_block = len(blocks) - 1
 
     def of_block(block: int, *, in_group: bool) -> tuple[Region, ...]:
-        mode = modes[block]
-        late = not in_group and makes_of_arguments(graph, mode.start, mode.stop)
-        if mode.checkpointed:
-            return (replace(mode, late_arguments=late),)
+        region = blocks[block]
+        late = not in_group and makes_of_arguments(graph, region.start, region.stop)
+        if region.checkpointed:
+            return (replace(region, late_arguments=late),)
         behind = barriers is Barriers.PLAIN_TOO and (
             in_group or block == last_block or chain.made_to_wait_bytes(block) >= waiting_bytes
         )
         if not behind and not late:
-            return mode.children
-        return (replace(mode, barrier=behind, late_arguments=late),)
+            return region.children
+        return (replace(region, barrier=behind, late_arguments=late),)
 
     def regions(
         first: int, last: int, groups: Sequence[Group], *, outermost: bool = True
@@ -83,7 +83,7 @@ def selection_region(
                 block += 1
                 continue
             own = [g for g in groups if group[0] <= g[0] <= group[1] and g != group]
-            start, stop = modes[group[0]].start, modes[group[1]].stop
+            start, stop = blocks[group[0]].start, blocks[group[1]].stop
             barrier = has_deferrable_input(graph, make_block(graph, start, stop), start, stop)
             inner = regions(*group, own, outermost=False)
             kept = [ref for b in range(group[0], group[1] + 1) for ref in saved.get(b, ())]

@@ -1,4 +1,4 @@
-"""How many modes of each kind of block are compiled, and those that cannot be."""
+"""How many candidate options of each kind of block are compiled, and those that cannot be."""
 
 import logging
 from collections.abc import Callable
@@ -34,11 +34,11 @@ def test_a_kind_with_a_fair_share_gets_all_and_one_with_less_fewer():
 
 @pytest.mark.parametrize("kinds", [10, 60, 200])
 def test_many_kinds_share_a_limit_on_them_all(kinds: int):
-    config = SearchConfig(fair_share=0.01, max_modes=120)
+    config = SearchConfig(fair_share=0.01, max_candidates=120)
     limits = config.for_shares(dict.fromkeys(range(kinds), 1 / kinds))
     # Each of three numbers is rounded for each kind.
     assert total(limits) <= 120 + 1.5 * kinds
-    assert total(SearchConfig(max_modes=10**6).for_shares({0: 1.0})) == 19
+    assert total(SearchConfig(max_candidates=10**6).for_shares({0: 1.0})) == 19
 
 
 def loss(w: jax.Array, x: jax.Array) -> jax.Array:
