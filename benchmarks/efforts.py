@@ -20,7 +20,7 @@ from typing import Any, get_args
 import jax_hremat
 from benchmarks import command, zoo
 from benchmarks.measured import Setting, mib, ms, planner_of, setting_of
-from jax_hremat._planner.context import Effort
+from jax_hremat._planner.config import Effort
 
 # The budget, as a part of the no-remat peak.
 BUDGET = 0.5

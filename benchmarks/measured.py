@@ -16,7 +16,8 @@ from jax_hremat._options.roles import PRESETS
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._plan.region import Region
 from jax_hremat._planner.candidates import Candidates
-from jax_hremat._planner.context import CostTable, PlanningContext, prepare
+from jax_hremat._planner.context import PlanningContext, prepare
+from jax_hremat._planner.cost_table import CostTable
 from jax_hremat._planner.goals import Terms, plan_for
 from jax_hremat._shared.units import Budget
 from jax_hremat._solve.regions import Barriers, selection_region

@@ -23,7 +23,8 @@ import jax_hremat
 from benchmarks import command, zoo
 from benchmarks.measured import Pieces, hand_row, pieces_of, planner_of, say, traced
 from jax_hremat._emit.step import own_step
-from jax_hremat._planner.context import priced, uniform
+from jax_hremat._planner.context import uniform
+from jax_hremat._planner.cost_table import priced
 from jax_hremat._solve.prediction import predict
 from jax_hremat._solve.schedule import fastest_within
 

@@ -25,7 +25,7 @@ from jax_hremat._plan.certificate import Certificate as Certificate
 from jax_hremat._plan.comparison import Comparison as Comparison
 from jax_hremat._plan.frontier import Frontier as Frontier
 from jax_hremat._plan.plan import RematPlan as RematPlan
-from jax_hremat._planner.context import PlannerConfig as PlannerConfig
+from jax_hremat._planner.config import PlannerConfig as PlannerConfig
 from jax_hremat._report.page import report as report
 from jax_hremat._shared.errors import BudgetFormatError as BudgetFormatError
 from jax_hremat._shared.errors import CertificationError as CertificationError

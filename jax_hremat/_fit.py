@@ -15,7 +15,7 @@ from jax_hremat._calls.planned import Loss, check_plan_is_for
 from jax_hremat._emit.step import JittedStep, LossFunction, MakeStep, training_step
 from jax_hremat._flax.objects import Leaf, holds_objects, is_object
 from jax_hremat._plan.plan import RematPlan
-from jax_hremat._planner.context import Effort, PlannerConfig
+from jax_hremat._planner.config import Effort, PlannerConfig
 from jax_hremat._planner.request import PlanRequest, positions_of
 from jax_hremat._planner.transfer import certified_again
 from jax_hremat._shared.errors import BudgetFormatError

@@ -14,7 +14,7 @@ from flax.core import lift
 from flax.linen import transforms
 
 from jax_hremat._calls.planned import MadePlans, planned_class, reduce_class, run_planned
-from jax_hremat._planner.context import Effort, PlannerConfig
+from jax_hremat._planner.config import Effort, PlannerConfig
 from jax_hremat._planner.request import PlanRequest
 from jax_hremat._shared.errors import UnsupportedProgramError
 from jax_hremat._shared.methods import CALL, methods_of

@@ -19,7 +19,7 @@ from jax_hremat._calls.planned import (
     run_planned,
 )
 from jax_hremat._flax.objects import Leaf, variables_of
-from jax_hremat._planner.context import Effort, PlannerConfig
+from jax_hremat._planner.config import Effort, PlannerConfig
 from jax_hremat._planner.request import PlanRequest, positions_of
 from jax_hremat._shared.errors import UnsupportedProgramError
 from jax_hremat._shared.methods import CALL, methods_of

@@ -19,7 +19,7 @@ from jax_hremat._cost.option import Option
 from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._partition.tree import MAX_CHILDREN, Node, block_tree
 from jax_hremat._plan.region import Region
-from jax_hremat._solve import schedule
+from jax_hremat._solve import root_program
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._solve.chain import BoundaryValue, Chain, Group, Selection
 from jax_hremat._solve.groups import single_columns
@@ -242,7 +242,7 @@ def test_what_a_nest_takes_is_what_is_predicted(
     )
     singles = {(p.first, p.options): p for p in single_columns(chain)}
     others = [singles[b, (0,)] for b in range(len(chain)) if b not in inside]
-    lowest = schedule._Program(chain, EXACT).lowest([column, *others], math.inf)
+    lowest = root_program.RootProgram(chain, EXACT).lowest([column, *others], math.inf)
     peak_bytes = found.peak_bytes - chain.fixed_bytes
     assert lowest.objective * MIB == pytest.approx(peak_bytes, abs=ROUNDING_BYTES)
 

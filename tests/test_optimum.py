@@ -17,7 +17,7 @@ from test_schedule import all_predictions
 
 import jax_hremat
 from jax_hremat._emit.step import own_step
-from jax_hremat._planner.context import priced
+from jax_hremat._planner.cost_table import priced
 from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.prediction import predict
 from jax_hremat._solve.schedule import fastest_within, least_possible_s

@@ -20,10 +20,10 @@ from jax_hremat._emit.step import own_step
 from jax_hremat._planner.candidates import NO_SOLVE, Candidates
 from jax_hremat._planner.context import PlanningContext, prepare, uniform
 from jax_hremat._solve.chain import BoundaryValue, Chain, Selection
-from jax_hremat._solve.output_reuse import Buffer, Result, reused_bytes
+from jax_hremat._solve.output_reuse import Buffer, Result, ReusedBytes, ReusedParts, reused_bytes
 from jax_hremat._solve.prediction import Prediction, predict
 from jax_hremat._solve.regions import Barriers
-from jax_hremat._solve.schedule import ReusedBytes, ReusedParts, fastest_of_blocks, fastest_within
+from jax_hremat._solve.schedule import fastest_of_blocks, fastest_within
 from jax_hremat._solve.with_reuse import fastest_with_reuse
 from jax_hremat._trace.trace import trace_loss
 from jax_hremat._xla.target import get_target

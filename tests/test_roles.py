@@ -19,7 +19,8 @@ from jax_hremat._options.roles import PRESETS, Role, product_roles
 from jax_hremat._partition.blocks import make_block
 from jax_hremat._plan.region import Region
 from jax_hremat._planner.candidates import Candidates
-from jax_hremat._planner.context import PlannerConfig, prepare
+from jax_hremat._planner.config import PlannerConfig
+from jax_hremat._planner.context import prepare
 from jax_hremat._planner.goals import Terms, plan_for
 from jax_hremat._shared.units import Budget
 from jax_hremat._solve.backend import SolverConfig

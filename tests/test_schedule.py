@@ -19,7 +19,7 @@ from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._partition.tree import block_tree
 from jax_hremat._plan.region import Region
 from jax_hremat._shared.errors import SolverError
-from jax_hremat._solve import schedule
+from jax_hremat._solve import root_program
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
 from jax_hremat._solve.chain import BoundaryValue, Chain, Group, Selection
 from jax_hremat._solve.keeping import keeping_columns
@@ -295,7 +295,7 @@ def test_every_limit_of_a_chain_where_groups_pay() -> None:
     for limit in limits:
         best = min(p.time_s for p in everything if p.peak_bytes <= limit)
         # What decides which groups are looked at is a lower bound.
-        priced = schedule._Program(chain, EXACT).price(limit - chain.fixed_bytes)
+        priced = root_program.RootProgram(chain, EXACT).price(limit - chain.fixed_bytes)
         assert priced[0] <= 1e3 * (best - fastest_s) + 1e-6
         found = fastest_within(chain, limit, EXACT)
         assert predict(chain, found.selection).time_s == pytest.approx(best, abs=1e-9)
@@ -404,7 +404,7 @@ def test_no_nodes_are_no_answer_rather_than_a_wrong_one(monkeypatch: pytest.Monk
     def undecided(problem: cp.Problem, *_: object, **__: object) -> Outcome:
         return Outcome(Status.UNDECIDED, math.inf, math.inf, 0.0)
 
-    monkeypatch.setattr(schedule, "solve", undecided)
+    monkeypatch.setattr(root_program, "solve", undecided)
     found = fastest_within(alike(4), 60 * MIB, EXACT)
     assert found.selection is None and found.outcome.status is Status.UNDECIDED
     with pytest.raises(SolverError, match="max_nodes"):

@@ -22,7 +22,7 @@ from jax_hremat._cli.doctor import check_all
 from jax_hremat._cli.problem import Problem, load_problem
 from jax_hremat._cli.users_errors import users_traceback
 from jax_hremat._plan.comparison import StrategyPlan
-from jax_hremat._planner.context import Effort
+from jax_hremat._planner.config import Effort
 from jax_hremat._schedules.graph_files import load_graph
 from jax_hremat._schedules.schedule_files import save_schedule
 from jax_hremat._schedules.simulate import simulate, without_recompute

@@ -17,7 +17,7 @@ from jax_hremat._solve.backend import SolverConfig, Status, undecided
 from jax_hremat._solve.chain import Chain, Selection
 from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers
-from jax_hremat._solve.schedule import Schedule
+from jax_hremat._solve.root_program import Schedule
 
 # Stop improving a plan that fits once it leaves at most this part of the budget unused.
 _SLACK = 0.01

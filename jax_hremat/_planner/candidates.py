@@ -10,17 +10,16 @@ from dataclasses import replace
 from jax_hremat._plan.fingerprint import Fingerprint
 from jax_hremat._plan.region import Region
 from jax_hremat._planner.candidate import WORTH_A_BARRIER, Candidate
-from jax_hremat._planner.context import PlanningContext, timed, uniform
+from jax_hremat._planner.context import PlanningContext, uniform
+from jax_hremat._planner.cost_table import timed
 from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
 from jax_hremat._solve.chain import Chain, Selection
+from jax_hremat._solve.output_reuse import NO_REUSE, ReusedBytes, ReusedParts
 from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers, selection_region
+from jax_hremat._solve.root_program import Schedule
 from jax_hremat._solve.schedule import (
-    NO_REUSE,
-    ReusedBytes,
-    ReusedParts,
-    Schedule,
     fastest_of_blocks,
     fastest_within,
     least_peak,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from jax_hremat._emit.step import Step
 from jax_hremat._plan.plan import RematPlan
-from jax_hremat._planner.context import PlannerConfig
+from jax_hremat._planner.config import PlannerConfig
 from jax_hremat._shared.errors import InfeasibleBudgetError
 from jax_hremat._shared.units import Budget, Slowdown
 from jax_hremat._trace.fingerprint import fingerprint

@@ -12,7 +12,7 @@ from typing import Any
 from jax_hremat._emit.step import Step
 from jax_hremat._partition.blocks import partition_graph
 from jax_hremat._plan.plan import FORMAT_VERSION, RematPlan
-from jax_hremat._planner.context import PlannerConfig
+from jax_hremat._planner.config import PlannerConfig
 from jax_hremat._planner.goals import Terms
 from jax_hremat._shared.units import Budget, Slowdown
 from jax_hremat._trace.fingerprint import fingerprint

@@ -13,7 +13,8 @@ from jax_hremat._emit.step import Step
 from jax_hremat._plan.certificate import Certificate
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._planner.candidates import Candidates
-from jax_hremat._planner.context import Effort, PlannerConfig, config_of, prepare
+from jax_hremat._planner.config import Effort, PlannerConfig, config_of
+from jax_hremat._planner.context import prepare
 from jax_hremat._planner.forms import Form, better, forms_of, same_goal, undominated
 from jax_hremat._planner.goals import Terms, frontier_plans, plan_for
 from jax_hremat._planner.plan_cache import PlanCache, best_of

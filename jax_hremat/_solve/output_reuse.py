@@ -47,6 +47,37 @@ class Buffer(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class ReusedBytes:
+    """Bytes saved by output-buffer reuse while each block runs; empty tuples where there is none.
+
+    XLA places other buffers in the memory of a result before the result is written.
+
+    Attributes:
+        forward: Bytes saved in the forward of each block.
+        backward: Bytes saved in the backward of each block.
+    """
+
+    forward: tuple[int, ...] = ()
+    backward: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReusedParts:
+    """Parts, from 0 to 1, of what could be saved by output-buffer reuse while each block runs.
+
+    Attributes:
+        forward: The part in the forward of each block.
+        backward: The part in the backward of each block.
+    """
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+
+
+NO_REUSE = ReusedBytes()
+
+
+@dataclass(frozen=True, slots=True)
 class _Place:
     """The memory of a result.
 

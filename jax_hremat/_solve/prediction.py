@@ -1,7 +1,7 @@
 """The predicted time and peak memory of a selection, computed block by block without a solver.
 
-The root program (`_solve/schedule.py`) states the same arithmetic as constraints; tests check that
-the two agree.
+The root program (`_solve/root_program.py`) states the same arithmetic as constraints; tests check
+that the two agree.
 """
 
 from __future__ import annotations
