@@ -231,7 +231,7 @@ costs = st.builds(
 
 @given(st.lists(st.lists(costs, min_size=1, max_size=4), min_size=1, max_size=3))
 @QUICK
-def test_modes_of_branches_are_put_together_as_no_others_are_better(
+def test_options_of_branches_are_put_together_as_no_others_are_better(
     of_branches: list[list[OptionCost]],
 ) -> None:
     named = [{Region(i, i + 1): c for i, c in enumerate(found)} for found in of_branches]

@@ -43,7 +43,7 @@ def whole(program: Program, **how: Any) -> Region:
 
 @given(losses())
 @FEW
-def test_wrapping_keeps_nothing_and_takes_no_less_time(loss: Any) -> None:
+def test_checkpointing_keeps_nothing_and_takes_no_less_time(loss: Any) -> None:
     program = trace_loss(loss, (struct(WIDTH, WIDTH), struct(WIDTH, WIDTH)), {})
     plain, checkpointed = (
         cost_of(program, whole(program)),

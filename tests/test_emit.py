@@ -323,7 +323,7 @@ def test_a_call_with_its_pullback(plan):
     assert_same(actual(*flat)[2], list(pullback(cotangent)))
 
 
-def test_a_wrapped_root_is_wrapped():
+def test_a_checkpointed_root_is_checkpointed():
     found = case(custom_jvps)
     jaxpr = str(jax.make_jaxpr(emit(found.program, whole(found.program)))(*found.args))
     assert jaxpr.count("checkpoint[") + jaxpr.count("remat2[") == 1
@@ -338,7 +338,7 @@ def test_the_forward_alone_holds_no_barrier():
 _NAME = r"%([\w.-]+)"
 
 
-def test_with_nothing_wrapped_the_compiled_step_is_the_original_but_for_names() -> None:
+def test_with_nothing_checkpointed_the_compiled_step_is_the_original_but_for_names() -> None:
     def loss(w: jax.Array, x: jax.Array) -> jax.Array:
         for _ in range(3):
             x = x + jax.nn.gelu(jnp.tanh(x @ w))
@@ -386,7 +386,7 @@ CHANNELS = 16
 
 
 @pytest.mark.slow
-def test_a_wrapped_max_pool_keeps_no_zeros_through_the_step(h200: Target) -> None:
+def test_a_checkpointed_max_pool_keeps_no_zeros_through_the_step(h200: Target) -> None:
     images = jax.ShapeDtypeStruct((32, 64, 64, CHANNELS), jnp.bfloat16)
     variables = jax.eval_shape(Images().init, jax.random.key(0), images)
 

@@ -129,7 +129,7 @@ QUICKLY = [CASES[i] for i in (0, 3, 4, 6, 7)]
     "reverse, mode, segments",
     [pytest.param(*c, marks=[] if c in QUICKLY else [pytest.mark.slow]) for c in CASES],
 )
-def test_every_mode_gives_the_same_step(
+def test_every_region_gives_the_same_step(
     reverse: bool, mode: int, segments: tuple[int, ...]
 ) -> None:
     check_mode(reverse, mode, segments, checkpointed=False)
@@ -142,7 +142,7 @@ def test_every_mode_gives_the_same_step(
         for case in CASES
     ],
 )
-def test_every_mode_in_a_wrapped_region_gives_the_same_step(
+def test_every_region_in_a_checkpointed_region_gives_the_same_step(
     reverse: bool, mode: int, segments: tuple[int, ...]
 ) -> None:
     check_mode(reverse, mode, segments, checkpointed=True)
@@ -167,7 +167,7 @@ def test_an_unrolled_scan_stays_one() -> None:
 
 @settings(QUICK, max_examples=examples(8))
 @given(st.data())
-def test_random_programs_in_random_modes_give_the_same_step(data: st.DataObject) -> None:
+def test_random_programs_in_random_options_give_the_same_step(data: st.DataObject) -> None:
     loss = data.draw(loop_losses())
     program = trace_loss(loss, (struct(WIDE, WIDE), struct(WIDE, WIDE)), {}, argnums=(0, 1))
     tree = data.draw(region_trees(program, max_depth=2))
@@ -204,7 +204,7 @@ def kept_bytes(program: Program, root: Region) -> int:
     return sum(v.aval.size for v in first.outvars if v.aval.dtype == jnp.float32)
 
 
-def test_a_wrapped_body_keeps_less_and_segments_less_still() -> None:
+def test_a_checkpointed_body_keeps_less_and_segments_less_still() -> None:
     program, _ = traced(64, reverse=False)
     n = len(body_of(program).jaxpr.jaxpr.eqns)
     plain, checkpointed = (Region(0, n, checkpointed=w) for w in (False, True))
@@ -259,7 +259,7 @@ def mlp_scan(w: jax.Array, x: jax.Array, unroll: Any, wrap: Any = lambda f: f) -
 
 
 @pytest.mark.parametrize("unroll", [1, 2, True])
-def test_the_steps_of_an_unrolled_scan_take_no_more_than_wrapped_by_hand(unroll: Any) -> None:
+def test_the_steps_of_an_unrolled_scan_take_no_more_than_checkpointed_by_hand(unroll: Any) -> None:
     args = jnp.eye(16), jnp.ones((64, 16))
     options = {"compiler_options": jax_hremat.compiler_options("cpu")}
     program = trace_loss(lambda w, x: mlp_scan(w, x, unroll), args, {})

@@ -258,7 +258,7 @@ def wrapped_once(body: Body, region: Region, checkpointed: bool = False) -> Iter
             yield from wrapped_once(branch, mode, checkpointed)
 
 
-def test_no_mode_wraps_what_must_run_once() -> None:
+def test_no_region_checkpoints_what_must_run_once() -> None:
     program = trace_loss(nested, [X], {})
     graph = build_graph(program)
     whole = Body(graph, graph, bodies_of(program, graph))
@@ -282,7 +282,7 @@ def test_no_mode_wraps_what_must_run_once() -> None:
     assert num_modes > 20
 
 
-def test_a_body_is_wrapped_around_what_must_run_once() -> None:
+def test_a_body_is_checkpointed_around_what_must_run_once() -> None:
     def step(c: jax.Array, _: None) -> tuple[jax.Array, None]:
         c = jnp.tanh(jnp.sin(c @ W))
         c = jnp.tanh(jnp.sin(c * drawn(c)))

@@ -86,7 +86,7 @@ def as_it_is(mode: Region) -> bool:
     return mode == Region(mode.start, mode.stop)
 
 
-def test_a_mode_that_cannot_be_compiled_is_left_out(caplog: pytest.LogCaptureFixture):
+def test_a_region_that_cannot_be_compiled_is_left_out(caplog: pytest.LogCaptureFixture):
     priced, found = search(lambda mode: False)
     assert not caplog.records and found <= priced
     # First the modes that were options, one by one; then everything but the blocks themselves.

@@ -1,4 +1,4 @@
-"""Results that lend their memory: how much, what is predicted of it, and what the solver makes of
+"""Output-buffer reuse: how much there is, what is predicted of it, and what the solver makes of
 it."""
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def fits(found: Prediction, reused: ReusedBytes, limit_bytes: int) -> bool:
 
 @given(chains(), st.data())
 @QUICK
-def test_the_root_program_takes_what_is_lent_as_given(chain: Chain, data: st.DataObject) -> None:
+def test_the_root_program_takes_what_is_reused_as_given(chain: Chain, data: st.DataObject) -> None:
     some = st.lists(
         st.integers(0, 9).map(lambda n: n * MIB), min_size=len(chain), max_size=len(chain)
     )
@@ -175,7 +175,7 @@ def test_the_less_is_reused_the_slower_the_schedule() -> None:
 
 @given(chains(), st.data())
 @QUICK
-def test_what_is_found_with_lending_fits(chain: Chain, data: st.DataObject) -> None:
+def test_what_is_found_with_reuse_fits(chain: Chain, data: st.DataObject) -> None:
     size = st.integers(1, 12).map(lambda n: n * MIB)
     block = st.integers(0, len(chain) - 1)
     results = [Result(data.draw(block), data.draw(size)) for _ in range(3)]

@@ -169,7 +169,7 @@ def test_where_the_solver_finds_nothing_a_plan_by_hand_that_fits_is_returned(
 
 
 @pytest.mark.slow
-def test_plain_dense_layers_are_planned_no_worse_than_wrapped_by_hand() -> None:
+def test_plain_dense_layers_are_planned_no_worse_than_checkpointed_by_hand() -> None:
     def dense(x: jax.Array, w: jax.Array) -> jax.Array:
         return jax.nn.gelu(x @ w)
 

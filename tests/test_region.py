@@ -55,7 +55,7 @@ def test_walk_is_outermost_first_and_in_order() -> None:
     assert visited == [(0, 0, 10), (1, 2, 8), (2, 3, 5), (2, 6, 7), (1, 8, 10)]
 
 
-def test_depth_and_number_count_wrapped_regions_alone() -> None:
+def test_depth_and_number_count_checkpointed_regions_alone() -> None:
     assert (ROOT.num_checkpointed, ROOT.depth) == (3, 2)
     assert (INNER.num_checkpointed, INNER.depth) == (1, 1)
     bare_between = Region(0, 9, checkpointed=True, children=(Region(1, 8, children=(INNER,)),))
@@ -82,7 +82,7 @@ def test_shifting_there_and_back_changes_nothing(region: Region, offset: int) ->
 
 
 @given(regions())
-def test_depth_is_at_most_the_number_of_wrapped_regions(region: Region) -> None:
+def test_depth_is_at_most_the_number_of_checkpointed_regions(region: Region) -> None:
     assert int(region.num_checkpointed > 0) <= region.depth <= region.num_checkpointed
 
 

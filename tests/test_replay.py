@@ -128,7 +128,7 @@ def test_a_bare_program_recomputes_nothing(fun):
     assert found.forward_flops < found.flops
 
 
-def test_a_wrapped_program_recomputes_what_its_backward_needs_once():
+def test_a_checkpointed_program_recomputes_what_its_backward_needs_once():
     program = chain(jnp.sin, jnp.exp)
     assert primitives(program) == ["dot_general", "sin", "exp", "dot_general", "reduce_sum"]
     found = replay(program, Region(0, 5, True))
@@ -233,7 +233,7 @@ def test_what_an_operation_recomputes_of_its_own_accord_is_not_the_plan():
     assert found.num_barriers == 2
 
 
-def test_wrapping_a_normalisation_with_its_product_recomputes_the_normalisation_only():
+def test_checkpointing_a_normalisation_with_its_product_recomputes_the_normalisation_only():
     def loss(w, x):
         y = (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-6)
         return jnp.sin(y @ w).sum()
@@ -347,7 +347,7 @@ def test_flops_follow_xla_on_attention():
         assert replay(program, root).flops == pytest.approx(xla_flops(program, root), rel=0.05)
 
 
-def test_wrapping_the_blocks_of_a_deep_network_lowers_its_peak():
+def test_checkpointing_the_blocks_of_a_deep_network_lowers_its_peak():
     program, blocks = mlp(depth=16, batch=256, width=16)
     none = replay(program, untouched(program))
     each = replay(program, untouched(program, *blocks))
