@@ -13,6 +13,8 @@ from jax_hremat._solve.root_program import ZERO_MS, Answer, RootProgram, Schedul
 
 # The highest reduced cost, as a part of the step's time, in the first integer program with groups.
 _FIRST_WORTH = 0.005
+# No integer program has more groups than these: beyond them, the solver's first node takes minutes.
+_MAX_GROUPS = 4000
 # The gap, as a part of the step's time, allowed to a first schedule that needs groups to fit.
 _ROUGH = 0.03
 
@@ -127,22 +129,27 @@ def _with_groups(program: RootProgram, limit: int, best: Answer) -> Answer:
     # The columns of the relaxation usually contain a good schedule. Once it is known, few other
     # columns are worth considering.
     best = best.improved(program.fastest(columns, limit, best.objective - program.gap_ms))
-    worth_ms = _FIRST_WORTH * program.base_ms
+    worth_ms, proven_ms = _FIRST_WORTH * program.base_ms, bound_ms
     while bound_ms <= (wanted_ms := best.objective - program.gap_ms):
         worth_ms = min(worth_ms, wanted_ms - bound_ms)
         columns = [p for p in program.singles if prices.reduced_ms(p) <= worth_ms + ZERO_MS]
-        columns += program.groups.columns(
+        inside = program.groups.columns(
             limit + reused_bytes, prices=prices, worth_ms=worth_ms + ZERO_MS
         )
+        if len(inside) > _MAX_GROUPS:
+            break
+        columns += inside
         answer = program.fastest(columns, limit, wanted_ms)
         best = best.improved(answer)
         if answer.undecided:
-            return best.bounded(bound_ms)
+            break
         # No schedule below `wanted_ms` contains a column whose reduced cost is higher than
         # `wanted_ms` less the bound. If all other columns were in the program, its proof holds for
         # all schedules.
         wanted_ms = best.objective - program.gap_ms
         if worth_ms >= wanted_ms - bound_ms:
             return best.bounded(min(answer.lower, wanted_ms))
+        # A better schedule of other columns contains one whose reduced cost is above `worth_ms`.
+        proven_ms = min(answer.lower, bound_ms + worth_ms)
         worth_ms *= 4
-    return best.bounded(bound_ms)
+    return best.bounded(proven_ms)
