@@ -92,7 +92,8 @@ class Growing(nnx.Module):
 def rngs_argument(wrap: Any) -> Any:
     model, rngs = Model(nnx.Rngs(0)), nnx.Rngs(7)
     loss = wrap(lambda model, x, rngs: jnp.mean(model(x, rngs=rngs) ** 2))
-    values = [nnx.value_and_grad(loss)(model, X, rngs) for _ in range(2)]
+    step = nnx.jit(nnx.value_and_grad(loss))
+    values = [step(model, X, rngs) for _ in range(2)]
     return values, rngs.default.count[...], nnx.state(model, nnx.BatchStat)
 
 
@@ -130,7 +131,7 @@ def shared(wrap: Any) -> Any:
         return jnp.mean(models[0](h, rngs=nnx.Rngs(3)) ** 2)
 
     models = [Model(nnx.Rngs(0)), Model(nnx.Rngs(1))]
-    value = wrap(loss)(models, X, extra={"again": models[1]})
+    value = nnx.jit(wrap(loss))(models, X, extra={"again": models[1]})
     return value, [nnx.state(model) for model in models]
 
 

@@ -1,5 +1,6 @@
 """How many candidate options of each kind of block are compiled, and those that cannot be."""
 
+import functools
 import logging
 from collections.abc import Callable
 
@@ -11,12 +12,12 @@ from jax_hremat import CompilationError, SearchConfig, partition_by_width
 from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._cost.source import block_prices
 from jax_hremat._options.search import search_options
-from jax_hremat._partition.blocks import Block, partition_graph
+from jax_hremat._partition.blocks import Block, Partition, partition_graph
 from jax_hremat._plan.region import Region
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._trace.bodies import bodies_of
-from jax_hremat._trace.graph import build_graph
-from jax_hremat._trace.trace import trace_loss
+from jax_hremat._trace.graph import Graph, build_graph
+from jax_hremat._trace.trace import Program, trace_loss
 from jax_hremat._xla.rates import rates
 from jax_hremat._xla.target import get_target
 
@@ -51,54 +52,65 @@ def loss(w: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.sum(y**2)
 
 
-def search(fails: Callable[[Region], bool]) -> tuple[set[Region], set[Region]]:
-    """Modes priced, and modes of the options found, if the compiler failed on some."""
+@functools.cache
+def partitioned() -> tuple[Program, Graph, Partition]:
     args = (jax.ShapeDtypeStruct((8, 8), jnp.float32), jax.ShapeDtypeStruct((64, 8), jnp.float32))
     program = trace_loss(loss, args, {})
     graph = build_graph(program)
-    partition = partition_graph(graph, partition_by_width)
-    target = get_target("cpu")
+    return program, graph, partition_graph(graph, partition_by_width)
+
+
+@functools.cache
+def cost_of(block: Block, region: Region) -> OptionCost:
+    program, graph, _ = partitioned()
+    with block_prices("analytic", program, graph, get_target("cpu"), None) as price:
+        return price(block, region)
+
+
+def search(fails: Callable[[Region], bool]) -> tuple[set[Region], set[Region]]:
+    """Regions priced, and regions of the options found, if the compiler failed on some."""
+    program, graph, partition = partitioned()
     priced = set()
-    with block_prices("analytic", program, graph, target, None) as price:
 
-        def some(block: Block, mode: Region) -> OptionCost:
-            if fails(mode):
-                raise CompilationError("too much for it")
-            priced.add(mode)
-            return price(block, mode)
+    def some(block: Block, region: Region) -> OptionCost:
+        if fails(region):
+            raise CompilationError("too much for it")
+        priced.add(region)
+        return cost_of(block, region)
 
-        options = search_options(
-            graph,
-            partition,
-            bodies_of(program, graph),
-            some,
-            rates(target),
-            SearchConfig(max_runs=3, max_packings=2, max_saved_sets=1, max_workers=2),
-            SolverConfig(),
-            lambda stage, done, total: None,
-        )
+    options = search_options(
+        graph,
+        partition,
+        bodies_of(program, graph),
+        some,
+        rates(get_target("cpu")),
+        SearchConfig(max_runs=3, max_packings=2, max_saved_sets=1, max_workers=2),
+        SolverConfig(),
+        lambda stage, done, total: None,
+    )
+
     starts = {kind: partition.blocks[kind].start for kind in options}
     found = {o.region.shifted(starts[k]) for k, kind in options.items() for o in kind.options}
     return priced, found
 
 
-def as_it_is(mode: Region) -> bool:
-    return mode == Region(mode.start, mode.stop)
+def as_it_is(region: Region) -> bool:
+    return region == Region(region.start, region.stop)
 
 
 def test_a_region_that_cannot_be_compiled_is_left_out(caplog: pytest.LogCaptureFixture):
-    priced, found = search(lambda mode: False)
+    priced, found = search(lambda region: False)
     assert not caplog.records and found <= priced
-    # First the modes that were options, one by one; then everything but the blocks themselves.
-    once_options = [mode for mode in found if not as_it_is(mode)]
+    # First the regions that were options, one by one; then everything but the blocks themselves.
+    once_options = [region for region in found if not as_it_is(region)]
     assert len(once_options) > 2
     for lost in once_options:
         caplog.clear()
-        _, others = search(lambda mode, lost=lost: mode == lost)
+        _, others = search(lambda region, lost=lost: region == lost)
         assert others and lost not in others
         assert [r.levelno for r in caplog.records] == [logging.WARNING]
         assert "left out: too much for it" in caplog.text
-    _, plain = search(lambda mode: not as_it_is(mode))
+    _, plain = search(lambda region: not as_it_is(region))
     assert plain and all(map(as_it_is, plain))
 
 
