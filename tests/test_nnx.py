@@ -77,6 +77,7 @@ def assert_same(actual: Any, expected: Any, tolerance: float = 1e-5) -> None:
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_a_loss_trains_as_the_original() -> None:
     planned = jax_hremat.nnx.remat(loss_fn, budget=0.7, has_aux=True, target="cpu", config=COMPILED)
     ours, theirs = Model(nnx.Rngs(0)), Model(nnx.Rngs(0))
