@@ -15,10 +15,7 @@ from jax_hremat._options.block_options import BlockOptions
 from jax_hremat._plan.region import Region
 from jax_hremat._planner.config import PlannerConfig
 from jax_hremat._planner.cost_table import CostTable, priced, timed
-from jax_hremat._planner.standard import (
-    COUNTS,
-    grouped_selections,
-)
+from jax_hremat._planner.standard import COUNTS, grouped_selections
 from jax_hremat._shared.errors import UnsupportedConfigError
 from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.chain import Chain, Selection

@@ -16,9 +16,7 @@ from jax_hremat._options.search import search_options
 from jax_hremat._partition.blocks import Partition, partition_graph
 from jax_hremat._partition.tree import block_tree
 from jax_hremat._planner.config import PlannerConfig
-from jax_hremat._planner.standard import (
-    layer_selection,
-)
+from jax_hremat._planner.standard import layer_selection
 from jax_hremat._primitives.kernels import KernelBook
 from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.chain import Chain, Selection
