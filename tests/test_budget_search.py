@@ -26,6 +26,7 @@ from jax_hremat._solve.regions import Barriers, selection_region
 from jax_hremat._trace.trace import trace_loss
 from jax_hremat._xla.target import get_target
 
+MANY = Barriers.USUAL | Barriers.PLAIN
 CONFIG = PlannerConfig(
     search=SearchConfig(max_runs=2, max_packings=1, max_saved_sets=1, max_workers=2),
     cost="analytic",
@@ -80,15 +81,16 @@ def test_a_plan_that_misses_is_compiled_with_a_barrier_at_the_loss(
     assert best is not None and best.peak_bytes <= limit
     assert _is_barrier_at_the_loss(best)
     # The next search begins with these barriers; its best plan is compiled without them as well.
-    assert needed_barriers(found.compiled, int(0.9 * limit)) is Barriers.PLAIN_TOO
+    needed = needed_barriers(found.compiled, int(0.9 * limit))
+    assert Barriers.PLAIN in needed
     before = set(found._found)
     second = BudgetSearch(found, int(0.9 * limit)).search()
     assert second is not None
     new = [
         c for root, c in found._found.items() if root not in before and c.outcome is not NO_SOLVE
     ]
-    assert new[0].barriers is Barriers.PLAIN_TOO
-    without = [c for c in new if c.barriers is Barriers.CHECKPOINTED]
+    assert new[0].barriers == needed
+    without = [c for c in new if Barriers.PLAIN not in c.barriers]
     assert {c.selection for c in without} <= {second.selection}
 
 
@@ -97,7 +99,7 @@ class Idle(Candidates):
 
     def add(self, *given: Any, **options: Any) -> Candidate:
         candidate = super().add(*given, **options)
-        if candidate.barriers is Barriers.PLAIN_TOO:
+        if Barriers.PLAIN in candidate.barriers:
             slower = replace(candidate.step, step_s=1.001 * candidate.step.step_s)
             self._found[candidate.root] = replace(candidate, step=slower)
         return self._found[candidate.root]
@@ -133,20 +135,47 @@ def test_a_plan_that_does_not_need_its_barriers_loses_them(
     limit = int(0.8 * context.baseline.memory.peak_bytes)
     found = Idle(context, lambda *_: None)
     # As if they had been needed before.
-    monkeypatch.setattr(budget_search, "needed_barriers", lambda *_: Barriers.PLAIN_TOO)
+    monkeypatch.setattr(budget_search, "needed_barriers", lambda *_: MANY)
     best = BudgetSearch(found, limit).search()
     assert best is not None and best.peak_bytes <= limit
-    assert best.barriers is not Barriers.PLAIN_TOO
+    assert Barriers.PLAIN not in best.barriers
     bare = best.root.without_barriers()
     same = [c for c in found.compiled if c.root.without_barriers() == bare]
-    assert Barriers.PLAIN_TOO in {c.barriers for c in same}
+    assert MANY in {c.barriers for c in same}
 
 
 def test_a_barrier_that_lowers_no_peak_is_left_out(context: PlanningContext) -> None:
     limit = int(0.8 * context.baseline.memory.peak_bytes)
-    best = BudgetSearch(Candidates(context, lambda *_: None), limit).search()
+    found = Candidates(context, lambda *_: None)
+    best = BudgetSearch(found, limit).search()
     assert best is not None and best.peak_bytes <= limit
     assert not _is_barrier_at_the_loss(best)
+    assert not any(region.late_arguments for _, region in best.root.walk())
+    assert Barriers.LATE_ARGUMENTS not in needed_barriers(found.compiled, limit)
+
+
+class Early(Candidates):
+    """Compiled plans that take more memory without late arguments."""
+
+    def add(self, *given: Any, **options: Any) -> Candidate:
+        candidate = super().add(*given, **options)
+        if any(region.late_arguments for _, region in candidate.root.walk()):
+            return candidate
+        memory = candidate.step.memory
+        more = replace(memory, temp_bytes=memory.temp_bytes + int(0.1 * memory.peak_bytes))
+        self._found[candidate.root] = replace(candidate, step=replace(candidate.step, memory=more))
+        return self._found[candidate.root]
+
+
+def test_late_arguments_that_lower_the_peak_stay(context: PlanningContext) -> None:
+    limit = int(0.8 * context.baseline.memory.peak_bytes)
+    found = Early(context, lambda *_: None)
+    best = BudgetSearch(found, limit).search()
+    assert best is not None and best.peak_bytes <= limit
+    assert any(region.late_arguments for _, region in best.root.walk())
+    assert Barriers.LATE_ARGUMENTS in needed_barriers(found.compiled, limit)
+    without = Barriers.CHECKPOINTED
+    assert sum(c.barriers == without for c in found.compiled) == 1
 
 
 def u_shaped(params: Sequence[jax.Array], x: jax.Array) -> jax.Array:
@@ -175,7 +204,8 @@ def test_plain_blocks_with_a_skip_connection_can_have_barriers() -> None:
     for barriers, expected in (
         (Barriers.NONE, set()),
         (Barriers.CHECKPOINTED, set()),
-        (Barriers.PLAIN_TOO, skips | {last}),
+        (Barriers.USUAL, set()),
+        (MANY, skips | {last}),
     ):
         root = selection_region(costs.graph, chain, plain, barriers)
         assert {chain.starts.index(r.start) for r in root.children if r.barrier} == expected
@@ -183,12 +213,12 @@ def test_plain_blocks_with_a_skip_connection_can_have_barriers() -> None:
         # The blocks on the way down transpose weights, which could be done at any time; the first
         # reads nothing that is made before.
         late = {chain.starts.index(r.start) for r in root.children if r.late_arguments}
-        assert bool(late) == (barriers is not Barriers.NONE) and 0 not in late
+        assert bool(late) == (Barriers.LATE_ARGUMENTS in barriers) and 0 not in late
         assert {chain.starts.index(r.start) for r in root.children} == expected | late
     # A checkpointed block has a barrier of its own.
     first, *_ = sorted(skips)
     alone = Selection(tuple(int(k == first) for k in range(len(chain))))
-    root = selection_region(costs.graph, chain, alone, Barriers.PLAIN_TOO)
+    root = selection_region(costs.graph, chain, alone, MANY)
     (checkpointed,) = [r for r in root.children if r.start == chain.starts[first]]
     assert checkpointed.checkpointed
     assert checkpointed.barrier
@@ -196,7 +226,7 @@ def test_plain_blocks_with_a_skip_connection_can_have_barriers() -> None:
     group = replace(plain, groups=((first, last - 1),))
     with_few = selection_region(costs.graph, chain, group, Barriers.CHECKPOINTED)
     assert not any(r.children for r in with_few.children)
-    root = selection_region(costs.graph, chain, group, Barriers.PLAIN_TOO)
+    root = selection_region(costs.graph, chain, group, MANY)
     (inside,) = [r.children for r in root.children if r.checkpointed]
     assert [chain.starts.index(r.start) for r in inside] == [*range(first, last)]
     assert all(r.barrier and not r.checkpointed for r in inside)
@@ -206,7 +236,7 @@ def test_plain_blocks_with_a_skip_connection_can_have_barriers() -> None:
     params, x = values[:6], values[6]
     wanted = jax.tree.leaves(jax.jit(jax.value_and_grad(u_shaped))(params, x))
     for selection in (plain, group):
-        root = selection_region(costs.graph, chain, selection, Barriers.PLAIN_TOO)
+        root = selection_region(costs.graph, chain, selection, MANY)
         found = jax.tree.leaves(jax.jit(jax.value_and_grad(emit(program, root)))(params, x))
         for ours, theirs in zip(found, wanted, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)

@@ -20,6 +20,7 @@ from jax_hremat._planner.corrections import (
     expected_peak_bytes,
     needed_barriers,
     optimistic_peak_bytes,
+    peak_without_bytes,
     worst_overestimate,
 )
 from jax_hremat._solve.regions import Barriers
@@ -27,7 +28,7 @@ from jax_hremat._trace.trace import trace_loss
 from jax_hremat._xla.compile import MemoryStats
 from jax_hremat._xla.target import get_target
 
-FEW, MANY = Barriers.CHECKPOINTED, Barriers.PLAIN_TOO
+FEW, MANY = Barriers.USUAL, Barriers.USUAL | Barriers.PLAIN
 PREDICTED_BYTES = 100_000
 
 
@@ -63,7 +64,8 @@ def compiled(
         barriers: Its barriers.
     """
     peak_bytes = PREDICTED_BYTES + more_bytes
-    child = Region(plan, plan + 1, True, barrier=barriers is MANY)
+    late = Barriers.LATE_ARGUMENTS in barriers
+    child = Region(plan, plan + 1, True, barrier=Barriers.PLAIN in barriers, late_arguments=late)
     return replace(
         plain,
         root=Region(0, 99, children=(child,)),
@@ -141,16 +143,46 @@ def test_the_optimistic_peak_lies_between_those_of_the_plans_next_to_it(plain: C
     assert estimate(-1000) == PREDICTED_BYTES
 
 
+def both(
+    plain: Candidate, plan: int, few: Barriers, few_bytes: int, many: Barriers, many_bytes: int
+) -> list[Candidate]:
+    """A plan compiled with few barriers and with more, and its peaks."""
+    return [
+        compiled(plain, plan=plan, excess_bytes=peak_bytes - PREDICTED_BYTES, barriers=barriers)
+        for barriers, peak_bytes in ((few, few_bytes), (many, many_bytes))
+    ]
+
+
 def test_barriers_are_tried_first_where_the_nearest_plan_needed_them(plain: Candidate) -> None:
-    assert needed_barriers([plain], 0) is FEW
+    assert needed_barriers([plain], 0) == FEW
+    known = [
+        plain,
+        *both(plain, 0, FEW, 1000, MANY, 900),
+        *both(plain, 1, FEW, 2000, MANY, 1999),
+        compiled(plain, plan=2, excess_bytes=100 - PREDICTED_BYTES),
+    ]
+    assert needed_barriers(known, 800) == MANY
+    assert needed_barriers(known, 1800) == FEW
 
-    def both(plan: int, few_bytes: int, many_bytes: int) -> list[Candidate]:
-        return [
-            compiled(plain, plan=plan, excess_bytes=peak_bytes - PREDICTED_BYTES, barriers=barriers)
-            for barriers, peak_bytes in ((FEW, few_bytes), (MANY, many_bytes))
-        ]
 
-    known = [plain, *both(0, 1000, 900), *both(1, 2000, 1999)]
-    known.append(compiled(plain, plan=2, excess_bytes=100 - PREDICTED_BYTES))
-    assert needed_barriers(known, 800) is MANY
-    assert needed_barriers(known, 1800) is FEW
+def test_late_arguments_are_left_out_where_the_nearest_plan_did_not_need_them(
+    plain: Candidate,
+) -> None:
+    fewest = Barriers.CHECKPOINTED
+    known = [
+        plain,
+        *both(plain, 0, fewest, 1000, FEW, 900),
+        *both(plain, 1, fewest, 2000, FEW, 1999),
+    ]
+    assert needed_barriers(known, 800) == FEW
+    assert needed_barriers(known, 1800) == fewest
+    # With barriers at plain blocks or without: what is compared is alike but for late arguments.
+    known += both(plain, 2, fewest | Barriers.PLAIN, 3000, MANY, 2900)
+    assert needed_barriers(known, 2900) == FEW
+
+
+def test_the_peak_without_some_barriers_follows_from_the_nearest_pair(plain: Candidate) -> None:
+    known = [plain, *both(plain, 0, FEW, 1000, MANY, 800), *both(plain, 1, FEW, 3000, MANY, 2000)]
+    near = compiled(plain, plan=3, excess_bytes=840 - PREDICTED_BYTES, barriers=MANY)
+    assert peak_without_bytes(known, near, Barriers.PLAIN) == pytest.approx(1050)
+    assert peak_without_bytes(known, near, Barriers.LATE_ARGUMENTS) is None

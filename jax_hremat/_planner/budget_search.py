@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from jax_hremat._planner.candidate import Candidate
 from jax_hremat._planner.candidates import NO_SOLVE, Candidates
 from jax_hremat._planner.corrections import (
+    OPTIONAL_BARRIERS,
     excess_near,
     expected_peak_bytes,
     needed_barriers,
     optimistic_peak_bytes,
+    peak_without_bytes,
     worst_overestimate,
 )
 from jax_hremat._solve.backend import SolverConfig, Status, undecided
@@ -76,7 +78,7 @@ class BudgetSearch:
         self._max_rounds = candidates.context.config.max_rounds
         self._bound_step_s: float | None = None
         self._barriers = needed_barriers(candidates.compiled, limit)
-        self._may_be_delayed = True
+        self._untried = OPTIONAL_BARRIERS
         self._missed = False
         self._undecided = False
 
@@ -121,9 +123,8 @@ class BudgetSearch:
         if self._missed:
             self._solve_rounds(self._candidates.simple)
         best = self._best()
-        if best is not None and best.barriers is Barriers.PLAIN_TOO:
-            # What another plan needed, this one may do without.
-            self._with_barriers(best, Barriers.CHECKPOINTED)
+        if best is not None:
+            self._without_some_barriers(best)
         self._try_standard()
         if self._best() is None:
             # Predictions are worst near the least peak, so the plan of least peak may still fit.
@@ -150,8 +151,8 @@ class BudgetSearch:
             candidate = self._candidates.add(chain, aim.selection, schedule.outcome, self._barriers)
             misses = candidate.peak_bytes > self._limit
             expected_bytes = min(aim.expected_bytes, self._limit)
-            if misses and self._may_be_delayed and candidate.is_delayed(expected_bytes):
-                candidate = self._with_plain_barriers(candidate)
+            if misses:
+                candidate = self._with_more_barriers(candidate, expected_bytes)
             excess = candidate.peak_bytes - self._limit
             if excess > 0:
                 self._missed = True
@@ -208,7 +209,7 @@ class BudgetSearch:
             if self._may_be_faster(prediction) and self._may_fit_by_hand(selection, prediction):
                 candidate = self._candidates.add(chain, selection, NO_SOLVE, Barriers.NONE)
                 if self._misses_widely(candidate) and prediction.peak_bytes <= self._limit:
-                    self._with_barriers(candidate, Barriers.CHECKPOINTED)
+                    self._with_barriers(candidate, Barriers.USUAL)
 
     def _may_be_faster(self, prediction: Prediction) -> bool:
         best = self._best()
@@ -222,19 +223,32 @@ class BudgetSearch:
             tolerance = min(tolerance, _TOLERANCE_SEEN * seen)
         return optimistic_peak_bytes(compiled, prediction, fixed_bytes) <= tolerance * self._limit
 
-    def _with_plain_barriers(self, candidate: Candidate) -> Candidate:
-        """The same plan with barriers at plain blocks as well, if that lowers its peak. If it
-        lowers it by much, the next plans have them too; if not, none of this search is tried with
-        them."""
-        behind = self._with_barriers(candidate, Barriers.PLAIN_TOO)
-        if behind.is_worth_its_barriers(candidate):
-            self._barriers = Barriers.PLAIN_TOO
-        elif behind.root != candidate.root:
-            self._may_be_delayed = False
-        return min(candidate, behind, key=lambda c: c.peak_bytes)
+    def _with_more_barriers(self, candidate: Candidate, expected_bytes: int) -> Candidate:
+        """The same plan with more barriers, as long as it seems delayed and they lower its peak. If
+        some lower it by much, the next plans have them too; if not, none of this search is tried
+        with them."""
+        for some in self._untried:
+            if some in self._barriers or not candidate.is_delayed(expected_bytes):
+                continue
+            behind = self._with_barriers(candidate, candidate.barriers | some)
+            if behind.is_worth_its_barriers(candidate):
+                self._barriers |= some
+            elif behind.root != candidate.root:
+                self._untried = tuple(other for other in self._untried if other != some)
+            candidate = min(candidate, behind, key=lambda c: c.peak_bytes)
+        return candidate
+
+    def _without_some_barriers(self, candidate: Candidate) -> None:
+        """Compile a plan without barriers that another plan needed, if it is expected to fit."""
+        for some in reversed(OPTIONAL_BARRIERS):
+            if some in candidate.barriers:
+                without_bytes = peak_without_bytes(self._candidates.compiled, candidate, some)
+                if without_bytes is None or without_bytes <= self._limit:
+                    fewer = self._with_barriers(candidate, candidate.barriers & ~some)
+                    candidate = fewer if fewer.peak_bytes <= self._limit else candidate
 
     def _with_barriers(self, candidate: Candidate, barriers: Barriers) -> Candidate:
-        """The same plan with more barriers, so that the compiler can delay less."""
+        """The same plan with other barriers."""
         return self._candidates.add(
             candidate.chain, candidate.selection, candidate.outcome, barriers
         )

@@ -124,7 +124,7 @@ class Candidates:
         chain: Chain,
         selection: Selection,
         outcome: Outcome,
-        barriers: Barriers = Barriers.CHECKPOINTED,
+        barriers: Barriers = Barriers.USUAL,
     ) -> Candidate:
         """The plan of a selection, compiled unless it already was."""
         waiting_bytes = int(WORTH_A_BARRIER * self.context.baseline.memory.peak_bytes)
@@ -219,4 +219,4 @@ class Candidates:
             if prediction.peak_bytes < self.least.peak_bytes:
                 candidate = self.add(chain, selection, outcome)
                 if candidate.is_delayed(prediction.peak_bytes):
-                    self.add(chain, selection, outcome, Barriers.PLAIN_TOO)
+                    self.add(chain, selection, outcome, Barriers.USUAL | Barriers.PLAIN)

@@ -14,6 +14,8 @@ from jax_hremat._solve.chain import Selection
 from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers
 
+# The barriers that a plan may be compiled without, those that take least time first.
+OPTIONAL_BARRIERS = (Barriers.LATE_ARGUMENTS, Barriers.PLAIN)
 # Where anything is recomputed, a compiled peak that exceeds the predicted one by this part is no
 # prediction error: XLA's scheduler has delayed part of a backward.
 _PUT_OFF = 0.1
@@ -58,7 +60,7 @@ def excess_near(compiled: Sequence[Candidate], peak_bytes: int, barriers: Barrie
     is nearest; among plans with these barriers, if there are any."""
 
     def distance(c: Candidate) -> tuple[bool, int, float]:
-        return c.barriers is not barriers, abs(c.peak_bytes - peak_bytes), c.step_s
+        return c.barriers != barriers, abs(c.peak_bytes - peak_bytes), c.step_s
 
     return min(_as_predicted(compiled), key=distance).excess_bytes
 
@@ -96,21 +98,58 @@ def worst_overestimate(
         optimistic_peak_bytes([o for o in compiled if o is not c], c.prediction, fixed_bytes)
         / c.peak_bytes
         for c in compiled
-        if c.barriers is Barriers.NONE and family(c.selection) == family(selection)
+        if c.barriers == Barriers.NONE and family(c.selection) == family(selection)
     ]
     return max(1.0, *ratios) if ratios else None
 
 
 def needed_barriers(compiled: Sequence[Candidate], peak_bytes: int) -> Barriers:
-    """The barriers with which a plan for a compiled peak is compiled first: those of plain blocks
-    too, if they lowered the peak of the nearest plan that was compiled both ways."""
-    few, many = Barriers.CHECKPOINTED, Barriers.PLAIN_TOO
-    alike = [{c.barriers: c for c in plans} for plans in _but_for_barriers(compiled)]
-    pairs = [(plans[few], plans[many]) for plans in alike if few in plans and many in plans]
-    if not pairs:
-        return few
-    nearest = min(pairs, key=lambda p: (abs(p[1].peak_bytes - peak_bytes), p[1].step_s))
-    return many if nearest[1].is_worth_its_barriers(nearest[0]) else few
+    """The barriers with which a plan for a compiled peak is compiled first: of those that may be
+    left out, those that lowered the peak of the nearest plan that was compiled with and without
+    them, and late arguments where no plan was."""
+    needed = Barriers.CHECKPOINTED
+    for some in OPTIONAL_BARRIERS:
+        pair = _nearest_pair(compiled, peak_bytes, some)
+        if some in Barriers.USUAL if pair is None else pair.are_worth_it:
+            needed |= some
+    return needed
+
+
+def peak_without_bytes(
+    compiled: Sequence[Candidate], candidate: Candidate, some: Barriers
+) -> float | None:
+    """The compiled peak to expect of a plan without some of its barriers, from that of the nearest
+    plan that was compiled with and without them; None if there is none."""
+    pair = _nearest_pair(compiled, candidate.peak_bytes, some)
+    if pair is None:
+        return None
+    return candidate.peak_bytes * pair.without.peak_bytes / pair.with_them.peak_bytes
+
+
+class _Pair(NamedTuple):
+    """A plan compiled with some barriers and without them, the others alike."""
+
+    with_them: Candidate
+    without: Candidate
+
+    @property
+    def are_worth_it(self) -> bool:
+        return self.with_them.is_worth_its_barriers(self.without)
+
+
+def _nearest_pair(compiled: Sequence[Candidate], peak_bytes: int, some: Barriers) -> _Pair | None:
+    by_barriers = [{c.barriers: c for c in plans} for plans in _but_for_barriers(compiled)]
+    pairs = [
+        _Pair(with_them, plans[barriers & ~some])
+        for plans in by_barriers
+        for barriers, with_them in plans.items()
+        if some in barriers and barriers & ~some in plans
+    ]
+    return min(
+        pairs,
+        key=lambda p: (abs(p.with_them.peak_bytes - peak_bytes), p.with_them.step_s),
+        default=None,
+    )
 
 
 def _traits(selection: Selection, barriers: Barriers, peak: Moment) -> _Traits:

@@ -38,7 +38,7 @@ class StrategySearch:
         if not self._candidates.within(self._limit):
             return None
         compiled = self._candidates.compiled
-        excess_bytes = excess_near(compiled, self._limit, Barriers.CHECKPOINTED)
+        excess_bytes = excess_near(compiled, self._limit, Barriers.USUAL)
         return self._candidates.least_possible_step_s(self._limit - excess_bytes)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from enum import Enum
+from enum import Flag, auto
 
 from jax_hremat._partition.blocks import has_deferrable_input, make_block, makes_of_arguments
 from jax_hremat._plan.region import Region
@@ -12,29 +12,34 @@ from jax_hremat._solve.chain import Chain, Group, Selection
 from jax_hremat._trace.graph import Graph
 
 
-class Barriers(Enum):
-    """Which regions are behind a cotangent barrier (`Region.barrier`). But for `NONE`, blocks and
-    groups also have late arguments (`Region.late_arguments`), if they make anything of arguments
-    alone.
+class Barriers(Flag):
+    """Which regions are behind barriers, by which the compiler can delay or advance less.
 
     Attributes:
         NONE: No region, as in a function with `jax.checkpoint` written by hand.
-        CHECKPOINTED: The checkpointed regions part of whose backward the compiler could delay.
-        PLAIN_TOO: Likewise every plain block in a group, so that what its backward reads, which is
-            recomputed, can be dropped after it; plain blocks in no group that make many cotangents
-            wait; and that at the loss, so that its backward ends before any other begins.
+        CHECKPOINTED: Of the cotangents (`Region.barrier`): the checkpointed regions part of whose
+            backward the compiler could delay.
+        LATE_ARGUMENTS: Of the arguments (`Region.late_arguments`): the blocks and groups that make
+            anything of arguments alone.
+        PLAIN: Of the cotangents: every plain block in a group, so that what its backward reads,
+            which is recomputed, can be dropped after it; plain blocks in no group that make many
+            cotangents wait; and that at the loss, so that its backward ends before any other
+            begins.
+        USUAL: Those that take next to no time.
     """
 
-    NONE = "none"
-    CHECKPOINTED = "checkpointed"
-    PLAIN_TOO = "plain too"
+    NONE = 0
+    CHECKPOINTED = auto()
+    LATE_ARGUMENTS = auto()
+    PLAIN = auto()
+    USUAL = CHECKPOINTED | LATE_ARGUMENTS
 
 
 def selection_region(
     graph: Graph,
     chain: Chain,
     selection: Selection,
-    barriers: Barriers = Barriers.CHECKPOINTED,
+    barriers: Barriers = Barriers.USUAL,
     waiting_bytes: int = 1,
 ) -> Region:
     """The region tree of a selection over the whole program.
@@ -43,27 +48,29 @@ def selection_region(
         graph: The program's graph.
         chain: Its blocks and their options.
         selection: The selection.
-        barriers: Which regions are behind a cotangent barrier.
-        waiting_bytes: For `Barriers.PLAIN_TOO`: a plain block in no group has a barrier only if
+        barriers: Which regions are behind barriers.
+        waiting_bytes: For `Barriers.PLAIN`: a plain block in no group has a barrier only if
             cotangents of at least so many bytes, made in its backward, wait for those of earlier
             blocks.
     """
-    blocks = [
-        chain.options[b][o].region.shifted(chain.starts[b]) for b, o in enumerate(selection.options)
-    ]
 
-    saved = {
-        b: chain.options[b][o].region.shifted(chain.starts[b]).saved for b, o in selection.keeps
-    }
+    def of_option(block: int, option: int) -> Region:
+        region = chain.options[block][option].region.shifted(chain.starts[block])
+        return region if Barriers.CHECKPOINTED in barriers else region.without_barriers()
 
+    blocks = [of_option(b, o) for b, o in enumerate(selection.options)]
+    saved = {b: of_option(b, o).saved for b, o in selection.keeps}
     last_block = len(blocks) - 1
+
+    def is_late(start: int, stop: int) -> bool:
+        return Barriers.LATE_ARGUMENTS in barriers and makes_of_arguments(graph, start, stop)
 
     def of_block(block: int, *, in_group: bool) -> tuple[Region, ...]:
         region = blocks[block]
-        late = not in_group and makes_of_arguments(graph, region.start, region.stop)
+        late = not in_group and is_late(region.start, region.stop)
         if region.checkpointed:
             return (replace(region, late_arguments=late),)
-        behind = barriers is Barriers.PLAIN_TOO and (
+        behind = Barriers.PLAIN in barriers and (
             in_group or block == last_block or chain.made_to_wait_bytes(block) >= waiting_bytes
         )
         if not behind and not late:
@@ -84,7 +91,8 @@ def selection_region(
                 continue
             own = [g for g in groups if group[0] <= g[0] <= group[1] and g != group]
             start, stop = blocks[group[0]].start, blocks[group[1]].stop
-            barrier = has_deferrable_input(graph, make_block(graph, start, stop), start, stop)
+            whole = make_block(graph, start, stop)
+            deferrable = has_deferrable_input(graph, whole, start, stop)
             inner = regions(*group, own, outermost=False)
             kept = [ref for b in range(group[0], group[1] + 1) for ref in saved.get(b, ())]
             keeps = tuple(kept) if outermost else ()
@@ -95,14 +103,13 @@ def selection_region(
                     checkpointed=True,
                     saved=keeps,
                     children=inner,
-                    barrier=barrier,
+                    barrier=Barriers.CHECKPOINTED in barriers and deferrable,
                     # Inside, what holds arguments back would be recomputed with them.
-                    late_arguments=outermost and makes_of_arguments(graph, start, stop),
+                    late_arguments=outermost and is_late(start, stop),
                 )
             )
             block = group[1] + 1
         return tuple(found)
 
     children = regions(0, last_block, selection.groups)
-    root = Region(0, len(graph.operations), children=children)
-    return root.without_barriers() if barriers is Barriers.NONE else root
+    return Region(0, len(graph.operations), children=children)
