@@ -18,9 +18,9 @@ from jax_hremat._planner.context import prepare
 from jax_hremat._planner.corrections import (
     excess_near,
     expected_peak_bytes,
+    may_do_without,
     needed_barriers,
     optimistic_peak_bytes,
-    peak_without_bytes,
     worst_overestimate,
 )
 from jax_hremat._solve.regions import Barriers
@@ -144,13 +144,34 @@ def test_the_optimistic_peak_lies_between_those_of_the_plans_next_to_it(plain: C
 
 
 def both(
-    plain: Candidate, plan: int, few: Barriers, few_bytes: int, many: Barriers, many_bytes: int
+    plain: Candidate,
+    plan: int,
+    few: Barriers,
+    few_bytes: int,
+    many: Barriers,
+    many_bytes: int,
+    longer: float = 0.01,
 ) -> list[Candidate]:
-    """A plan compiled with few barriers and with more, and its peaks."""
-    return [
+    """A plan compiled with few barriers and with more, and its peaks; with more of them the step is
+    longer by a part."""
+    candidates = [
         compiled(plain, plan=plan, excess_bytes=peak_bytes - PREDICTED_BYTES, barriers=barriers)
         for barriers, peak_bytes in ((few, few_bytes), (many, many_bytes))
     ]
+    slower = replace(candidates[1].step, step_s=(1 + longer) * candidates[1].step_s)
+    return [candidates[0], replace(candidates[1], step=slower)]
+
+
+def test_barriers_are_worth_it_if_they_save_twice_the_part_that_they_take(plain: Candidate) -> None:
+    for few_bytes, longer, worth in (
+        (1019, 0.01, False),
+        (1021, 0.01, True),
+        (1001, 0.0, True),
+        (1000, -0.01, False),
+        (999, 0.0, False),
+    ):
+        few, many = both(plain, 0, FEW, few_bytes, MANY, 1000, longer)
+        assert many.is_worth_its_barriers(few) == worth
 
 
 def test_barriers_are_tried_first_where_the_nearest_plan_needed_them(plain: Candidate) -> None:
@@ -181,8 +202,12 @@ def test_late_arguments_are_left_out_where_the_nearest_plan_did_not_need_them(
     assert needed_barriers(known, 2900) == FEW
 
 
-def test_the_peak_without_some_barriers_follows_from_the_nearest_pair(plain: Candidate) -> None:
+def test_what_a_plan_gains_without_barriers_follows_from_the_nearest_pair(plain: Candidate) -> None:
     known = [plain, *both(plain, 0, FEW, 1000, MANY, 800), *both(plain, 1, FEW, 3000, MANY, 2000)]
     near = compiled(plain, plan=3, excess_bytes=840 - PREDICTED_BYTES, barriers=MANY)
-    assert peak_without_bytes(known, near, Barriers.PLAIN) == pytest.approx(1050)
-    assert peak_without_bytes(known, near, Barriers.LATE_ARGUMENTS) is None
+    assert may_do_without(known, near, Barriers.PLAIN, 1050)
+    assert not may_do_without(known, near, Barriers.PLAIN, 1049)
+    assert may_do_without(known, near, Barriers.LATE_ARGUMENTS, 0)
+    # Where they take no time, there is nothing to gain.
+    known += both(plain, 2, FEW, 1000, MANY, 840, longer=0.0)
+    assert not may_do_without(known, near, Barriers.PLAIN, 1050)

@@ -3,6 +3,7 @@
 import functools
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -117,3 +118,38 @@ def test_a_region_that_cannot_be_compiled_is_left_out(caplog: pytest.LogCaptureF
 def test_a_block_that_cannot_be_compiled_as_it_is_ends_the_search():
     with pytest.raises(CompilationError, match="too much for it"):
         search(as_it_is)
+
+
+def test_a_run_that_keeps_the_casts_of_its_weights_is_an_option() -> None:
+    def layer(x: jax.Array, w: jax.Array, u: jax.Array) -> jax.Array:
+        y = jnp.tanh(x @ w.astype(jnp.bfloat16))
+        return x + jnp.sin(jnp.tanh(jnp.sin(y)) @ u.astype(jnp.bfloat16))
+
+    def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        for w, u in zip(weights[::2], weights[1::2], strict=True):
+            x = layer(x, w, u)
+        return jnp.sum(x.astype(jnp.float32))
+
+    weights = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 6
+    program = trace_loss(loss, (weights, jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)), {})
+    graph = build_graph(program)
+    with block_prices("analytic", program, graph, get_target("cpu"), None) as price:
+        found = search_options(
+            graph,
+            partition_graph(graph, partition_by_width),
+            bodies_of(program, graph),
+            price,
+            rates(get_target("cpu")),
+            SearchConfig(max_workers=2),
+            SolverConfig(),
+            lambda stage, done, total: None,
+        )
+    options = [option for of_kind in found.values() for option in of_kind.options]
+    saving = [o for o in options if any(child.saved for child in o.region.children)]
+    assert saving
+    for option in saving:
+        children = tuple(replace(child, saved=()) for child in option.region.children)
+        others = [o for o in options if o.region == replace(option.region, children=children)]
+        for other in others:
+            assert option.cost.time_s < other.cost.time_s
+            assert option.cost.kept_bytes > other.cost.kept_bytes

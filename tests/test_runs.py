@@ -12,7 +12,12 @@ from hypothesis import given
 from jax.experimental import io_callback
 from random_plans import QUICK, WIDTH, losses, struct
 
-from jax_hremat._options.runs import Run, candidate_runs, evaluate_run
+from jax_hremat._options.runs import (
+    Run,
+    candidate_runs,
+    evaluate_run,
+    saving_what_is_made_of_arguments,
+)
 from jax_hremat._partition.blocks import Block, make_block, partition_graph
 from jax_hremat._partition.cut_points import partition_by_width
 from jax_hremat._trace.graph import Graph, build_graph
@@ -137,3 +142,27 @@ def test_what_a_run_frees_and_costs_by_hand() -> None:
     # Where the argument of the sine would not be held otherwise, it now is: nothing is won.
     run = evaluate_run(graph, sine.id, cosine.id + 1, frozenset({sine.outputs[0]}), times)
     assert run.freed_bytes == 0
+
+
+def test_a_run_may_keep_what_it_makes_of_arguments_alone_by_hand() -> None:
+    def loss(w: jax.Array, u: jax.Array, x: jax.Array) -> jax.Array:
+        first = x @ w
+        return jnp.sin(jnp.tanh(first) @ jnp.exp(jnp.cos(w) * u)).sum()
+
+    graph = graph_of(loss, struct(8, 8), struct(8, 8), struct(4, 8))
+    names = [op.primitive for op in graph.operations]
+    assert names == ["dot_general", "tanh", "cos", "mul", "exp", "dot_general", "sin", "reduce_sum"]
+    times = [float(2**i) for i in range(len(names))]
+    tanh, exp, product = names.index("tanh"), names.index("exp"), 5
+    run = evaluate_run(graph, tanh, product + 1, frozenset(), times)
+    saving = saving_what_is_made_of_arguments(graph, run, times)
+    made = [graph.operations[i].outputs[0] for i in range(tanh + 1, exp + 1)]
+    assert set(saving.saved) <= set(made)
+    assert graph.operations[exp].outputs[0] in saving.saved
+    assert (saving.start, saving.stop) == (run.start, run.stop)
+    # Nothing is made again but the hyperbolic tangent, which depends on the data.
+    assert saving.added_s == times[tanh]
+    assert saving.freed_bytes == run.freed_bytes - len(saving.saved) * 8 * 8 * 4
+    # The product before the run is of the data: this run makes nothing of arguments alone.
+    run = evaluate_run(graph, tanh, tanh + 1, frozenset(), times)
+    assert saving_what_is_made_of_arguments(graph, run, times) == run

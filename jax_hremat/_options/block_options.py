@@ -17,7 +17,12 @@ from jax_hremat._options.checkpoint_all import checkpoint_all
 from jax_hremat._options.outputs import with_outputs
 from jax_hremat._options.packing import pareto_packings
 from jax_hremat._options.roles import PRESETS, Role, named_results
-from jax_hremat._options.runs import PRICES, Run, candidate_runs
+from jax_hremat._options.runs import (
+    PRICES,
+    Run,
+    candidate_runs,
+    saving_what_is_made_of_arguments,
+)
 from jax_hremat._partition.blocks import Block, has_deferrable_input
 from jax_hremat._plan.region import Region, ValueRef
 from jax_hremat._solve.backend import SolverConfig
@@ -192,21 +197,28 @@ class BlockSearch:
         return regions
 
     def second_wave(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
-        """Candidates with sets of runs, chosen by what was measured of each run alone. A set whose
-        expected cost a measured option dominates is left out."""
+        """Candidates with sets of runs, chosen by what was measured of each run alone. What a run
+        makes of arguments alone, such as the cast of a weight, it may keep; what that changes is
+        taken from the model. A set whose expected cost a measured option dominates is left out."""
         plain = measured[self.plain]
         regions_alone = {run: self._with_runs((run,)) for run in self._runs}
         alone = {
             run: measured[region] for run, region in regions_alone.items() if region in measured
         }
-        by_measure = {
-            replace(
+        by_measure: dict[Run, OptionCost] = {}
+        for run, cost in alone.items():
+            measured_run = replace(
                 run,
                 freed_bytes=plain.kept_bytes - cost.kept_bytes,
                 added_s=cost.time_s - plain.time_s,
-            ): cost
-            for run, cost in alone.items()
-        }
+            )
+            by_measure[measured_run] = cost
+            saving = saving_what_is_made_of_arguments(self._kept, measured_run, self._times_s)
+            by_measure[saving] = replace(
+                cost,
+                kept_bytes=plain.kept_bytes - saving.freed_bytes,
+                backward_s=cost.backward_s + saving.added_s - measured_run.added_s,
+            )
         count = max(1, self._config.max_packings)
         packings = pareto_packings(list(by_measure), count)
         options = [_option(self._block.start, region, cost) for region, cost in measured.items()]
@@ -281,7 +293,10 @@ class BlockSearch:
         return [value_refs(self._graph, s.values) for s in sets[1:]]
 
     def _with_runs(self, runs: Sequence[Run]) -> Region:
-        children = tuple(self._checkpoint(r.start, r.stop) for r in runs)
+        children = tuple(
+            replace(self._checkpoint(run.start, run.stop), saved=value_refs(self._graph, run.saved))
+            for run in runs
+        )
         return replace(self.plain, children=children)
 
     def _checkpoint(self, start: int, stop: int) -> Region:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from jax_hremat._partition.blocks import Block
@@ -35,12 +35,14 @@ class Run:
         stop: One past the last operation.
         freed_bytes: Bytes no longer kept between forward and backward, by the model.
         added_s: Seconds of recomputation, by the model.
+        saved: Values made inside that it keeps nevertheless.
     """
 
     start: int
     stop: int
     freed_bytes: int
     added_s: float
+    saved: tuple[int, ...] = ()
 
     def overlaps(self, other: Run) -> bool:
         """Whether the two runs share an operation."""
@@ -145,21 +147,7 @@ def evaluate_run(
 ) -> Run:
     """One run with the bytes that checkpointing it frees and the seconds it adds, by the model."""
     inside = graph.operations[start:stop]
-    again: set[int] = set()
-    frontier: set[int] = set()
-    stack = [v for op in inside for v in op.needs]
-    seen: set[int] = set()
-    while stack:
-        v = stack.pop()
-        if v in seen:
-            continue
-        seen.add(v)
-        producer = graph.values[v].producer
-        if producer is None or not start <= producer < stop:
-            frontier.add(v)
-            continue
-        again.add(producer)
-        stack.extend(graph.operations[producer].reads)
+    again, frontier = _recomputed(graph, start, stop)
     freed = sum(op.opaque_bytes for op in inside)
     for op in inside:
         for v in op.outputs:
@@ -178,6 +166,57 @@ def evaluate_run(
         freed_bytes=freed - added,
         added_s=sum(times_s[e] for e in again),
     )
+
+
+def saving_what_is_made_of_arguments(graph: Graph, run: Run, times_s: Sequence[float]) -> Run:
+    """A run that keeps what it makes of arguments alone, such as the cast of a weight, and its
+    backward reads. The same run if that is nothing."""
+    again, _ = _recomputed(graph, run.start, run.stop)
+    made = _made_of_arguments(graph, run.start, run.stop)
+    needed = {v for op in graph.operations[run.start : run.stop] for v in op.needs}
+    for op in (graph.operations[e] for e in again):
+        if made.isdisjoint(op.outputs):
+            needed.update(op.reads)
+    saved = tuple(sorted(v for v in made & needed if graph.values[v].last_use < run.stop))
+    fewer, _ = _recomputed(graph, run.start, run.stop, frozenset(saved))
+    return replace(
+        run,
+        freed_bytes=run.freed_bytes - sum(graph.values[v].size_bytes for v in saved),
+        added_s=run.added_s - sum(times_s[e] for e in again - fewer),
+        saved=saved,
+    )
+
+
+def _recomputed(
+    graph: Graph, start: int, stop: int, saved: frozenset[int] = frozenset()
+) -> tuple[set[int], set[int]]:
+    """The operations of a run that its backward runs again, and the values from which it does."""
+    again: set[int] = set()
+    frontier: set[int] = set()
+    stack = [v for op in graph.operations[start:stop] for v in op.needs]
+    seen: set[int] = set()
+    while stack:
+        v = stack.pop()
+        if v in seen:
+            continue
+        seen.add(v)
+        producer = graph.values[v].producer
+        if producer is None or v in saved or not start <= producer < stop:
+            frontier.add(v)
+            continue
+        again.add(producer)
+        stack.extend(graph.operations[producer].reads)
+    return again, frontier
+
+
+def _made_of_arguments(graph: Graph, start: int, stop: int) -> set[int]:
+    """The values that operations of a run make of the program's arguments and nothing else."""
+    made: set[int] = set()
+    for op in graph.operations[start:stop]:
+        read = [v for v in op.inputs if v is not None]
+        if read and all(v in made or graph.values[v].kind == "argument" for v in read):
+            made.update(op.outputs)
+    return made
 
 
 def _undominated(runs: Sequence[Run]) -> list[Run]:

@@ -10,9 +10,9 @@ from jax_hremat._planner.corrections import (
     OPTIONAL_BARRIERS,
     excess_near,
     expected_peak_bytes,
+    may_do_without,
     needed_barriers,
     optimistic_peak_bytes,
-    peak_without_bytes,
     worst_overestimate,
 )
 from jax_hremat._solve.backend import SolverConfig, Status, undecided
@@ -241,11 +241,12 @@ class BudgetSearch:
     def _without_some_barriers(self, candidate: Candidate) -> None:
         """Compile a plan without barriers that another plan needed, if it is expected to fit."""
         for some in reversed(OPTIONAL_BARRIERS):
-            if some in candidate.barriers:
-                without_bytes = peak_without_bytes(self._candidates.compiled, candidate, some)
-                if without_bytes is None or without_bytes <= self._limit:
-                    fewer = self._with_barriers(candidate, candidate.barriers & ~some)
-                    candidate = fewer if fewer.peak_bytes <= self._limit else candidate
+            compiled = self._candidates.compiled
+            if some in candidate.barriers and may_do_without(
+                compiled, candidate, some, self._limit
+            ):
+                fewer = self._with_barriers(candidate, candidate.barriers & ~some)
+                candidate = fewer if fewer.peak_bytes <= self._limit else candidate
 
     def _with_barriers(self, candidate: Candidate, barriers: Barriers) -> Candidate:
         """The same plan with other barriers."""

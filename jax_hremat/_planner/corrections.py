@@ -115,15 +115,16 @@ def needed_barriers(compiled: Sequence[Candidate], peak_bytes: int) -> Barriers:
     return needed
 
 
-def peak_without_bytes(
-    compiled: Sequence[Candidate], candidate: Candidate, some: Barriers
-) -> float | None:
-    """The compiled peak to expect of a plan without some of its barriers, from that of the nearest
-    plan that was compiled with and without them; None if there is none."""
+def may_do_without(
+    compiled: Sequence[Candidate], candidate: Candidate, some: Barriers, limit: int
+) -> bool:
+    """Whether a plan is expected to be faster, and its peak within a limit, without some of its
+    barriers: by what the nearest plan won and lost without them, if there is one."""
     pair = _nearest_pair(compiled, candidate.peak_bytes, some)
     if pair is None:
-        return None
-    return candidate.peak_bytes * pair.without.peak_bytes / pair.with_them.peak_bytes
+        return True
+    expected_bytes = candidate.peak_bytes * pair.without.peak_bytes / pair.with_them.peak_bytes
+    return expected_bytes <= limit and pair.without.step_s < pair.with_them.step_s
 
 
 class _Pair(NamedTuple):
