@@ -149,10 +149,7 @@ class BudgetSearch:
                 break
             schedule, promise = aim.schedule, aim.promise
             candidate = self._candidates.add(chain, aim.selection, schedule.outcome, self._barriers)
-            misses = candidate.peak_bytes > self._limit
-            expected_bytes = min(aim.expected_bytes, self._limit)
-            if misses:
-                candidate = self._with_more_barriers(candidate, expected_bytes)
+            candidate = self._with_more_barriers(candidate, aim.expected_bytes)
             excess = candidate.peak_bytes - self._limit
             if excess > 0:
                 self._missed = True
@@ -224,11 +221,17 @@ class BudgetSearch:
         return optimistic_peak_bytes(compiled, prediction, fixed_bytes) <= tolerance * self._limit
 
     def _with_more_barriers(self, candidate: Candidate, expected_bytes: int) -> Candidate:
-        """The same plan with more barriers, as long as it seems delayed and they lower its peak. If
-        some lower it by much, the next plans have them too; if not, none of this search is tried
-        with them."""
+        """The same plan with more barriers, as long as they may lower its peak: those that take
+        next to no time where it exceeds the prediction, others where it misses and exceeds what was
+        expected. If some are worth their time, the next plans have them too; if not, none of this
+        search is tried with them."""
         for some in self._untried:
-            if some in self._barriers or not candidate.is_delayed(expected_bytes):
+            if some in Barriers.USUAL:
+                may_help = candidate.is_delayed(candidate.prediction.peak_bytes)
+            else:
+                misses = candidate.peak_bytes > self._limit
+                may_help = misses and candidate.is_delayed(min(expected_bytes, self._limit))
+            if some in candidate.barriers or not may_help:
                 continue
             behind = self._with_barriers(candidate, candidate.barriers | some)
             if behind.is_worth_its_barriers(candidate):
