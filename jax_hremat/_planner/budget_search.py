@@ -29,7 +29,8 @@ _WORTH = 0.002
 _MAX_AIMS = 2
 # After a plan above the limit, lower the target by this part of the limit, then by twice as much.
 _MARGIN = 0.0025
-# A plan misses widely if its compiled peak exceeds the limit by more than this part of the limit.
+# A plan misses widely if what is used at its compiled peak exceeds the limit by more than this part
+# of the limit.
 _WIDE_MISS = 0.1
 # Also compile a standard plan if its optimistic peak is at most this many times the limit …
 _TOLERANCE = 1.25
@@ -150,8 +151,8 @@ class BudgetSearch:
             schedule, promise = aim.schedule, aim.promise
             candidate = self._candidates.add(chain, aim.selection, schedule.outcome, self._barriers)
             candidate = self._with_more_barriers(candidate, aim.expected_bytes)
-            excess = candidate.peak_bytes - self._limit
-            if excess > 0:
+            spare_bytes = self._limit - candidate.used_bytes
+            if candidate.peak_bytes > self._limit:
                 self._missed = True
                 missed_at = min(missed_at, promise.peak_bytes)
                 if schedule.outcome.status is Status.NODE_LIMIT:
@@ -161,14 +162,15 @@ class BudgetSearch:
                     # The compiler delayed part of a backward, which only these groups allow: try
                     # other groups of nearly the same predicted peak first, then no groups.
                     groups, wide_misses = wide_misses == 0, wide_misses + 1
-                    excess = 0
-                # Lower the limit by more than the excess, or the next plan may just miss it.
-                target = promise.peak_bytes - excess - int(margin)
+                    spare_bytes = 0
+                # Lower the limit by more than what is missing, or the next plan may just miss it. A
+                # plan that misses it by fragmentation says nothing about others.
+                target = promise.peak_bytes + min(0, spare_bytes) - int(margin)
                 margin *= 2
             else:
-                if -excess <= _SLACK * self._limit:
+                if self._limit - candidate.peak_bytes <= _SLACK * self._limit:
                     break
-                target = min(promise.peak_bytes - excess, missed_at - 1)
+                target = min(promise.peak_bytes + spare_bytes, missed_at - 1)
 
     def _aim(self, chain: Chain, target: int, highest: int, *, groups: bool) -> _Aim | None:
         """The schedule to compile next: the fastest with a predicted peak of at most `target`, or
@@ -258,7 +260,7 @@ class BudgetSearch:
         )
 
     def _misses_widely(self, candidate: Candidate) -> bool:
-        return candidate.peak_bytes > (1 + _WIDE_MISS) * self._limit
+        return candidate.used_bytes > (1 + _WIDE_MISS) * self._limit
 
     def floor(self) -> Candidate:
         """The plan of least peak, found by a search of its own.

@@ -40,9 +40,16 @@ class Candidate:
         return self.step.memory.peak_bytes
 
     @property
+    def used_bytes(self) -> int:
+        """The compiled peak without fragmentation, which no prediction includes: it is another for
+        each plan, and none for most."""
+        return self.peak_bytes - self.step.fragmentation_bytes
+
+    @property
     def excess_bytes(self) -> int:
-        """Bytes by which the compiled peak exceeds the predicted one; negative if it is lower."""
-        return self.peak_bytes - self.prediction.peak_bytes
+        """Bytes by which what is used at the compiled peak exceeds the predicted peak; negative if
+        it is lower."""
+        return self.used_bytes - self.prediction.peak_bytes
 
     @property
     def step_s(self) -> float:
@@ -50,9 +57,9 @@ class Candidate:
         return self.step.step_s
 
     def is_delayed(self, expected_bytes: int) -> bool:
-        """Whether the peak is so far above the expected one that the compiler seems to have delayed
-        parts of the backward."""
-        return self.peak_bytes > (1 + _DELAYED) * expected_bytes
+        """Whether so much more is used at the peak than expected that the compiler seems to have
+        delayed parts of the backward."""
+        return self.used_bytes > (1 + _DELAYED) * expected_bytes
 
     def is_worth_its_barriers(self, other: Candidate) -> bool:
         """Whether the peak is lower than that of the same plan with fewer barriers by enough for

@@ -19,7 +19,7 @@ from jax_hremat._trace.mesh import abstract_mesh
 from jax_hremat._xla.cache import CompileCache
 from jax_hremat._xla.compile import MemoryStats, compile_flat, never_run
 from jax_hremat._xla.hlo.buffer import Buffer
-from jax_hremat._xla.hlo.liveness import live_at_peak
+from jax_hremat._xla.hlo.liveness import buffer_timeline, live_at_peak
 from jax_hremat._xla.hlo.parse import Computation, HloModule, Instruction, parse_hlo
 from jax_hremat._xla.hlo.roofline import estimate_step
 from jax_hremat._xla.rates import rates
@@ -34,6 +34,8 @@ class CompiledStep:
 
     Attributes:
         memory: Its memory, on one device.
+        fragmentation_bytes: Bytes of the temporaries' allocation that are in no buffer at their peak,
+            because XLA found no better place for each; part of `memory`.
         step_s: Roofline estimate of its time, in seconds.
         flops: Matrix flops of its kernels.
         buffers: The largest buffers alive at the peak of its temporaries, largest first; if a loop
@@ -44,6 +46,7 @@ class CompiledStep:
     """
 
     memory: MemoryStats
+    fragmentation_bytes: int
     step_s: float
     flops: float
     buffers: tuple[BufferReport, ...]
@@ -82,8 +85,10 @@ def compile_step(
     roofline = estimate_step(module, rates(target, kernels))
     live = sorted(live_at_peak(module), key=lambda at: (-at[1].nbytes, at[1].name))
     own = [(c, b) for c, b in live if b.inside is None and b.kind != "constant" and b.nbytes > 0]
+    _, live_bytes = buffer_timeline(module).peak()
     return CompiledStep(
         memory=compiled.memory,
+        fragmentation_bytes=max(0, compiled.memory.temp_bytes - live_bytes),
         step_s=roofline.time_s,
         flops=roofline.flops,
         buffers=tuple(
