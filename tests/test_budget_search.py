@@ -277,3 +277,37 @@ def test_a_barrier_that_lowered_no_peak_is_not_tried_again(
     assert max(with_barrier for with_barrier, _ in tried) == 1
     # Of several plans that missed, all but one could have been tried with a barrier too.
     assert any(with_barrier == 1 and missed > 3 for with_barrier, missed in tried)
+
+
+class Fragmented(Candidates):
+    """Compiled plans, of which the first that would be within the limit takes more memory than it
+    uses."""
+
+    limit = 0
+    first: Candidate | None = None
+
+    def add(self, *given: Any, **options: Any) -> Candidate:
+        candidate = super().add(*given, **options)
+        if self.first is None and candidate.peak_bytes <= self.limit:
+            memory = candidate.step.memory
+            fragmentation_bytes = self.limit // 5
+            more = replace(memory, temp_bytes=memory.temp_bytes + fragmentation_bytes)
+            step = replace(candidate.step, memory=more, fragmentation_bytes=fragmentation_bytes)
+            self.first = self._found[candidate.root] = replace(candidate, step=step)
+        return self._found[candidate.root]
+
+
+def test_a_plan_that_misses_by_fragmentation_says_nothing_about_the_next(
+    context: PlanningContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = int(0.8 * context.baseline.memory.peak_bytes)
+    monkeypatch.setattr(Fragmented, "limit", limit)
+    found = Fragmented(context, lambda *_: None)
+    best = BudgetSearch(found, limit).search()
+    assert best is not None and best.peak_bytes <= limit
+    assert found.first is not None and found.first.peak_bytes > limit
+    assert found.first.used_bytes == found.first.peak_bytes - limit // 5
+    # The next plan may use nearly as much.
+    compiled = list(found.compiled)
+    following = compiled[compiled.index(found.first) + 1]
+    assert following.prediction.peak_bytes > 0.95 * found.first.prediction.peak_bytes
