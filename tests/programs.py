@@ -1,4 +1,4 @@
-"""What several tests plan, and what they read of a compiled step."""
+"""What several tests plan, what they give it, and what they read of a compiled step."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 
 def plain_layers(layer: Callable[[jax.Array, Any], jax.Array]) -> Callable[..., jax.Array]:
@@ -17,6 +19,11 @@ def plain_layers(layer: Callable[[jax.Array, Any], jax.Array]) -> Callable[..., 
         return (x * x).mean()
 
     return loss
+
+
+def normal(seed: int, *shape: int) -> jax.Array:
+    """Normally distributed numbers; to draw them, JAX would compile a program for each shape."""
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
 def jit_peak_bytes(step: Any, *args: Any, **compile_options: Any) -> int:

@@ -13,13 +13,14 @@ import pytest
 from jax import export
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from programs import normal
 
 from jax_hremat._emit.barrier import barrier
 from jax_hremat._emit.checkpoint import checkpoint
 from tests.programs import jit_peak_bytes
 
-WEIGHTS = [jax.random.normal(jax.random.key(i), (16, 16)) / 4 for i in range(9)]
-X = jax.random.normal(jax.random.key(9), (512, 16))
+WEIGHTS = [normal(i, 16, 16) / 4 for i in range(9)]
+X = normal(9, 512, 16)
 
 
 def plain(fun: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from programs import normal
 
 from jax_hremat import PlannerConfig, SearchConfig, partition_by_score
 from jax_hremat._emit.emit import emit
@@ -231,8 +232,7 @@ def test_plain_blocks_with_a_skip_connection_can_have_barriers() -> None:
     assert [chain.starts.index(r.start) for r in inside] == [*range(first, last)]
     assert all(r.barrier and not r.checkpointed for r in inside)
 
-    keys = jax.random.split(jax.random.key(0), 7)
-    values = [jax.random.normal(k, s.shape) for k, s in zip(keys, [*args[0], args[1]], strict=True)]
+    values = [normal(seed, *s.shape) for seed, s in enumerate([*args[0], args[1]])]
     params, x = values[:6], values[6]
     wanted = jax.tree.leaves(jax.jit(jax.value_and_grad(u_shaped))(params, x))
     for selection in (plain, group):

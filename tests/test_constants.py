@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from programs import normal
 
 from jax_hremat._emit.emit import emit, emit_range
 from jax_hremat._jax.checkpoints import is_checkpoint
@@ -23,8 +24,8 @@ from jax_hremat._trace.trace import Program, trace_loss
 from jax_hremat._verify.replay import replay
 
 HEADS, LENGTH, WIDTH = 3, 8, 4
-W = jax.random.normal(jax.random.key(0), (HEADS, WIDTH, WIDTH))
-X = jax.random.normal(jax.random.key(1), (HEADS, LENGTH, WIDTH))
+W = normal(0, HEADS, WIDTH, WIDTH)
+X = normal(1, HEADS, LENGTH, WIDTH)
 SLOPES = np.linspace(0.5, 1.0, HEADS)
 
 

@@ -16,7 +16,7 @@ from jax_hremat import PlannerConfig
 
 
 def loss_fn(w: jax.Array, x: jax.Array) -> jax.Array:
-    for _ in range(3):
+    for _ in range(2):
         x = jnp.tanh(jax.nn.gelu(x @ w) @ w.T)
     return (x * x).mean()
 

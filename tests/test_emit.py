@@ -266,7 +266,7 @@ def test_under_vmap_and_the_gradient_of_vmap(fun, plan):
             out = jax.vmap(function, (None, 0))(weights, data)
             return (out[0] if found.has_aux else out).mean(), out
 
-        return jax.value_and_grad(mean, has_aux=True)
+        return jax.jit(jax.value_and_grad(mean, has_aux=True), compiler_options=QUICK_COMPILE)
 
     assert_same(mean_loss(emitted)(weights), mean_loss(fun)(weights), found.tolerance)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from drawing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.ad_checkpoint import checkpoint_name
-from programs import jit_peak_bytes
+from programs import jit_peak_bytes, normal
 from random_plans import QUICK, loop_losses, region_trees, struct
 from random_plans import WIDTH as WIDE
 
@@ -40,14 +41,9 @@ def loss(w: jax.Array, h: jax.Array, xs: jax.Array, reverse: bool, unroll: int =
     return (h * h).sum() + (ys * jnp.arange(ys.size)).sum()
 
 
+@functools.cache
 def traced(length: int, **options: Any) -> tuple[Program, list[jax.Array]]:
-    key = jax.random.key(1)
-    w, h, xs = (
-        jax.random.normal(k, shape)
-        for k, shape in zip(
-            jax.random.split(key, 3), [(WIDTH, WIDTH), (WIDTH,), (length, WIDTH)], strict=True
-        )
-    )
+    w, h, xs = normal(0, WIDTH, WIDTH), normal(1, WIDTH), normal(2, length, WIDTH)
     program = trace_loss(
         lambda w, h, xs: loss(w, h, xs, **options), (w, h, xs), {}, argnums=(0, 1, 2)
     )
@@ -83,8 +79,14 @@ def body_modes(program: Program) -> list[Region]:
     ]
 
 
+@functools.cache
+def plain_step(program: Program) -> Callable[..., Any]:
+    """The step without regions, compiled once for all tests of a program."""
+    return jax.jit(program.step(emit_flat(program, Region(0, program.num_operations))))
+
+
 def assert_same_step(program: Program, inputs: list[jax.Array], root: Region) -> None:
-    plain = jax.jit(program.step(emit_flat(program, Region(0, root.stop))))(*inputs)
+    plain = plain_step(program)(*inputs)
     planned = jax.jit(program.step(emit_flat(program, root)))(*inputs)
     for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(planned), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6)
@@ -171,8 +173,7 @@ def test_random_programs_in_random_options_give_the_same_step(data: st.DataObjec
     loss = data.draw(loop_losses())
     program = trace_loss(loss, (struct(WIDE, WIDE), struct(WIDE, WIDE)), {}, argnums=(0, 1))
     tree = data.draw(region_trees(program, max_depth=2))
-    keys = jax.random.split(jax.random.key(0), 2)
-    inputs = [0.5 * jax.random.normal(k, (WIDE, WIDE)) for k in keys]
+    inputs = [0.5 * normal(seed, WIDE, WIDE) for seed in range(2)]
     plain = program.step(emit_flat(program, Region(0, tree.stop)))(*inputs)
     planned = program.step(emit_flat(program, tree))(*inputs)
     for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(planned), strict=True):
@@ -190,10 +191,10 @@ def test_under_vmap_and_second_derivatives() -> None:
         slope = jax.grad(lambda w: flat(w, h, x)[0])
         return jax.jvp(slope, (w,), (jnp.ones_like(w),))[1]
 
-    expected = jax.vmap(lambda x: curvature(plain, x))(batch)
+    expected = jax.jit(jax.vmap(lambda x: curvature(plain, x)))(batch)
     for mode in modes:
         flat = emit_flat(program, in_mode(program, mode))
-        got = jax.vmap(lambda x, flat=flat: curvature(flat, x))(batch)
+        got = jax.jit(jax.vmap(lambda x, flat=flat: curvature(flat, x)))(batch)
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 

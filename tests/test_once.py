@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import io_callback, pallas
+from programs import normal
 
 import jax_hremat
 from jax_hremat import InfeasibleBudgetError, PlannerConfig
@@ -33,8 +34,8 @@ from jax_hremat._xla.rates import rates
 from jax_hremat._xla.target import get_target
 
 QUICK = PlannerConfig(cost="analytic", max_rounds=0, floor_rounds=0)
-W = jax.random.normal(jax.random.key(0), (16, 16)) / 4
-X = jax.random.normal(jax.random.key(1), (64, 16))
+W = normal(0, 16, 16) / 4
+X = normal(1, 64, 16)
 
 
 def least_memory(loss: Callable[..., Any], ws: list[jax.Array], **options: Any) -> Any:

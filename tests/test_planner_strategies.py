@@ -15,6 +15,7 @@ from choices_laws import check_laws
 from drawing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import normal
 
 import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig
@@ -197,8 +198,8 @@ def loss_fn(params: list[jax.Array], x: jax.Array) -> jax.Array:
     return jnp.mean(x**2)
 
 
-PARAMS = [jax.random.normal(key, (8, 32)) / 8 for key in jax.random.split(jax.random.key(0), 5)]
-X = jax.random.normal(jax.random.key(1), (64, 8))
+PARAMS = [normal(i, 8, 32) / 8 for i in range(5)]
+X = normal(5, 64, 8)
 
 
 def config_of(strategy: str | Strategy) -> PlannerConfig:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import checkify
+from programs import normal
 
 import jax_hremat
 from jax_hremat import PlannerConfig, UnsupportedProgramError
@@ -21,7 +22,7 @@ from jax_hremat._trace.graph import build_graph
 from jax_hremat._trace.trace import trace_loss
 
 QUICK = PlannerConfig(cost="analytic", max_rounds=0, floor_rounds=0)
-W = jax.random.normal(jax.random.key(0), (3, 8, 8)) / 3
+W = normal(0, 3, 8, 8) / 3
 
 
 def written_by_index(w: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import jaxlib.version
 import numpy as np
 import pytest
-from programs import jit_peak_bytes
+from programs import jit_peak_bytes, normal
 from written_plans import certificate, written_plan
 
 import jax_hremat
@@ -58,12 +58,8 @@ def mlp(params: Any, x: jax.Array) -> jax.Array:
 
 
 def mlp_args() -> tuple[Any, jax.Array]:
-    keys = jax.random.split(jax.random.key(0), 9)
-    params = [
-        (jax.random.normal(a, (16, 64)) / 4, jax.random.normal(b, (64, 16)) / 8)
-        for a, b in zip(keys[:4], keys[4:8], strict=True)
-    ]
-    return params, jax.random.normal(keys[8], (512, 16))
+    params = [(normal(layer, 16, 64) / 4, normal(4 + layer, 64, 16) / 8) for layer in range(4)]
+    return params, normal(8, 512, 16)
 
 
 class Layer(nn.Module):
