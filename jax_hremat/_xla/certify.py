@@ -34,8 +34,8 @@ class CompiledStep:
 
     Attributes:
         memory: Its memory, on one device.
-        fragmentation_bytes: Bytes of the temporaries' allocation that are in no buffer at their peak,
-            because XLA found no better place for each; part of `memory`.
+        fragmentation_bytes: Bytes of the temporaries' allocation that no buffer takes at the peak;
+            part of `memory`.
         step_s: Roofline estimate of its time, in seconds.
         flops: Matrix flops of its kernels.
         buffers: The largest buffers alive at the peak of its temporaries, largest first; if a loop
