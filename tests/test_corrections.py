@@ -211,3 +211,22 @@ def test_what_a_plan_gains_without_barriers_follows_from_the_nearest_pair(plain:
     # Where they take no time, there is nothing to gain.
     known += both(plain, 2, FEW, 1000, MANY, 840, longer=0.0)
     assert not may_do_without(known, near, Barriers.PLAIN, 1050)
+
+
+def test_one_unlucky_plan_is_not_taken_for_the_fragmentation_of_the_next(plain: Candidate) -> None:
+    def fragmented(plan: int, more_bytes: int, fragmentation_bytes: int) -> Candidate:
+        candidate = compiled(
+            plain, plan=plan, more_bytes=more_bytes, excess_bytes=10 + fragmentation_bytes
+        )
+        step = replace(candidate.step, fragmentation_bytes=fragmentation_bytes)
+        return replace(candidate, step=step)
+
+    known = [compiled(plain, plan=0, more_bytes=9000), fragmented(1, 0, 5000)]
+    assert known[1].used_bytes == PREDICTED_BYTES + 10
+    assert excess_near(known, PREDICTED_BYTES, FEW) == 10
+    # Two that are alike are.
+    known.append(fragmented(2, -100, 3000))
+    assert excess_near(known, PREDICTED_BYTES, FEW) == 10 + 3000
+    other = compiled(plain, plan=9)
+    expected_bytes = expected_peak_bytes(known, other.selection, other.prediction, FEW)
+    assert expected_bytes == PREDICTED_BYTES + 10 + 3000

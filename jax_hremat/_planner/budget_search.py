@@ -10,6 +10,7 @@ from jax_hremat._planner.corrections import (
     OPTIONAL_BARRIERS,
     excess_near,
     expected_peak_bytes,
+    fragmentation_near,
     may_do_without,
     needed_barriers,
     optimistic_peak_bytes,
@@ -151,7 +152,8 @@ class BudgetSearch:
             schedule, promise = aim.schedule, aim.promise
             candidate = self._candidates.add(chain, aim.selection, schedule.outcome, self._barriers)
             candidate = self._with_more_barriers(candidate, aim.expected_bytes)
-            spare_bytes = self._limit - candidate.used_bytes
+            gaps_bytes = fragmentation_near(self._candidates.compiled, candidate.peak_bytes)
+            spare_bytes = self._limit - candidate.used_bytes - gaps_bytes
             if candidate.peak_bytes > self._limit:
                 self._missed = True
                 missed_at = min(missed_at, promise.peak_bytes)
@@ -163,8 +165,7 @@ class BudgetSearch:
                     # other groups of nearly the same predicted peak first, then no groups.
                     groups, wide_misses = wide_misses == 0, wide_misses + 1
                     spare_bytes = 0
-                # Lower the limit by more than what is missing, or the next plan may just miss it. A
-                # plan that misses it by fragmentation says nothing about others.
+                # Lower the limit by more than what is missing, or the next plan may just miss it.
                 target = promise.peak_bytes + min(0, spare_bytes) - int(margin)
                 margin *= 2
             else:

@@ -41,8 +41,7 @@ class Candidate:
 
     @property
     def used_bytes(self) -> int:
-        """The compiled peak without fragmentation, which no prediction includes: it is another for
-        each plan, and none for most."""
+        """The compiled peak without fragmentation, which no prediction includes."""
         return self.peak_bytes - self.step.fragmentation_bytes
 
     @property

@@ -52,17 +52,27 @@ def expected_peak_bytes(
     excess = {c.prediction.peak_bytes: c.excess_bytes for c in alike}
     predicted = sorted(excess)
     expected = np.interp(prediction.peak_bytes, predicted, [excess[p] for p in predicted])
-    return prediction.peak_bytes + int(expected)
+    used_bytes = prediction.peak_bytes + int(expected)
+    return used_bytes + fragmentation_near(compiled, used_bytes)
 
 
 def excess_near(compiled: Sequence[Candidate], peak_bytes: int, barriers: Barriers) -> int:
-    """Bytes by which the compiled peak exceeds the predicted one for the plan whose compiled peak
-    is nearest; among plans with these barriers, if there are any."""
+    """Bytes by which the compiled peak is expected to exceed the predicted one: what is used then,
+    by the plan whose compiled peak is nearest, among plans with these barriers if there are any,
+    and fragmentation."""
 
     def distance(c: Candidate) -> tuple[bool, int, float]:
         return c.barriers != barriers, abs(c.peak_bytes - peak_bytes), c.step_s
 
-    return min(_as_predicted(compiled), key=distance).excess_bytes
+    nearest = min(_as_predicted(compiled), key=distance)
+    return nearest.excess_bytes + fragmentation_near(compiled, peak_bytes)
+
+
+def fragmentation_near(compiled: Sequence[Candidate], peak_bytes: int) -> int:
+    """The fragmentation to expect near a peak: the lesser of that of the two nearest plans, since
+    one alone may be unlucky."""
+    near = sorted(compiled, key=lambda c: (abs(c.peak_bytes - peak_bytes), c.step_s))[:2]
+    return min(c.step.fragmentation_bytes for c in near)
 
 
 def optimistic_peak_bytes(
