@@ -35,13 +35,15 @@ CONFIG = PlannerConfig(
 
 
 class Delaying(Candidates):
-    """Compiled plans of which those without a barrier at the loss take more memory."""
+    """Compiled plans of which those that recompute without a barrier at the loss take more memory
+    than predicted."""
 
     delayed_bytes = 0
 
     def add(self, *given: Any, **options: Any) -> Candidate:
         candidate = super().add(*given, **options)
-        if _is_barrier_at_the_loss(candidate):
+        recomputes = any(region.checkpointed for _, region in candidate.root.walk())
+        if _is_barrier_at_the_loss(candidate) or not recomputes:
             return candidate
         memory = candidate.step.memory
         more = replace(memory, temp_bytes=memory.temp_bytes + self.delayed_bytes)
@@ -67,14 +69,15 @@ def mlp(params: Sequence[jax.Array], x: jax.Array) -> jax.Array:
 def context() -> PlanningContext:
     args = ([jax.ShapeDtypeStruct((8, 32), np.float32)] * 3, jax.ShapeDtypeStruct((256, 8), "f4"))
     program = trace_loss(mlp, args, {})
-    return prepare(own_step(program), get_target("cpu"), CONFIG, 0.0, lambda *_: None)
+    # Compiled costs, by which peaks are predicted to a hundredth.
+    config = replace(CONFIG, cost="compiled", cache_dir="")
+    return prepare(own_step(program), get_target("cpu"), config, 0.0, lambda *_: None)
 
 
 def test_a_plan_that_misses_is_compiled_with_a_barrier_at_the_loss(
     context: PlanningContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain_bytes = context.baseline.memory.peak_bytes
-    limit = int(0.8 * plain_bytes)
+    limit = int(0.75 * context.baseline.memory.peak_bytes)
     # More than predictions usually err, and less than a wide miss.
     monkeypatch.setattr(Delaying, "delayed_bytes", int(0.05 * limit))
     found = Delaying(context, lambda *_: None)
@@ -115,7 +118,7 @@ def test_what_is_compiled_is_expected_to_fit(
         """The predicted peak of the first plan compiled, where the nearest plan took as much memory
         as predicted, and those most like the one at hand took more."""
 
-        def expected_peak_bytes(_: Any, __: Any, prediction: Prediction, ___: Any) -> int:
+        def expected_peak_bytes(_: Any, __: Any, prediction: Prediction, *___: Any) -> int:
             return prediction.peak_bytes + more_bytes
 
         monkeypatch.setattr(budget_search, "excess_near", lambda *_: 0)
@@ -243,7 +246,7 @@ def test_plain_blocks_with_a_skip_connection_can_have_barriers() -> None:
 
 
 class Larger(Candidates):
-    """Compiled plans, all of which take more memory than predicted."""
+    """Compiled plans, each of which exceeds its predicted peak by more than the one before."""
 
     more_bytes = 0
 
@@ -258,7 +261,7 @@ class Larger(Candidates):
             return candidate
         self.num_with_barrier += _is_barrier_at_the_loss(candidate)
         memory = candidate.step.memory
-        more = replace(memory, temp_bytes=memory.temp_bytes + self.more_bytes)
+        more = replace(memory, temp_bytes=memory.temp_bytes + before * self.more_bytes)
         self._found[candidate.root] = replace(candidate, step=replace(candidate.step, memory=more))
         return self._found[candidate.root]
 
@@ -266,17 +269,14 @@ class Larger(Candidates):
 def test_a_barrier_that_lowered_no_peak_is_not_tried_again(
     context: PlanningContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried: list[tuple[int, int]] = []
-    for part in (0.8, 0.75, 0.7):
-        limit = int(part * context.baseline.memory.peak_bytes)
-        monkeypatch.setattr(Larger, "more_bytes", int(0.05 * limit))
-        found = Larger(context, lambda *_: None)
-        BudgetSearch(found, limit).search()
-        missed = [c for c in found._found.values() if c.peak_bytes > 1.02 * limit]
-        tried.append((found.num_with_barrier, len(missed)))
-    assert max(with_barrier for with_barrier, _ in tried) == 1
-    # Of several plans that missed, all but one could have been tried with a barrier too.
-    assert any(with_barrier == 1 and missed > 3 for with_barrier, missed in tried)
+    limit = int(0.8 * context.baseline.memory.peak_bytes)
+    monkeypatch.setattr(Larger, "more_bytes", int(0.08 * limit))
+    found = Larger(context, lambda *_: None)
+    BudgetSearch(found, limit).search()
+    assert found.num_with_barrier == 1
+    # Of several plans that missed, all could have been tried with a barrier too.
+    missed = [c for c in found.compiled if c.peak_bytes > limit and c.barriers == Barriers.USUAL]
+    assert len(missed) >= 3
 
 
 class Fragmented(Candidates):
@@ -307,7 +307,39 @@ def test_a_plan_that_misses_by_fragmentation_says_nothing_about_the_next(
     assert best is not None and best.peak_bytes <= limit
     assert found.first is not None and found.first.peak_bytes > limit
     assert found.first.used_bytes == found.first.peak_bytes - limit // 5
-    # The next plan may use nearly as much.
+    # The next plan need not take less by as much.
     compiled = list(found.compiled)
     following = compiled[compiled.index(found.first) + 1]
-    assert following.prediction.peak_bytes > 0.95 * found.first.prediction.peak_bytes
+    assert following.prediction.peak_bytes > found.first.prediction.peak_bytes - limit // 5
+
+
+class Unlucky(Candidates):
+    """Compiled plans of which those predicted above some peak just miss the limit."""
+
+    limit = 0
+    missing_from_bytes = 0
+
+    def add(self, *given: Any, **options: Any) -> Candidate:
+        candidate = super().add(*given, **options)
+        if self.missing_from_bytes < candidate.prediction.peak_bytes <= self.limit:
+            memory = candidate.step.memory
+            more_bytes = int(1.01 * self.limit) - memory.peak_bytes
+            more = replace(memory, temp_bytes=memory.temp_bytes + more_bytes)
+            step = replace(candidate.step, memory=more)
+            self._found[candidate.root] = replace(candidate, step=step)
+        return self._found[candidate.root]
+
+
+def test_the_search_goes_on_while_no_plan_fits(
+    context: PlanningContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = int(0.75 * context.baseline.memory.peak_bytes)
+    monkeypatch.setattr(Unlucky, "limit", limit)
+    monkeypatch.setattr(Unlucky, "missing_from_bytes", int(0.7 * limit))
+    brief = replace(context, config=replace(context.config, max_rounds=1))
+    found = Unlucky(brief, lambda *_: None)
+    best = BudgetSearch(found, limit).search()
+    assert best is not None and best.chain is found.chain
+    missed = {c.root.without_barriers() for c in found.compiled if c.peak_bytes > limit}
+    assert len(missed - {found.plain.root.without_barriers()}) > brief.config.max_rounds + 1
+    assert max(c.prediction.peak_bytes for c in found.within(limit)) == best.prediction.peak_bytes

@@ -93,20 +93,33 @@ def test_a_peak_is_corrected_by_the_plans_most_like_it(plain: Candidate) -> None
 
     def expected_excess(candidate: Candidate) -> int:
         expected_bytes = expected_peak_bytes(
-            known, candidate.selection, candidate.prediction, candidate.barriers
+            known, candidate.selection, candidate.prediction, candidate.barriers, 0
         )
         return expected_bytes - candidate.prediction.peak_bytes
 
-    assert expected_excess(compiled(plain, plan=9, more_bytes=-1000)) == 10
+    assert expected_excess(compiled(plain, plan=9, more_bytes=-10_000)) == 9
     assert expected_excess(compiled(plain, plan=9, more_bytes=1500)) == 15
     assert expected_excess(compiled(plain, plan=9, more_bytes=9000)) == 20
     assert expected_excess(compiled(plain, plan=9, more_bytes=1500, groups=True)) == -30
     assert expected_excess(compiled(plain, plan=9, groups=True, block=1)) == -40
     assert expected_excess(compiled(plain, plan=9, groups=True, block=1, barriers=MANY)) == 50
-    assert excess_near(known, PREDICTED_BYTES - 29, FEW) == -30
-    assert excess_near(known, 2 * PREDICTED_BYTES, FEW) == 20
-    assert excess_near(known, 2 * PREDICTED_BYTES, MANY) == 50
-    assert excess_near(known, 2 * PREDICTED_BYTES, Barriers.NONE) == 20
+    assert excess_near(known, PREDICTED_BYTES - 29, FEW, 0) == -30
+    assert excess_near(known, 2 * PREDICTED_BYTES, FEW, 0) == 20
+    assert excess_near(known, 2 * PREDICTED_BYTES, MANY, 0) == 50
+    assert excess_near(known, 2 * PREDICTED_BYTES, Barriers.NONE, 0) == 20
+
+
+def test_a_smaller_plan_is_expected_to_err_less(plain: Candidate) -> None:
+    fixed_bytes = PREDICTED_BYTES // 5
+    known = [compiled(plain, plan=0, excess_bytes=-2000)]
+    # Halfway between what no plan changes and the plan known.
+    peak_bytes = (fixed_bytes + known[0].peak_bytes) // 2
+    assert excess_near(known, peak_bytes, FEW, fixed_bytes) == -1000
+    assert excess_near(known, fixed_bytes, FEW, fixed_bytes) == 0
+    assert excess_near(known, 2 * PREDICTED_BYTES, FEW, fixed_bytes) == -2000
+    half = compiled(plain, plan=1, more_bytes=(fixed_bytes - PREDICTED_BYTES) // 2)
+    expected_bytes = expected_peak_bytes(known, half.selection, half.prediction, FEW, fixed_bytes)
+    assert expected_bytes == half.prediction.peak_bytes - 1000
 
 
 def test_what_checkpoints_nothing_is_never_taken_for_delayed(plain: Candidate) -> None:
@@ -114,9 +127,9 @@ def test_what_checkpoints_nothing_is_never_taken_for_delayed(plain: Candidate) -
     for root in (Region(0, 99), Region(0, 99, children=(behind,))):
         excess_bytes = PREDICTED_BYTES // 2
         alone = replace(compiled(plain, plan=0, excess_bytes=excess_bytes), root=root)
-        assert excess_near([alone], PREDICTED_BYTES, FEW) == excess_bytes
+        assert excess_near([alone], alone.peak_bytes, FEW, 0) == excess_bytes
         other = compiled(plain, plan=1)
-        expected_bytes = expected_peak_bytes([alone], other.selection, other.prediction, FEW)
+        expected_bytes = expected_peak_bytes([alone], other.selection, other.prediction, FEW, 0)
         assert expected_bytes == PREDICTED_BYTES + excess_bytes
 
 
@@ -223,10 +236,10 @@ def test_one_unlucky_plan_is_not_taken_for_the_fragmentation_of_the_next(plain: 
 
     known = [compiled(plain, plan=0, more_bytes=9000), fragmented(1, 0, 5000)]
     assert known[1].used_bytes == PREDICTED_BYTES + 10
-    assert excess_near(known, PREDICTED_BYTES, FEW) == 10
+    assert excess_near(known, known[1].peak_bytes, FEW, 0) == 10
     # Two that are alike are.
     known.append(fragmented(2, -100, 3000))
-    assert excess_near(known, PREDICTED_BYTES, FEW) == 10 + 3000
+    assert excess_near(known, known[2].peak_bytes, FEW, 0) == 10 + 3000
     other = compiled(plain, plan=9)
-    expected_bytes = expected_peak_bytes(known, other.selection, other.prediction, FEW)
+    expected_bytes = expected_peak_bytes(known, other.selection, other.prediction, FEW, 0)
     assert expected_bytes == PREDICTED_BYTES + 10 + 3000

@@ -28,6 +28,8 @@ _SLACK = 0.01
 _WORTH = 0.002
 # Solve at most this often before a plan is compiled.
 _MAX_AIMS = 2
+# If no plan fits yet, at most this many times as many rounds.
+_PATIENCE = 2
 # After a plan above the limit, lower the target by this part of the limit, then by twice as much.
 _MARGIN = 0.0025
 # A plan misses widely if what is used at its compiled peak exceeds the limit by more than this part
@@ -122,7 +124,7 @@ class BudgetSearch:
     def search(self) -> Candidate | None:
         """Try the solver's plans and the standard plans; return the fastest plan that fits."""
         self._solve_rounds(self._candidates.chain)
-        if self._missed:
+        if self._missed and self._best() is None:
             self._solve_rounds(self._candidates.simple)
         best = self._best()
         if best is not None:
@@ -141,11 +143,14 @@ class BudgetSearch:
         prediction errors seen."""
         # Plans of about the same peak have about the same prediction error: correct for it at once.
         compiled = self._candidates.compiled
-        target = self._limit - excess_near(compiled, self._limit, self._barriers)
+        fixed_bytes = self._candidates.context.fixed_bytes
+        target = self._limit - excess_near(compiled, self._limit, self._barriers, fixed_bytes)
         missed_at = self._candidates.plain.prediction.peak_bytes + 1
         groups, wide_misses = True, 0
         margin = _MARGIN * self._limit
-        for _ in range(self._max_rounds + 1):
+        for number in range(_PATIENCE * (self._max_rounds + 1)):
+            if number > self._max_rounds and self._best() is not None:
+                break
             aim = self._aim(chain, target, min(self._limit, missed_at - 1), groups=groups)
             if aim is None:
                 break
@@ -156,7 +161,7 @@ class BudgetSearch:
             spare_bytes = self._limit - candidate.used_bytes - gaps_bytes
             if candidate.peak_bytes > self._limit:
                 self._missed = True
-                missed_at = min(missed_at, promise.peak_bytes)
+                missed_at = min(missed_at, promise.peak_bytes - int(margin))
                 if schedule.outcome.status is Status.NODE_LIMIT:
                     # A lower limit is harder still for the solver; fewer options would be easier.
                     break
@@ -194,7 +199,11 @@ class BudgetSearch:
             if best is not None and self._candidates.step_s(promise) > (1 - _WORTH) * best.step_s:
                 return None
             expected_bytes = expected_peak_bytes(
-                self._candidates.compiled, schedule.selection, promise, self._barriers
+                self._candidates.compiled,
+                schedule.selection,
+                promise,
+                self._barriers,
+                self._candidates.context.fixed_bytes,
             )
             aims.append(_Aim(schedule, schedule.selection, promise, expected_bytes))
             if expected_bytes <= self._limit:

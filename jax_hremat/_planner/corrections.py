@@ -32,10 +32,15 @@ class _Traits(NamedTuple):
 
 
 def expected_peak_bytes(
-    compiled: Sequence[Candidate], selection: Selection, prediction: Prediction, barriers: Barriers
+    compiled: Sequence[Candidate],
+    selection: Selection,
+    prediction: Prediction,
+    barriers: Barriers,
+    fixed_bytes: int,
 ) -> int:
     """The compiled peak to expect of a plan: the predicted one, corrected by the errors of the
-    compiled plans most like it, on straight lines between them by predicted peak.
+    compiled plans most like it, on straight lines between them by predicted peak, from no error at
+    the bytes that no plan changes.
 
     Plans are alike in whether there are groups, whether groups keep values, which barriers there
     are, and which block's forward or backward sets the predicted peak.
@@ -49,23 +54,31 @@ def expected_peak_bytes(
     known = sorted(_as_predicted(compiled), key=lambda c: c.excess_bytes)
     fewest = min(map(differences, known))
     alike = [c for c in known if differences(c) == fewest]
-    excess = {c.prediction.peak_bytes: c.excess_bytes for c in alike}
+    excess = {fixed_bytes: 0, **{c.prediction.peak_bytes: c.excess_bytes for c in alike}}
     predicted = sorted(excess)
     expected = np.interp(prediction.peak_bytes, predicted, [excess[p] for p in predicted])
     used_bytes = prediction.peak_bytes + int(expected)
     return used_bytes + fragmentation_near(compiled, used_bytes)
 
 
-def excess_near(compiled: Sequence[Candidate], peak_bytes: int, barriers: Barriers) -> int:
-    """Bytes by which the compiled peak is expected to exceed the predicted one: what is used then,
-    by the plan whose compiled peak is nearest, among plans with these barriers if there are any,
-    and fragmentation."""
+def excess_near(
+    compiled: Sequence[Candidate], peak_bytes: int, barriers: Barriers, fixed_bytes: int
+) -> int:
+    """Bytes by which a compiled peak is expected to exceed the predicted one: what is used then,
+    and fragmentation.
+
+    What is used is that of the plan whose compiled peak is nearest, among plans with these barriers
+    if there are any. If the plan is larger, its error counts in proportion to what the plans take
+    beyond the bytes that no plan changes.
+    """
 
     def distance(c: Candidate) -> tuple[bool, int, float]:
         return c.barriers != barriers, abs(c.peak_bytes - peak_bytes), c.step_s
 
     nearest = min(_as_predicted(compiled), key=distance)
-    return nearest.excess_bytes + fragmentation_near(compiled, peak_bytes)
+    changed_bytes = max(1, nearest.peak_bytes - fixed_bytes)
+    part = min(1.0, max(0, peak_bytes - fixed_bytes) / changed_bytes)
+    return int(part * nearest.excess_bytes) + fragmentation_near(compiled, peak_bytes)
 
 
 def fragmentation_near(compiled: Sequence[Candidate], peak_bytes: int) -> int:

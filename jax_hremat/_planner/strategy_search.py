@@ -37,8 +37,8 @@ class StrategySearch:
         that fits."""
         if not self._candidates.within(self._limit):
             return None
-        compiled = self._candidates.compiled
-        excess_bytes = excess_near(compiled, self._limit, Barriers.USUAL)
+        compiled, fixed_bytes = self._candidates.compiled, self._candidates.context.fixed_bytes
+        excess_bytes = excess_near(compiled, self._limit, Barriers.USUAL, fixed_bytes)
         return self._candidates.least_possible_step_s(self._limit - excess_bytes)
 
     @property
