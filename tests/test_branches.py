@@ -212,7 +212,7 @@ def test_a_budget_is_held_by_what_is_done_in_branches(fun: Any, budget: float, c
     if fun is switched:
         # Only the branches keep much, so only there can as much be saved at little cost.
         assert any(region.branches for _, region in plan.root.walk())
-        assert any(block.mode.startswith("branches: ") for block in plan.blocks)
+        assert any(block.decision.startswith("branches: ") for block in plan.blocks)
 
 
 costs = st.builds(

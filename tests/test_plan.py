@@ -65,7 +65,7 @@ def block(scope: str, **changes: Any) -> BlockReport:
         start=0,
         stop=4,
         scope=scope,
-        mode="checkpointed, keeps 2 values",
+        decision="checkpointed, keeps 2 values",
         kept_bytes=3 * MIB,
         plain_bytes=9 * MIB,
         added_s=1.5e-3,
@@ -111,7 +111,7 @@ def test_json_keeps_everything_but_the_timings() -> None:
         if field.name != "timings_s":
             assert getattr(loaded, field.name) == getattr(made, field.name), field.name
     assert loaded.root.children[0].barrier
-    assert json.loads(made.to_json())["version"] == 11
+    assert json.loads(made.to_json())["version"] == 12
 
 
 def test_equal_plans_have_equal_bytes() -> None:
@@ -218,7 +218,7 @@ def edited(change: Callable[[dict[str, Any]], Any]) -> str:
         ("[1, 2]", "not a plan that `RematPlan.save` wrote"),
         ("{}", "not a plan that `RematPlan.save` wrote"),
         (edited(lambda d: d.update(format="pytorch")), "not a plan that `RematPlan.save` wrote"),
-        (edited(lambda d: d.update(version=99)), "version 99;.*reads version 11. Make the plan"),
+        (edited(lambda d: d.update(version=99)), "version 99;.*reads version 12. Make the plan"),
         (edited(lambda d: d.pop("version")), "version None"),
         (edited(lambda d: d.pop("root")), "damaged plan: KeyError: 'root'. Make it again"),
         (edited(lambda d: d["root"].update(stop=-1)), "damaged plan: ValueError: region"),
@@ -330,7 +330,9 @@ def test_empty_tables_are_not_printed() -> None:
 
 @given(st.text(st.characters(codec="ascii", categories=("L", "N", "P")), max_size=300))
 def test_long_names_stay_within_80_columns(name: str) -> None:
-    long = block(f"module/{name}", saved=(f"{name} (1.00 MiB)",), mode="checkpointed", runs=(name,))
+    long = block(
+        f"module/{name}", saved=(f"{name} (1.00 MiB)",), decision="checkpointed", runs=(name,)
+    )
     buffers = (BufferReport(500 * MIB, f"f32[{name}]", "temp", f"at/{name}"),)
     unpriced = MappingProxyType({f"custom-call:{name}": 1})
     text = str(plan(blocks=(long, block("b", start=4)), buffers=buffers, unpriced=unpriced))

@@ -123,7 +123,9 @@ def test_blocks_and_values_have_the_names_of_the_user(said: tuple[str, RematPlan
 def test_a_scan_says_what_each_step_keeps() -> None:
     loss_fn, params = of_scan()
     plan = jax_hremat.plan_remat(loss_fn, budget=0.7, target="cpu", config=CONFIG)(params, X)
-    (scan,) = [block for block in plan.blocks if block.mode.startswith("scan of 16 steps, each")]
+    (scan,) = [
+        block for block in plan.blocks if block.decision.startswith("scan of 16 steps, each")
+    ]
     assert any(value.startswith("up:dot_general f32[256,64]") for value in scan.saved)
     assert all(" per step, test_text.py:" in value for value in scan.saved)
     assert RematPlan.from_json(plan.to_json()) == plan

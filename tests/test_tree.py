@@ -21,7 +21,7 @@ def block(index: int, **changes: Any) -> BlockReport:
         start=SIZE * index,
         stop=SIZE * (index + 1),
         scope=f"layer_{index}",
-        mode="plain",
+        decision="plain",
         kept_bytes=3,
         plain_bytes=7,
         added_s=1e-3,
@@ -45,7 +45,7 @@ def shown(region: Region, blocks: list[BlockReport]) -> list[tuple[int, int, str
 
 
 def test_blocks_alone() -> None:
-    blocks = [block(0), block(1), block(2, mode="checkpointed"), block(3)]
+    blocks = [block(0), block(1), block(2, decision="checkpointed"), block(3)]
     assert shown(root(4, group(2, 2)), blocks) == [
         (0, 2, "layer_0", "layer_1"),
         (0, 1, "layer_2", "layer_2"),
@@ -63,7 +63,7 @@ def test_equal_groups_are_one_line_above_the_blocks_of_the_first() -> None:
     ]
     line = tree_lines(region, blocks)[0].report
     assert (line.kept_bytes, line.plain_bytes, line.recomputed) == (9, 21, 6)
-    assert line.mode == "one checkpoint around 3 blocks"
+    assert line.decision == "one checkpoint around 3 blocks"
 
 
 def test_groups_in_groups() -> None:
@@ -80,7 +80,7 @@ def test_groups_in_groups() -> None:
 def test_a_group_says_what_it_keeps_and_differs_by_it() -> None:
     blocks = [block(i) for i in range(4)]
     lines = tree_lines(root(4, group(0, 1, saved=((3, 0),)), group(2, 3)), blocks)
-    assert [(x.depth, x.report.mode) for x in lines if x.depth == 0] == [
+    assert [(x.depth, x.report.decision) for x in lines if x.depth == 0] == [
         (0, "one checkpoint around 2 blocks; 1 value kept by name"),
         (0, "one checkpoint around 2 blocks"),
     ]
@@ -97,7 +97,7 @@ def test_layers_of_several_blocks_are_one_line_above_the_blocks_of_the_first() -
         return [attention, block(2 * k + 2, scope=f"layer_{k}: up, down", added_s=2e-3)]
 
     blocks = [block(0, scope="embed", kept_bytes=1), *(b for k in range(12) for b in layer(k))]
-    blocks.append(block(25, scope="head", mode="checkpointed"))
+    blocks.append(block(25, scope="head", decision="checkpointed"))
     assert shown(root(26), blocks) == [
         (0, 1, "embed", "embed"),
         (0, 12, "layer_0", "layer_11"),

@@ -41,7 +41,7 @@ def written_plan(**changes: Any) -> RematPlan:
             block(
                 1,
                 "net/layer_0",
-                mode="checkpointed, keeps 1 value",
+                decision="checkpointed, keeps 1 value",
                 kept_bytes=8 * MIB,
                 plain_bytes=30 * MIB,
                 added_s=0.002,
@@ -84,7 +84,7 @@ def block(index: int, scope: str, **changes: Any) -> BlockReport:
         start=10 * index,
         stop=10 * (index + 1),
         scope=scope,
-        mode="plain",
+        decision="plain",
         kept_bytes=0,
         plain_bytes=0,
         added_s=0.0,

@@ -15,7 +15,7 @@ class BlockReport:
         scope: `jax.named_scope` path of the block (Flax linen: the module path); where there is
             none, the path of the parameters that it reads (Flax NNX: the module path); where there
             are none either, `source`.
-        mode: What is done, in words.
+        decision: What is done, in words.
         kept_bytes: Bytes of its residuals: what is held between the block's forward and its
             backward, without its inputs.
         plain_bytes: Bytes of its residuals without rematerialization.
@@ -32,7 +32,7 @@ class BlockReport:
     start: int
     stop: int
     scope: str
-    mode: str
+    decision: str
     kept_bytes: int
     plain_bytes: int
     added_s: float

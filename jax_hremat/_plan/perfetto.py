@@ -77,7 +77,7 @@ def _blocks(plan: RematPlan, pid: int, moments: Sequence[Moment]) -> Iterator[Ev
                 "operations": f"{block.start} to {block.stop - 1}",
                 "source": block.source,
                 "residuals kept (bytes)": block.kept_bytes if planned else block.plain_bytes,
-                **({"decision": block.mode} if planned else {}),
+                **({"decision": block.decision} if planned else {}),
             },
         }
         added_s = min(block.added_s, moment.duration_s)

@@ -192,7 +192,7 @@ def _line(line: Line, around: str) -> Iterator[RenderableType]:
     yield _row(_name(line, around), line.kept_bytes, line.plain_bytes, line.added_s, indent)
     if done.source and done.source != done.scope:
         yield indented(done.source, indent + _INDENT)
-    yield indented(done.mode, indent + _INDENT)
+    yield indented(done.decision, indent + _INDENT)
     for label, listed in (("keeps", done.saved), ("checkpoint around", done.runs)):
         counts = Counter(listed)
         for one in list(counts)[:_MAX_LISTED]:

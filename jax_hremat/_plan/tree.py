@@ -130,17 +130,17 @@ def _line(copies: Sequence[Sequence[Node]], count: int, depth: int) -> Line:
 
 def _whole(nodes: Sequence[Node], blocks: Sequence[BlockReport]) -> BlockReport:
     """All blocks of a group or a sequence as one report."""
-    mode = "each as below"
+    decision = "each as below"
     if len(nodes) == 1 and isinstance(nodes[0], Group):
         count = len(nodes[0].region.saved)
-        mode = f"one checkpoint around {len(blocks)} blocks"
+        decision = f"one checkpoint around {len(blocks)} blocks"
         if count:
-            mode += f"; {count} {'value' if count == 1 else 'values'} kept by name"
+            decision += f"; {count} {'value' if count == 1 else 'values'} kept by name"
     return BlockReport(
         start=blocks[0].start,
         stop=blocks[-1].stop,
         scope=module(blocks[0].scope),
-        mode=mode,
+        decision=decision,
         kept_bytes=sum(b.kept_bytes for b in blocks),
         plain_bytes=sum(b.plain_bytes for b in blocks),
         added_s=sum(b.added_s for b in blocks),
@@ -167,5 +167,5 @@ def _alike(node: Node) -> tuple[object, ...]:
     """A key that is equal for nodes with the same decisions and costs, as displayed."""
     if isinstance(node, BlockReport):
         added = format_signed_seconds(node.added_s)
-        return (node.mode, node.kept_bytes, node.plain_bytes, added, node.saved, node.runs)
+        return (node.decision, node.kept_bytes, node.plain_bytes, added, node.saved, node.runs)
     return (len(node.region.saved), *map(_alike, node.inside))

@@ -162,7 +162,7 @@ class BudgetSearch:
             if candidate.peak_bytes > self._limit:
                 self._missed = True
                 missed_at = min(missed_at, promise.peak_bytes - int(margin))
-                if schedule.outcome.status is Status.NODE_LIMIT:
+                if schedule.outcome.status is Status.LIMIT:
                     # A lower limit is harder still for the solver; fewer options would be easier.
                     break
                 if self._misses_widely(candidate) and candidate.selection.groups:

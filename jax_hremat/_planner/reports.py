@@ -82,7 +82,7 @@ def block_reports(decision: Decision) -> tuple[BlockReport, ...]:
                 start=block.start,
                 stop=block.stop,
                 scope=names.block(block.start, block.stop),
-                mode=done,
+                decision=done,
                 kept_bytes=kept.cost.kept_bytes if kept else 0,
                 plain_bytes=plain.cost.kept_bytes,
                 added_s=option.cost.time_s - plain.cost.time_s + block_recompute_s[index],

@@ -115,7 +115,8 @@ def _module(plan: RematPlan, first: Sequence[_Placed], last_name: str, count: in
 def _decisions(module: Sequence[_Placed]) -> tuple[object, ...]:
     """A key that is equal for modules with the same decisions."""
     return tuple(
-        (path[1:], b.mode, b.kept_bytes, b.plain_bytes, b.recomputed, b.saved) for path, b in module
+        (path[1:], b.decision, b.kept_bytes, b.plain_bytes, b.recomputed, b.saved)
+        for path, b in module
     )
 
 

@@ -16,7 +16,7 @@ class Status(enum.Enum):
     """How a solve ended; any other end raises a `SolverError`."""
 
     OPTIMAL = "optimal within the requested gap"
-    NODE_LIMIT = "best found within the limit of nodes"
+    LIMIT = "best found within the limits of nodes and groups"
     INFEASIBLE = "no solution exists"
     UNDECIDED = "neither a solution nor a proof of none within the limit of nodes"
     NOT_SOLVED = "a standard policy, no slower than the solver's plans"
@@ -109,7 +109,7 @@ def solve(
             if may_be_undecided:
                 return Outcome(Status.UNDECIDED, float("inf"), float("inf"), solve_s)
             raise undecided(config)
-        return Outcome(Status.NODE_LIMIT, _objective(problem), _gap(problem), solve_s)
+        return Outcome(Status.LIMIT, _objective(problem), _gap(problem), solve_s)
     raise SolverError(f"HiGHS ended with the status {problem.status!r}")
 
 

@@ -143,7 +143,7 @@ class RootProgram:
         whole = max(answer.objective + offset, 1e-12)
         gap = max(answer.objective - answer.lower, 0.0) / whole
         proven = gap <= self._config.relative_gap + 1e-6
-        status = Status.OPTIMAL if proven else Status.NODE_LIMIT
+        status = Status.OPTIMAL if proven else Status.LIMIT
         outcome = Outcome(status, answer.objective, gap, answer.solve_s)
         return Schedule(selection_of(answer.columns), outcome)
 
