@@ -23,14 +23,15 @@ from jax_hremat._solve.regions import Barriers
 from jax_hremat._solve.root_program import Schedule
 
 # Stop improving a plan that fits once it leaves at most this part of the budget unused.
-_SLACK = 0.01
+_SLACK = 0.0025
 # Compile another plan only if its predicted step is shorter by this part.
 _WORTH = 0.002
 # Solve at most this often before a plan is compiled.
 _MAX_AIMS = 2
-# If no plan fits yet, at most this many times as many rounds.
+# As long as none of its plans fits, a search has at most this many times as many rounds.
 _PATIENCE = 2
-# After a plan above the limit, lower the target by this part of the limit, then by twice as much.
+# After a plan above the limit, if none fits yet, lower the target by this part of the limit, then by
+# twice as much.
 _MARGIN = 0.0025
 # A plan misses widely if what is used at its compiled peak exceeds the limit by more than this part
 # of the limit.
@@ -42,6 +43,8 @@ _TOLERANCE_SEEN = 1.05
 # If a plan already fits, a standard plan is compiled only if its predicted time is below this many
 # times that of the best plan.
 _TIME_TOLERANCE = 1.005
+# A lower least peak is lower by at least this part.
+_LOWER = 0.01
 # Part of the solver's nodes for each search for a lower least peak; there may be many searches.
 _FLOOR_NODES = 0.3
 # The same for each prediction without a plan.
@@ -83,7 +86,7 @@ class BudgetSearch:
         self._bound_step_s: float | None = None
         self._barriers = needed_barriers(candidates.compiled, limit)
         self._untried = OPTIONAL_BARRIERS
-        self._missed = False
+        self._fits = self._missed = False
         self._undecided = False
 
     def fastest(self) -> Candidate | None:
@@ -124,7 +127,7 @@ class BudgetSearch:
     def search(self) -> Candidate | None:
         """Try the solver's plans and the standard plans; return the fastest plan that fits."""
         self._solve_rounds(self._candidates.chain)
-        if self._missed and self._best() is None:
+        if self._missed and not self._fits:
             self._solve_rounds(self._candidates.simple)
         best = self._best()
         if best is not None:
@@ -149,7 +152,7 @@ class BudgetSearch:
         groups, wide_misses = True, 0
         margin = _MARGIN * self._limit
         for number in range(_PATIENCE * (self._max_rounds + 1)):
-            if number > self._max_rounds and self._best() is not None:
+            if number > self._max_rounds and self._fits:
                 break
             aim = self._aim(chain, target, min(self._limit, missed_at - 1), groups=groups)
             if aim is None:
@@ -161,7 +164,10 @@ class BudgetSearch:
             spare_bytes = self._limit - candidate.used_bytes - gaps_bytes
             if candidate.peak_bytes > self._limit:
                 self._missed = True
-                missed_at = min(missed_at, promise.peak_bytes - int(margin))
+                # If no plan fits yet, go lower than the error tells, or the next may just miss it.
+                lower_bytes = 0 if self._fits else int(margin)
+                margin *= 2
+                missed_at = min(missed_at, promise.peak_bytes - lower_bytes)
                 if schedule.outcome.status is Status.LIMIT:
                     # A lower limit is harder still for the solver; fewer options would be easier.
                     break
@@ -170,10 +176,9 @@ class BudgetSearch:
                     # other groups of nearly the same predicted peak first, then no groups.
                     groups, wide_misses = wide_misses == 0, wide_misses + 1
                     spare_bytes = 0
-                # Lower the limit by more than what is missing, or the next plan may just miss it.
-                target = promise.peak_bytes + min(0, spare_bytes) - int(margin)
-                margin *= 2
+                target = promise.peak_bytes + min(0, spare_bytes) - lower_bytes
             else:
+                self._fits = True
                 if self._limit - candidate.peak_bytes <= _SLACK * self._limit:
                     break
                 target = min(promise.peak_bytes + spare_bytes, missed_at - 1)
@@ -208,7 +213,7 @@ class BudgetSearch:
             aims.append(_Aim(schedule, schedule.selection, promise, expected_bytes))
             if expected_bytes <= self._limit:
                 break
-            target = promise.peak_bytes - (expected_bytes - self._limit)
+            target = min(target, promise.peak_bytes) - (expected_bytes - self._limit)
         return min(aims, key=lambda aim: aim.rank(self._limit), default=None)
 
     def _try_standard(self) -> None:
@@ -283,7 +288,7 @@ class BudgetSearch:
         alone.compile_lowest()
         quick = self._solver.part(_FLOOR_NODES)
         for _ in range(alone.context.config.floor_rounds):
-            limit = int((1 - _SLACK) * alone.least.peak_bytes)
+            limit = int((1 - _LOWER) * alone.least.peak_bytes)
             if BudgetSearch(alone, limit, quick).search() is None:
                 break
         self._candidates.learn(alone)

@@ -32,7 +32,7 @@ class PlannerConfig:
             from a graph to positions of operations. With a tuple of several, the program is
             planned with each, and the best plan is returned.
         max_rounds: How many more plans of the solver are compiled, after the first, to meet the
-            budget or to use what is left of it; twice as many while none fits.
+            budget or to use what is left of it; twice as many as long as none fits.
         floor_rounds: How many searches, each for a plan a hundredth below the least peak found, are
             made before a budget is refused; the refusal names the least peak found.
         cost: Where the costs of blocks come from: "compiled", a roofline over XLA's compiled
