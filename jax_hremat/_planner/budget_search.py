@@ -30,8 +30,8 @@ _WORTH = 0.002
 _MAX_AIMS = 2
 # As long as none of its plans fits, a search has at most this many times as many rounds.
 _PATIENCE = 2
-# After a plan above the limit, if none fits yet, lower the target by this part of the limit, then by
-# twice as much.
+# After a plan above the limit, if none fits yet, lower the target by this part of the limit, then
+# by twice as much.
 _MARGIN = 0.0025
 # A plan misses widely if what is used at its compiled peak exceeds the limit by more than this part
 # of the limit.
