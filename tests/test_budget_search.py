@@ -34,6 +34,13 @@ CONFIG = PlannerConfig(
 )
 
 
+def larger(candidate: Candidate, more_bytes: int, **changes: Any) -> Candidate:
+    """A compiled plan that takes more memory; `changes` are of its step."""
+    memory = candidate.step.memory
+    more = replace(memory, temp_bytes=memory.temp_bytes + more_bytes)
+    return replace(candidate, step=replace(candidate.step, memory=more, **changes))
+
+
 class Delaying(Candidates):
     """Compiled plans of which those that recompute without a barrier at the loss take more memory
     than predicted."""
@@ -45,11 +52,8 @@ class Delaying(Candidates):
         recomputes = any(region.checkpointed for _, region in candidate.root.walk())
         if _is_barrier_at_the_loss(candidate) or not recomputes:
             return candidate
-        memory = candidate.step.memory
-        more = replace(memory, temp_bytes=memory.temp_bytes + self.delayed_bytes)
-        delayed = replace(candidate, step=replace(candidate.step, memory=more))
-        self._found[candidate.root] = delayed
-        return delayed
+        self._found[candidate.root] = larger(candidate, self.delayed_bytes)
+        return self._found[candidate.root]
 
 
 def _is_barrier_at_the_loss(candidate: Candidate) -> bool:
@@ -165,9 +169,7 @@ class Early(Candidates):
         candidate = super().add(*given, **options)
         if any(region.late_arguments for _, region in candidate.root.walk()):
             return candidate
-        memory = candidate.step.memory
-        more = replace(memory, temp_bytes=memory.temp_bytes + int(0.1 * memory.peak_bytes))
-        self._found[candidate.root] = replace(candidate, step=replace(candidate.step, memory=more))
+        self._found[candidate.root] = larger(candidate, int(0.1 * candidate.peak_bytes))
         return self._found[candidate.root]
 
 
@@ -260,9 +262,7 @@ class Larger(Candidates):
         if self.num_compiled == before:
             return candidate
         self.num_with_barrier += _is_barrier_at_the_loss(candidate)
-        memory = candidate.step.memory
-        more = replace(memory, temp_bytes=memory.temp_bytes + before * self.more_bytes)
-        self._found[candidate.root] = replace(candidate, step=replace(candidate.step, memory=more))
+        self._found[candidate.root] = larger(candidate, before * self.more_bytes)
         return self._found[candidate.root]
 
 
@@ -289,11 +289,9 @@ class Fragmented(Candidates):
     def add(self, *given: Any, **options: Any) -> Candidate:
         candidate = super().add(*given, **options)
         if self.first is None and candidate.peak_bytes <= self.limit:
-            memory = candidate.step.memory
-            fragmentation_bytes = self.limit // 5
-            more = replace(memory, temp_bytes=memory.temp_bytes + fragmentation_bytes)
-            step = replace(candidate.step, memory=more, fragmentation_bytes=fragmentation_bytes)
-            self.first = self._found[candidate.root] = replace(candidate, step=step)
+            more_bytes = self.limit // 5
+            self.first = larger(candidate, more_bytes, fragmentation_bytes=more_bytes)
+            self._found[candidate.root] = self.first
         return self._found[candidate.root]
 
 
@@ -322,11 +320,8 @@ class Unlucky(Candidates):
     def add(self, *given: Any, **options: Any) -> Candidate:
         candidate = super().add(*given, **options)
         if self.missing_from_bytes < candidate.prediction.peak_bytes <= self.limit:
-            memory = candidate.step.memory
-            more_bytes = int(1.01 * self.limit) - memory.peak_bytes
-            more = replace(memory, temp_bytes=memory.temp_bytes + more_bytes)
-            step = replace(candidate.step, memory=more)
-            self._found[candidate.root] = replace(candidate, step=step)
+            more_bytes = int(1.01 * self.limit) - candidate.peak_bytes
+            self._found[candidate.root] = larger(candidate, more_bytes)
         return self._found[candidate.root]
 
 
