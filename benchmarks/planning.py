@@ -26,7 +26,7 @@ from jax_hremat._emit.step import own_step
 from jax_hremat._planner.context import uniform
 from jax_hremat._planner.cost_table import priced
 from jax_hremat._solve.prediction import predict
-from jax_hremat._solve.schedule import fastest_within
+from jax_hremat._solve.schedule import Schedules
 
 CONFIG = jax_hremat.PlannerConfig(cache_dir="")
 # Budgets, as parts of the predicted peak without rematerialization.
@@ -70,7 +70,7 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Planning:
     for part in PARTS:
         start_s = time.perf_counter()
         chain = costs.chain(2 * state_bytes)
-        schedule = fastest_within(chain, int(part * peak_bytes), CONFIG.solver)
+        schedule = Schedules(chain).fastest_within(int(part * peak_bytes), CONFIG.solver)
         solves_s.append(time.perf_counter() - start_s)
         answers.append(schedule.outcome.status.value)
     start_s = time.perf_counter()

@@ -158,7 +158,7 @@ def _different(candidates: Candidates) -> list[Candidate]:
     for fraction in FRACTIONS:
         BudgetSearch(candidates, int(fraction * whole_bytes)).search()
     candidates.compile_lowest()
-    for chain, selection, _ in candidates.standard:
+    for chain, selection, _ in candidates.chains.standard:
         if candidates.num_compiled >= MAX_PLANS:
             break
         candidates.add(chain, selection, candidates.plain.outcome)

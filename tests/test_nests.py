@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -19,13 +18,13 @@ from jax_hremat._cost.option import Option
 from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._partition.tree import MAX_CHILDREN, Node, block_tree
 from jax_hremat._plan.region import Region
-from jax_hremat._solve import root_program
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._solve.chain import BoundaryValue, Chain, Group, Selection
 from jax_hremat._solve.groups import single_columns
 from jax_hremat._solve.nests import nest_columns
 from jax_hremat._solve.prediction import predict, recompute_s
-from jax_hremat._solve.schedule import fastest_within, least_peak
+from jax_hremat._solve.root_program import fastest_of_columns
+from jax_hremat._solve.schedule import Schedules
 from jax_hremat._trace.graph import Graph
 
 MIB = 2**20
@@ -242,9 +241,10 @@ def test_what_a_nest_takes_is_what_is_predicted(
     )
     singles = {(p.first, p.options): p for p in single_columns(chain)}
     others = [singles[b, (0,)] for b in range(len(chain)) if b not in inside]
-    lowest = root_program.RootProgram(chain, EXACT).lowest([column, *others], math.inf)
-    peak_bytes = found.peak_bytes - chain.fixed_bytes
-    assert lowest.objective * MIB == pytest.approx(peak_bytes, abs=ROUNDING_BYTES)
+    for less_bytes, fits in ((0, True), (ROUNDING_BYTES, False)):
+        peak_bytes = found.peak_bytes - less_bytes
+        schedule = fastest_of_columns(chain, [column, *others], peak_bytes, EXACT)
+        assert (schedule.selection is not None) == fits
 
 
 def test_what_a_group_ends_with_is_not_run_again_for_it() -> None:
@@ -271,11 +271,13 @@ def test_many_layers_hold_few_boundaries() -> None:
     peaks = {}
     for count in (25, 65, 217):
         chain = nested(count)
-        selection = least_peak(chain, EXACT).selection
+        selection = Schedules(chain).least_peak(EXACT).selection
         found = predict(chain, selection)
         peaks[count] = found.peak_bytes / (8 * MIB)
         flat = equal_layers(count)
-        assert found.peak_bytes < predict(flat, least_peak(flat, EXACT).selection).peak_bytes
+        assert (
+            found.peak_bytes < predict(flat, Schedules(flat).least_peak(EXACT).selection).peak_bytes
+        )
     # Nine times the layers for less than twice the boundaries, where √n would be three times.
     assert peaks[217] < 2 * peaks[25]
     assert depth(selection.groups) >= 3
@@ -292,10 +294,10 @@ def test_no_nest_has_an_effect_or_the_block_at_the_loss_inside() -> None:
 
 def test_a_budget_that_only_nests_meet() -> None:
     flat, chain, config = equal_layers(33), nested(33), SolverConfig()
-    floor = predict(flat, least_peak(flat, config).selection).peak_bytes
+    floor = predict(flat, Schedules(flat).least_peak(config).selection).peak_bytes
     limit = floor - 8 * MIB
-    assert fastest_within(flat, limit, config).selection is None
-    found = fastest_within(chain, limit, config).selection
+    assert Schedules(flat).fastest_within(limit, config).selection is None
+    found = Schedules(chain).fastest_within(limit, config).selection
     assert predict(chain, found).peak_bytes <= limit
 
 

@@ -20,7 +20,7 @@ from jax_hremat._emit.step import own_step
 from jax_hremat._planner.cost_table import priced
 from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.prediction import predict
-from jax_hremat._solve.schedule import fastest_within, least_possible_s
+from jax_hremat._solve.schedule import Schedules
 from jax_hremat._trace.graph import Graph
 from jax_hremat._trace.trace import trace_loss
 
@@ -66,7 +66,7 @@ def test_no_selection_of_blocks_groups_and_nests_is_faster_by_a_hundredth(
     for limit in data.draw(st.sets(st.sampled_from(peaks), min_size=1, max_size=4)):
         best_s = min(p.time_s for p in everything if p.peak_bytes <= limit)
         config = jax_hremat.SolverConfig()
-        found = fastest_within(chain, limit, config).selection
+        found = Schedules(chain).fastest_within(limit, config).selection
         assert found is not None
         assert predict(chain, found).time_s <= 1.01 * best_s
-        assert least_possible_s(chain, limit, config) <= best_s + 1e-9
+        assert Schedules(chain).least_possible_s(limit, config) <= best_s + 1e-9

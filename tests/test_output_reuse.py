@@ -19,11 +19,13 @@ import jax_hremat
 from jax_hremat._emit.step import own_step
 from jax_hremat._planner.candidates import NO_SOLVE, Candidates
 from jax_hremat._planner.context import PlanningContext, prepare, uniform
-from jax_hremat._solve.chain import BoundaryValue, Chain, Selection
+from jax_hremat._solve.chain import BoundaryValue, Chain, Schedule, Selection
+from jax_hremat._solve.groups import single_columns
 from jax_hremat._solve.output_reuse import Buffer, Result, ReusedBytes, ReusedParts, reused_bytes
 from jax_hremat._solve.prediction import Prediction, predict
 from jax_hremat._solve.regions import Barriers
-from jax_hremat._solve.schedule import fastest_of_blocks, fastest_within
+from jax_hremat._solve.root_program import fastest_of_columns
+from jax_hremat._solve.schedule import Schedules
 from jax_hremat._solve.with_reuse import fastest_with_reuse
 from jax_hremat._trace.trace import trace_loss
 from jax_hremat._xla.target import get_target
@@ -116,15 +118,22 @@ def test_the_root_program_takes_what_is_reused_as_given(chain: Chain, data: st.D
     peak_bytes = data.draw(st.sampled_from(sorted({p.peak_bytes for p in everything})))
     limit_bytes = peak_bytes - chain.fixed_bytes
     fitting = [p.time_s for p in everything if fits(p, reused, limit_bytes)]
-    found = fastest_within(chain, peak_bytes, EXACT, groups=False, reused=reused).selection
+    found = (
+        Schedules(chain).fastest_within(peak_bytes, EXACT, groups=False, reused=reused).selection
+    )
     assert (found is None) == (not fitting)
     if found is not None:
         assert predict(chain, found).time_s == pytest.approx(min(fitting), abs=1e-9)
-    grouped = fastest_within(chain, peak_bytes, EXACT, reused=reused).selection
+    grouped = Schedules(chain).fastest_within(peak_bytes, EXACT, reused=reused).selection
     if grouped is not None:
         promise = predict(chain, grouped)
         assert fits(promise, reused, limit_bytes + ROUNDING_BYTES)
         assert found is None or promise.time_s <= predict(chain, found).time_s + 1e-9
+
+
+def of_blocks(chain: Chain, peak_bytes: int, results: list[Result], parts: ReusedParts) -> Schedule:
+    columns = single_columns(chain)
+    return fastest_of_columns(chain, columns, peak_bytes, EXACT, (results, parts))
 
 
 def equal_layers(count: int) -> tuple[Chain, list[Result]]:
@@ -147,8 +156,10 @@ def test_what_is_kept_goes_into_gradients_of_earlier_layers() -> None:
         chain,
         limit_bytes,
         results,
-        lambda parts: fastest_of_blocks(chain, limit_bytes, EXACT, results, parts),
-        lambda reused: fastest_within(chain, limit_bytes, EXACT, groups=False, reused=reused),
+        lambda parts: of_blocks(chain, limit_bytes, results, parts),
+        lambda reused: Schedules(chain).fastest_within(
+            limit_bytes, EXACT, groups=False, reused=reused
+        ),
         lambda c, s: predict(c, s, results),
     )
     assert found.selection is not None
@@ -166,7 +177,7 @@ def test_the_less_is_reused_the_slower_the_schedule() -> None:
 
     def fastest_s(part: float) -> float:
         parts = ReusedParts((part,) * 4, (part,) * 4)
-        selection = fastest_of_blocks(chain, limit_bytes, EXACT, results, parts).selection
+        selection = of_blocks(chain, limit_bytes, results, parts).selection
         return math.inf if selection is None else predict(chain, selection).time_s
 
     times_s = [fastest_s(part) for part in (1.0, 0.7, 0.3, 0.0)]
@@ -185,8 +196,8 @@ def test_what_is_found_with_reuse_fits(chain: Chain, data: st.DataObject) -> Non
         chain,
         peak_bytes,
         results,
-        lambda parts: fastest_of_blocks(chain, peak_bytes, EXACT, results, parts),
-        lambda reused: fastest_within(chain, peak_bytes, EXACT, reused=reused),
+        lambda parts: of_blocks(chain, peak_bytes, results, parts),
+        lambda reused: Schedules(chain).fastest_within(peak_bytes, EXACT, reused=reused),
         lambda c, s: predict(c, s, results),
     )
     assert found.selection is not None
@@ -220,10 +231,10 @@ def test_peaks_of_heavy_weights_are_predicted(context: PlanningContext) -> None:
     candidates = Candidates(context, lambda *_: None)
     checkpointed = uniform(context.chain(lambda o: (o.checkpointed,)))
     tight = candidates.solve(
-        candidates.chain, int(0.85 * candidates.plain.peak_bytes), context.config.solver
+        candidates.chains.full, int(0.85 * candidates.plain.peak_bytes), context.config.solver
     )
     assert tight.selection is not None
-    for chain, selection in (checkpointed, (candidates.chain, tight.selection)):
+    for chain, selection in (checkpointed, (candidates.chains.full, tight.selection)):
         found = candidates.add(chain, selection, NO_SOLVE, Barriers.USUAL)
         assert found.prediction.peak_bytes == pytest.approx(found.peak_bytes, rel=0.08)
     linear = predict(*uniform(context.chain(lambda o: (o.plain,))))

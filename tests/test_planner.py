@@ -157,7 +157,7 @@ def test_where_the_solver_finds_nothing_a_plan_by_hand_that_fits_is_returned(
     least = min(
         (
             by_hand.add(chain, selection, NO_SOLVE, Barriers.NONE)
-            for chain, selection, _ in by_hand.standard
+            for chain, selection, _ in by_hand.chains.standard
         ),
         key=lambda c: c.peak_bytes,
     )

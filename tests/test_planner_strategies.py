@@ -26,7 +26,7 @@ from jax_hremat._partition.blocks import Partitioner
 from jax_hremat._plan.region import Region
 from jax_hremat._planner.forms import forms_of
 from jax_hremat._shared.format import format_bytes
-from jax_hremat._solve.schedule import fastest_within
+from jax_hremat._solve.schedule import Schedules
 from jax_hremat._trace.trace import trace_loss
 from jax_hremat.strategies import (
     STRATEGIES,
@@ -279,7 +279,7 @@ def test_rockmate_is_no_slower_than_rotor_and_the_tree_no_slower_than_either() -
     plain_bytes = predict(chain, Selection((0,) * 8)).peak_bytes
     for part in (0.9, 0.75, 0.6):
         limit = int(part * plain_bytes)
-        tree = fastest_within(chain, limit, SolverConfig(relative_gap=0.0)).selection
+        tree = Schedules(chain).fastest_within(limit, SolverConfig(relative_gap=0.0)).selection
         rotor = STRATEGIES["rotor"].choices(chain, SolverConfig()).fastest(limit)
         assert tree is not None
         assert rotor is not None

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import cvxpy as cp
 import jax
 import jax.numpy as jnp
 import pytest
@@ -18,16 +17,16 @@ from jax_hremat._cost.option import Option, Origin
 from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._partition.tree import block_tree
 from jax_hremat._plan.region import Region
-from jax_hremat._shared.errors import SolverError
-from jax_hremat._solve import root_program
-from jax_hremat._solve.backend import Outcome, SolverConfig, Status
+from jax_hremat._solve.backend import SolverConfig, Status
 from jax_hremat._solve.chain import BoundaryValue, Chain, Group, Selection
+from jax_hremat._solve.groups import group_columns, single_columns
 from jax_hremat._solve.keeping import keeping_columns
 from jax_hremat._solve.nests import nest_columns
 from jax_hremat._solve.output_reuse import Result
 from jax_hremat._solve.prediction import Prediction, predict
 from jax_hremat._solve.regions import selection_region
-from jax_hremat._solve.schedule import fastest_within, least_peak, least_possible_s
+from jax_hremat._solve.root_program import fastest_of_columns
+from jax_hremat._solve.schedule import Schedules
 from jax_hremat._trace.graph import build_graph
 from jax_hremat._trace.trace import trace_loss
 
@@ -250,7 +249,7 @@ def test_fastest_within_is_what_enumeration_finds(
     limits = [p - missed for p in peaks for missed in (0, MIB // 2)]
     for limit in sorted(data.draw(st.sets(st.sampled_from(limits), min_size=2, max_size=3))):
         within = [p.time_s for p in everything if p.peak_bytes <= limit]
-        found = fastest_within(chain, limit, EXACT, groups=groups)
+        found = Schedules(chain).fastest_within(limit, EXACT, groups=groups)
         assert (found.selection is None) == (not within)
         if found.selection is None:
             assert found.outcome.status is Status.INFEASIBLE
@@ -259,7 +258,7 @@ def test_fastest_within_is_what_enumeration_finds(
         assert prediction.time_s == pytest.approx(min(within), abs=1e-9)
         assert prediction.peak_bytes <= limit + ROUNDING_BYTES
         assert found.bound_s == pytest.approx(min(within), abs=1e-6)
-        assert least_possible_s(chain, limit, EXACT) <= min(within) + 1e-9
+        assert Schedules(chain).least_possible_s(limit, EXACT) <= min(within) + 1e-9
         assert found.outcome.status is Status.OPTIMAL
         fastest_s = sum(min(o.cost.time_s for o in opts) for opts in chain.options)
         assert found.outcome.objective == pytest.approx(
@@ -290,18 +289,16 @@ def test_every_limit_of_a_chain_where_groups_pay() -> None:
     without = min(p.peak_bytes for p in all_predictions(chain, groups=False))
     limits = sorted({p.peak_bytes for p in everything})
     assert limits[0] < without
-    fastest_s = min(p.time_s for p in everything)
+    schedules = Schedules(chain)
     grouped = 0
     for limit in limits:
         best = min(p.time_s for p in everything if p.peak_bytes <= limit)
-        # What decides which groups are looked at is a lower bound.
-        priced = root_program.RootProgram(chain, EXACT).price(limit - chain.fixed_bytes)
-        assert priced[0] <= 1e3 * (best - fastest_s) + 1e-6
-        found = fastest_within(chain, limit, EXACT)
+        assert schedules.least_possible_s(limit, EXACT) <= best + 1e-9
+        found = schedules.fastest_within(limit, EXACT)
         assert predict(chain, found.selection).time_s == pytest.approx(best, abs=1e-9)
         grouped += bool(found.selection.groups)
     assert grouped > 3
-    assert fastest_within(chain, limits[0] - MIB // 2, EXACT).selection is None
+    assert Schedules(chain).fastest_within(limits[0] - MIB // 2, EXACT).selection is None
 
 
 def test_a_group_that_keeps_something_is_chosen_where_it_pays() -> None:
@@ -321,7 +318,7 @@ def test_a_group_that_keeps_something_is_chosen_where_it_pays() -> None:
     everything = all_predictions(chain)
     chosen = 0
     for limit in sorted({p.peak_bytes for p in everything}):
-        selection = fastest_within(chain, limit, EXACT).selection
+        selection = Schedules(chain).fastest_within(limit, EXACT).selection
         best_s = min(p.time_s for p in everything if p.peak_bytes <= limit)
         assert predict(chain, selection).time_s == pytest.approx(best_s, abs=1e-9)
         chosen += bool(selection.keeps)
@@ -333,29 +330,23 @@ def test_a_group_that_keeps_something_is_chosen_where_it_pays() -> None:
 def test_least_peak_is_what_enumeration_finds(chain: Chain, groups: bool) -> None:
     everything = all_predictions(chain, groups=groups)
     least = min(p.peak_bytes for p in everything)
-    found = least_peak(chain, EXACT, groups=groups)
+    found = Schedules(chain).least_peak(EXACT, groups=groups)
     prediction = predict(chain, found.selection)
     assert prediction.peak_bytes == pytest.approx(least, abs=ROUNDING_BYTES)
-    # Of the schedules with that peak and these groups it is the fastest.
-    groups_found = found.selection.groups
-    alike = [
-        predict(chain, Selection(pick, groups_found, keeps))
-        for pick in itertools.product(*(range(len(o)) for o in chain.options))
-        for keeps in all_keeps(chain, pick, groups_found)
-    ]
-    fastest_s = min(p.time_s for p in alike if p.peak_bytes <= least)
+    # Of the schedules with that peak it is the fastest.
+    fastest_s = min(p.time_s for p in everything if p.peak_bytes <= least)
     assert prediction.time_s == pytest.approx(fastest_s, abs=1e-9)
 
 
 @pytest.mark.parametrize("groups", [True, False])
 def test_more_memory_never_gives_a_slower_schedule(groups: bool) -> None:
     chain = alike(9)
-    floor = predict(chain, least_peak(chain, EXACT, groups=groups).selection).peak_bytes
+    floor = predict(chain, Schedules(chain).least_peak(EXACT, groups=groups).selection).peak_bytes
     ceiling = predict(chain, Selection((0,) * 9)).peak_bytes
-    assert fastest_within(chain, floor - MIB // 2, EXACT, groups=groups).selection is None
+    assert Schedules(chain).fastest_within(floor - MIB // 2, EXACT, groups=groups).selection is None
     times = []
     for limit in range(floor, ceiling + 1, (ceiling - floor) // 8):
-        found = fastest_within(chain, limit, EXACT, groups=groups)
+        found = Schedules(chain).fastest_within(limit, EXACT, groups=groups)
         times.append(predict(chain, found.selection).time_s)
     assert all(a >= b - 1e-9 for a, b in itertools.pairwise(times))
     assert times[-1] < times[0]
@@ -364,14 +355,16 @@ def test_more_memory_never_gives_a_slower_schedule(groups: bool) -> None:
 def test_groups_reach_a_lower_peak_and_cost_nothing_where_they_do_not_help() -> None:
     chain = alike(12)
     floors = [
-        predict(chain, least_peak(chain, EXACT, groups=groups).selection).peak_bytes
+        predict(chain, Schedules(chain).least_peak(EXACT, groups=groups).selection).peak_bytes
         for groups in (False, True)
     ]
     assert floors[1] < floors[0]
     limits = range(floors[0], predict(chain, Selection((0,) * 12)).peak_bytes, 20 * MIB)
     for limit in limits:
         without, allowed = (
-            predict(chain, fastest_within(chain, limit, EXACT, groups=groups).selection).time_s
+            predict(
+                chain, Schedules(chain).fastest_within(limit, EXACT, groups=groups).selection
+            ).time_s
             for groups in (False, True)
         )
         assert allowed <= without + 1e-9
@@ -380,42 +373,64 @@ def test_groups_reach_a_lower_peak_and_cost_nothing_where_they_do_not_help() -> 
 def test_the_gap_is_kept_and_told() -> None:
     chain = alike(12)
     limit = 70 * MIB
-    best = predict(chain, fastest_within(chain, limit, EXACT).selection).time_s
-    found = fastest_within(chain, limit, SolverConfig(relative_gap=0.05))
+    best = predict(chain, Schedules(chain).fastest_within(limit, EXACT).selection).time_s
+    found = Schedules(chain).fastest_within(limit, SolverConfig(relative_gap=0.05))
     assert predict(chain, found.selection).time_s <= best / (1 - 0.051)
     assert found.bound_s <= best + 1e-9
     assert 0 <= found.outcome.gap <= 0.051
 
 
 def test_the_same_chain_gives_the_same_schedule() -> None:
-    answers = {fastest_within(alike(8), 60 * MIB, SolverConfig()).selection for _ in range(3)}
+    answers = {
+        Schedules(alike(8)).fastest_within(60 * MIB, SolverConfig()).selection for _ in range(3)
+    }
     assert len(answers) == 1
-    assert len({least_peak(alike(8), SolverConfig()).selection for _ in range(2)}) == 1
+    assert len({Schedules(alike(8)).least_peak(SolverConfig()).selection for _ in range(2)}) == 1
 
 
 def test_a_limit_below_the_arguments_is_infeasible() -> None:
     for peak in (0, 10 * MIB):
-        found = fastest_within(alike(4), peak, EXACT)
+        found = Schedules(alike(4)).fastest_within(peak, EXACT)
         assert found.selection is None
         assert found.outcome.objective == math.inf
 
 
-def test_no_nodes_are_no_answer_rather_than_a_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def undecided(problem: cp.Problem, *_: object, **__: object) -> Outcome:
-        return Outcome(Status.UNDECIDED, math.inf, math.inf, 0.0)
+@given(chains(), st.data())
+@QUICK
+def test_the_integer_program_finds_the_same(chain: Chain, data: st.DataObject) -> None:
+    """The root program as rows, over every column, solved by HiGHS."""
+    columns = [*single_columns(chain), *group_columns(chain)]
+    schedules = Schedules(chain)
+    least_bytes = predict(chain, schedules.least_peak(EXACT).selection).peak_bytes
+    limit = least_bytes + data.draw(st.integers(0, 20)) * MIB
+    found = fastest_of_columns(chain, columns, limit, EXACT).selection
+    best = schedules.fastest_within(limit, EXACT).selection
+    assert predict(chain, found).time_s == pytest.approx(predict(chain, best).time_s, abs=1e-8)
+    below = fastest_of_columns(chain, columns, least_bytes - MIB // 2, EXACT)
+    assert below.outcome.status is Status.INFEASIBLE
 
-    monkeypatch.setattr(root_program, "solve", undecided)
-    found = fastest_within(alike(4), 60 * MIB, EXACT)
-    assert found.selection is None and found.outcome.status is Status.UNDECIDED
-    with pytest.raises(SolverError, match="max_nodes"):
-        least_peak(alike(4), EXACT)
+
+@given(chains(), st.data())
+@QUICK
+def test_too_few_labels_are_no_proof(chain: Chain, data: st.DataObject) -> None:
+    everything = all_predictions(chain)
+    limit = data.draw(st.sampled_from(sorted({p.peak_bytes for p in everything})))
+    best_s = min(p.time_s for p in everything if p.peak_bytes <= limit)
+    found = Schedules(chain).fastest_within(limit, SolverConfig(max_labels=1, relative_gap=0.0))
+    if found.selection is None:
+        assert found.outcome.status is Status.UNDECIDED
+        return
+    prediction = predict(chain, found.selection)
+    assert prediction.peak_bytes <= limit and found.bound_s <= best_s + 1e-9
+    if found.outcome.status is Status.OPTIMAL:
+        assert prediction.time_s == pytest.approx(best_s, abs=1e-9)
 
 
 def test_a_chain_of_one_block() -> None:
     chain = make([[option(1, 1, 5, 5, 9), option(1, 2, 0, 5, 7)]], [1.0], [])
-    assert fastest_within(chain, 19 * MIB, EXACT).selection == Selection((0,))
-    assert fastest_within(chain, 18 * MIB, EXACT).selection == Selection((1,))
-    assert least_peak(chain, EXACT).selection == Selection((1,))
+    assert Schedules(chain).fastest_within(19 * MIB, EXACT).selection == Selection((0,))
+    assert Schedules(chain).fastest_within(18 * MIB, EXACT).selection == Selection((1,))
+    assert Schedules(chain).least_peak(EXACT).selection == Selection((1,))
 
 
 def test_the_regions_of_a_selection() -> None:
@@ -438,13 +453,3 @@ def test_the_regions_of_a_selection() -> None:
     assert grouped == Region(0, 16, children=(group,))
     assert grouped.num_checkpointed == 3
     assert grouped.depth == 2
-
-
-def test_a_limit_reached_between_programs_is_an_answer_too() -> None:
-    chain = alike(12)
-    whole = predict(chain, Selection((0,) * 12)).peak_bytes
-    for max_nodes in (0, 1, 2, 10):
-        found = fastest_within(chain, int(0.8 * whole), SolverConfig(max_nodes=max_nodes))
-        assert (found.selection is None) == (found.outcome.status is Status.UNDECIDED)
-        if found.selection is not None:
-            assert predict(chain, found.selection).peak_bytes <= 0.8 * whole + ROUNDING_BYTES

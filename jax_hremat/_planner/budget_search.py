@@ -17,10 +17,9 @@ from jax_hremat._planner.corrections import (
     worst_overestimate,
 )
 from jax_hremat._solve.backend import SolverConfig, Status, undecided
-from jax_hremat._solve.chain import Chain, Selection
+from jax_hremat._solve.chain import Chain, Schedule, Selection
 from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers
-from jax_hremat._solve.root_program import Schedule
 
 # Stop improving a plan that fits once it leaves at most this part of the budget unused.
 _SLACK = 0.0025
@@ -30,8 +29,8 @@ _WORTH = 0.002
 _MAX_AIMS = 2
 # As long as none of its plans fits, a search has at most this many times as many rounds.
 _PATIENCE = 2
-# After a plan above the limit, if none fits yet, lower the target by this part of the limit, then
-# by twice as much.
+# After a plan above the limit, if none fits yet, lower the target by this part of the limit, and
+# by twice as much as before if the plan misses by more than its fragmentation.
 _MARGIN = 0.0025
 # A plan misses widely if what is used at its compiled peak exceeds the limit by more than this part
 # of the limit.
@@ -119,16 +118,16 @@ class BudgetSearch:
     def predicted(self, peak_bytes: int) -> Prediction | None:
         """The fastest selection found within a predicted peak, as predicted, with a part of the
         solver's nodes; None if there is none."""
-        chain = self._candidates.chain
+        chain = self._candidates.chains.full
         quick = self._solver.part(_GUESS_NODES)
         selection = self._candidates.solve(chain, peak_bytes, quick).selection
         return None if selection is None else self._candidates.context.predict(chain, selection)
 
     def search(self) -> Candidate | None:
         """Try the solver's plans and the standard plans; return the fastest plan that fits."""
-        self._solve_rounds(self._candidates.chain)
+        self._solve_rounds(self._candidates.chains.full)
         if self._missed and not self._fits:
-            self._solve_rounds(self._candidates.simple)
+            self._solve_rounds(self._candidates.chains.simple)
         best = self._best()
         if best is not None:
             self._without_some_barriers(best)
@@ -166,11 +165,9 @@ class BudgetSearch:
                 self._missed = True
                 # If no plan fits yet, go lower than the error tells, or the next may just miss it.
                 lower_bytes = 0 if self._fits else int(margin)
-                margin *= 2
+                if candidate.used_bytes > self._limit:
+                    margin *= 2
                 missed_at = min(missed_at, promise.peak_bytes - lower_bytes)
-                if schedule.outcome.status is Status.LIMIT:
-                    # A lower limit is harder still for the solver; fewer options would be easier.
-                    break
                 if self._misses_widely(candidate) and candidate.selection.groups:
                     # The compiler delayed part of a backward, which only these groups allow: try
                     # other groups of nearly the same predicted peak first, then no groups.
@@ -197,7 +194,7 @@ class BudgetSearch:
                 # The correction of the target may be that of an unlike plan.
                 target = highest
                 continue
-            if self._bound_step_s is None and chain is self._candidates.chain:
+            if self._bound_step_s is None and chain is self._candidates.chains.full:
                 self._bound_step_s = self._candidates.whole_step_s(schedule.bound_s)
             promise = self._candidates.context.predict(chain, schedule.selection)
             best = self._best()
@@ -219,7 +216,7 @@ class BudgetSearch:
     def _try_standard(self) -> None:
         """Compile the standard plans that may fit and be faster, without barriers, as a user would
         write them."""
-        for chain, selection, prediction in self._candidates.standard:
+        for chain, selection, prediction in self._candidates.chains.standard:
             if self._may_be_faster(prediction) and self._may_fit_by_hand(selection, prediction):
                 candidate = self._candidates.add(chain, selection, NO_SOLVE, Barriers.NONE)
                 if self._misses_widely(candidate) and prediction.peak_bytes <= self._limit:

@@ -10,24 +10,18 @@ from dataclasses import replace
 from jax_hremat._plan.fingerprint import Fingerprint
 from jax_hremat._plan.region import Region
 from jax_hremat._planner.candidate import WORTH_A_BARRIER, Candidate
+from jax_hremat._planner.chains import Chains
 from jax_hremat._planner.context import PlanningContext, uniform
 from jax_hremat._planner.cost_table import timed
 from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
-from jax_hremat._solve.chain import Chain, Selection
+from jax_hremat._solve.chain import Chain, Schedule, Selection
+from jax_hremat._solve.groups import single_columns
 from jax_hremat._solve.output_reuse import NO_REUSE, ReusedBytes, ReusedParts
 from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers, selection_region
-from jax_hremat._solve.root_program import Schedule
-from jax_hremat._solve.schedule import (
-    fastest_of_blocks,
-    fastest_within,
-    least_peak,
-    least_possible_s,
-)
+from jax_hremat._solve.root_program import fastest_of_columns
 from jax_hremat._solve.with_reuse import ROUGH_GAP, all_reused, fastest_with_reuse
-from jax_hremat._strategies.registry import strategy_of
-from jax_hremat._strategies.strategy import Choices
 from jax_hremat._trace.fingerprint import fingerprint
 
 NO_SOLVE = Outcome(Status.NOT_SOLVED, 0.0, 0.0, 0.0)
@@ -38,39 +32,20 @@ class Candidates:
 
     Attributes:
         context: The program and its costs.
+        chains: The program as chains of blocks.
         plain: The plan that checkpoints nothing.
     """
 
-    def __init__(self, context: PlanningContext, progress: Progress) -> None:
+    def __init__(
+        self, context: PlanningContext, progress: Progress, chains: Chains | None = None
+    ) -> None:
         self.context = context
+        self.chains = chains or Chains(context)
         self._progress = progress
         self._timings_s = {"solve": 0.0, "certify": 0.0}
         self._found: dict[Region, Candidate] = {}
         plain = uniform(context.chain(lambda o: (o.plain,)))
         self.plain = self.add(*plain, NO_SOLVE)
-
-    @functools.cached_property
-    def chain(self) -> Chain:
-        """The program as a chain, with all options."""
-        return self.context.chain()
-
-    @functools.cached_property
-    def simple(self) -> Chain:
-        """The same chain with three options for each block: plain, checkpointed, or as a user would
-        write it with `jax.checkpoint`. Groups of these are predicted best."""
-        chain = self.context.chain(lambda o: (o.plain, o.checkpointed, o.under_policy("block")))
-        return self.context.costs.with_nests(chain)
-
-    @functools.cached_property
-    def of_strategy(self) -> tuple[Chain, Choices] | None:
-        """The chain with the options of the configuration's strategy, and what the strategy may
-        choose of it, whatever the budget; None for the library's own."""
-        config = self.context.config
-        strategy = strategy_of(config.strategy)
-        if strategy is None:
-            return None
-        chain = self.context.chain(strategy.options)
-        return chain, strategy.choices(chain, config.solver)
 
     def anew(self) -> Candidates:
         """Candidates of the same program of which only the plan without checkpoints is compiled."""
@@ -78,7 +53,7 @@ class Candidates:
         def progress(stage: str, done: int, total: int) -> None:
             self._progress(f"smallest budget: {stage}", done, total)
 
-        return Candidates(self.context, progress)
+        return Candidates(self.context, progress, self.chains)
 
     def learn(self, other: Candidates) -> None:
         """Add the plans that other candidates of the same program contain."""
@@ -153,12 +128,15 @@ class Candidates:
             solver = replace(solver, relative_gap=max(solver.relative_gap, ROUGH_GAP))
 
         def within(reused: ReusedBytes = NO_REUSE) -> Schedule:
-            return fastest_within(chain, peak_bytes, solver, groups=groups, reused=reused)
+            return schedules.fastest_within(peak_bytes, solver, groups=groups, reused=reused)
 
         def of_blocks(parts: ReusedParts) -> Schedule:
-            return fastest_of_blocks(chain, peak_bytes, solver, results, parts)
+            return fastest_of_columns(
+                chain, single_columns(chain), peak_bytes, solver, (results, parts)
+            )
 
         with self._solving():
+            schedules = self.chains.schedules(chain)
             if not results:
                 return within()
             predict = self.context.predict
@@ -167,18 +145,12 @@ class Candidates:
     def least_possible_step_s(self, peak_bytes: int) -> float:
         """A step time that no selection of the strategy's options with a predicted peak of at most
         `peak_bytes` is predicted to undercut, if its groups are those of the root program."""
-        solver = self.context.config.solver
-        reused = all_reused(self.context.results, len(self._options_and_groups))
+        chain = self.chains.bounding
+        reused = all_reused(self.context.results, len(chain))
         with self._solving():
-            least_s = least_possible_s(self._options_and_groups, peak_bytes, solver, reused)
+            schedules = self.chains.schedules(chain)
+            least_s = schedules.least_possible_s(peak_bytes, self.context.config.solver, reused)
         return self.whole_step_s(least_s)
-
-    @functools.cached_property
-    def _options_and_groups(self) -> Chain:
-        """The chain with all options of the strategy, and all groups of the root program."""
-        if self.of_strategy is None:
-            return self.chain
-        return self.context.costs.with_nests(self.of_strategy[0])
 
     @contextlib.contextmanager
     def _solving(self) -> Iterator[None]:
@@ -192,21 +164,15 @@ class Candidates:
         return fingerprint(self.context.program, self.context.costs.graph)
 
     @functools.cached_property
-    def standard(self) -> list[tuple[Chain, Selection, Prediction]]:
-        """The plans that a user could write by hand, with their predicted costs, those of the
-        lowest predicted peak first."""
-        plans = [(*plan, self.context.predict(*plan)) for plan in self.context.standard_plans()]
-        return sorted(plans, key=lambda plan: plan[2].peak_bytes)
-
-    @functools.cached_property
     def _lowest(self) -> list[tuple[Chain, Selection, Prediction, Outcome]]:
         """The schedules of least peak, lowest predicted peak first: with all options, with and
         without groups, and with the options of `simple`."""
-        solver = replace(self.context.config.solver, relative_gap=0.01)
+        solver = self.context.config.solver
         found: list[tuple[Chain, Selection, Prediction, Outcome]] = []
-        for chain, groups in ((self.chain, True), (self.chain, False), (self.simple, True)):
+        full, simple = self.chains.full, self.chains.simple
+        for chain, groups in ((full, True), (full, False), (simple, True)):
             with self._solving():
-                schedule = least_peak(chain, solver, groups=groups)
+                schedule = self.chains.schedules(chain).least_peak(solver, groups=groups)
             assert schedule.selection is not None, "without a peak bound a selection exists"
             prediction = self.context.predict(chain, schedule.selection)
             found.append((chain, schedule.selection, prediction, schedule.outcome))

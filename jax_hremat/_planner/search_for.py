@@ -46,6 +46,6 @@ class Search(Protocol):
 
 def search_for(candidates: Candidates, limit: int) -> Search:
     """The search for a compiled peak of at most `limit` bytes."""
-    if candidates.of_strategy is None:
+    if candidates.chains.of_strategy is None:
         return BudgetSearch(candidates, limit)
-    return StrategySearch(candidates, limit, *candidates.of_strategy)
+    return StrategySearch(candidates, limit, *candidates.chains.of_strategy)

@@ -17,7 +17,7 @@ from jax_hremat._schedules.strategy import Strategy
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._solve.chain import BoundaryValue, Chain, Selection
 from jax_hremat._solve.keeping import keeping_columns
-from jax_hremat._solve.schedule import fastest_within, least_peak
+from jax_hremat._solve.schedule import Schedules
 
 # What the options of a block are: its value is held where a backward reads it, or it is named, so
 # that a checkpoint around it keeps it, or it is computed again for its own backward.
@@ -53,13 +53,13 @@ class Tree(Strategy):
 
     def schedule(self, graph: Graph, peak_bytes: int) -> Schedule | None:
         line = line_of(graph)
-        chain = _chain(graph, line)
-        found = [*self._always(graph, line, chain)]
+        schedules = _schedules(graph, line)
+        found = [*self._always(graph, line, schedules)]
         limit = peak_bytes
         for _ in range(self.max_rounds):
-            if chain is None:
+            if schedules is None:
                 break
-            selection = fastest_within(chain, limit, self.solver).selection
+            selection = schedules.fastest_within(limit, self.solver).selection
             if selection is None:
                 break
             one = _simulated(graph, _order(line, selection))
@@ -73,18 +73,18 @@ class Tree(Strategy):
 
     def lowest(self, graph: Graph) -> Schedule:
         line = line_of(graph)
-        found = self._always(graph, line, _chain(graph, line))
+        found = self._always(graph, line, _schedules(graph, line))
         return min(found, key=lambda f: (f[1].peak_bytes, f[1].time_s))[0]
 
     def _always(
-        self, graph: Graph, line: Line, chain: Chain | None
+        self, graph: Graph, line: Line, schedules: Schedules | None
     ) -> Iterator[tuple[Schedule, Simulation]]:
         """The schedules that are candidates for every peak: everything kept, and the least counted
         peak."""
         yield _simulated(graph, range(len(graph)))
-        if chain is None:
+        if schedules is None:
             return
-        selection = least_peak(chain, self.solver).selection
+        selection = schedules.least_peak(self.solver).selection
         assert selection is not None, "without a peak bound a selection exists"
         yield _simulated(graph, _order(line, selection))
 
@@ -94,9 +94,9 @@ def _simulated(graph: Graph, order: Iterable[int]) -> tuple[Schedule, Simulation
     return schedule, simulate(graph, schedule)
 
 
-def _chain(graph: Graph, line: Line) -> Chain | None:
-    """The forward operations as blocks of a chain; None if these are no blocks, because a backward
-    has to run before that of a later operation."""
+def _schedules(graph: Graph, line: Line) -> Schedules | None:
+    """The schedules of the forward operations as blocks of a chain; None if these are no blocks,
+    because a backward has to run before that of a later operation."""
     if len(line.cuts) + 1 < len(line.forward):
         return None
     place = {i: p for p, i in enumerate(line.forward)}
@@ -149,7 +149,7 @@ def _chain(graph: Graph, line: Line) -> Chain | None:
         boundary_values=tuple(v for v in values if v.readers),
         fixed_bytes=graph.constant_bytes,
     )
-    return replace(chain, listed=keeping_columns(chain))
+    return Schedules(replace(chain, listed=keeping_columns(chain)))
 
 
 def _gradients(graph: Graph, line: Line) -> list[int]:

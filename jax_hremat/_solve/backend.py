@@ -24,12 +24,14 @@ class Status(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SolverConfig:
-    """Limits of the solver, in counts and not in seconds, so that answers do not depend on the load
-    of the machine.
+    """Limits of the solvers, in counts and not in seconds, so that answers do not depend on the
+    load of the machine.
 
     Attributes:
-        max_nodes: The most nodes of the branch-and-bound tree of one program. The best solution
-            found at the limit is a result, with its gap.
+        max_nodes: The most nodes of the branch-and-bound tree of one integer program. The best
+            solution found at the limit is a result, with its gap.
+        max_labels: The most beginnings of schedules that are kept before one block, where label
+            setting solves the root program. The best schedule found is a result, with its gap.
         relative_gap: Relative distance between solution and bound at which the search stops.
 
     Raises:
@@ -37,11 +39,15 @@ class SolverConfig:
     """
 
     max_nodes: int = 2000
+    max_labels: int = 20_000
     relative_gap: float = 1e-3
 
     def __post_init__(self) -> None:
-        if self.max_nodes < 0 or self.relative_gap < 0:
-            raise ValueError(f"{self}: neither limit may be negative")
+        if self.max_nodes < 0 or self.relative_gap < 0 or self.max_labels < 1:
+            raise ValueError(
+                f"{self}: max_nodes and relative_gap may not be negative, and max_labels is at "
+                f"least 1"
+            )
 
     def part(self, part: float) -> SolverConfig:
         """The same limits with this part of the nodes."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from jax_hremat._cost.option import Option
+from jax_hremat._solve.backend import Outcome
 from jax_hremat._solve.column import Column
 
 # The first and last block of a group.
@@ -138,3 +139,34 @@ class Selection:
     options: tuple[int, ...]
     groups: tuple[Group, ...] = ()
     keeps: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """An answer of the root program.
+
+    Attributes:
+        selection: The options and groups chosen; None if the budget is infeasible or the limit was
+            reached first.
+        outcome: What was proved. The objective is in ms over the fastest options
+            (`fastest_within`), or in MiB without arguments and outputs (`least_peak`); the gap is
+            relative to the whole time, or to that peak.
+        bound_s: No schedule of these options and groups within the peak takes less predicted time
+            (`fastest_within`).
+    """
+
+    selection: Selection | None
+    outcome: Outcome
+    bound_s: float = 0.0
+
+
+def selection_of(columns: Sequence[Column]) -> Selection:
+    """The selection that a schedule's columns are."""
+    ordered = sorted(columns, key=lambda p: p.first)
+    return Selection(
+        options=tuple(o for p in ordered for o in p.options),
+        groups=tuple(
+            group for p in ordered if p.last > p.first for group in ((p.first, p.last), *p.inner)
+        ),
+        keeps=tuple(keep for p in ordered for keep in p.keeps),
+    )

@@ -38,31 +38,3 @@ class Column:
     holds: tuple[tuple[int, int], ...]
     keeps: tuple[tuple[int, int], ...] = ()
     inner: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """Dual values of the root program's rows: what they charge a column, in ms (or ms per MiB).
-
-    Attributes:
-        cover: Price of covering each block; negative where a column that covers it is wanted.
-        forward: Price of the forward peak of each block.
-        backward: Price of the backward peak of each block.
-        hold: Price of holding a boundary value, for each (boundary value, block).
-    """
-
-    cover: tuple[float, ...]
-    forward: tuple[float, ...]
-    backward: tuple[float, ...]
-    hold: dict[tuple[int, int], float]
-
-    def reduced_ms(self, column: Column) -> float:
-        """The column's reduced cost: its added time plus what the rows charge it."""
-        inside = range(column.first, column.last + 1)
-        charged = sum(
-            self.cover[k] + (self.forward[k] * f + self.backward[k] * column.backward_bytes) / MIB
-            for k, f in zip(inside, column.forward_bytes, strict=True)
-        )
-        later = sum(self.forward[column.last + 1 :]) + sum(self.backward[column.last + 1 :])
-        charged += later * column.kept_bytes / MIB
-        return column.added_ms + charged + sum(self.hold[key] for key in column.holds)

@@ -13,7 +13,6 @@ Glossary
     label       the figures of a prefix that decide how it can continue (`_Labels`)
     held        values made in the group that the prefix holds for its backwards and that a later
                 block of the group may read too
-    worth_ms    highest reduced cost of a column that may be in a schedule of interest
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jax_hremat._solve.chain import Chain
-from jax_hremat._solve.column import MAX_GROUP, MIB, Column, Prices
-from jax_hremat._solve.listed import ListedColumns
+from jax_hremat._solve.column import MAX_GROUP, Column
 
 
 def single_columns(chain: Chain) -> list[Column]:
@@ -54,56 +52,19 @@ def single_columns(chain: Chain) -> list[Column]:
     return columns
 
 
-class Groups:
-    """The groups of a chain: those that `Chain.listed` has, and all groups of two to `MAX_GROUP`
-    blocks that keep nothing and have no group inside.
+def group_columns(chain: Chain) -> list[Column]:
+    """The groups of a chain: those that `Chain.listed` has, and the Pareto-optimal columns of all
+    groups of two to `MAX_GROUP` blocks that keep nothing and have no group inside.
 
     Of the latter, none contains the last block, whose backward follows its forward at once, so that
     checkpointing it gains nothing, or an effectful block.
     """
-
-    def __init__(self, chain: Chain) -> None:
-        needs = chain.needs()
-        self._listed = ListedColumns(chain)
-        self._starts = [
-            _GroupStart(chain, needs, first, min(first + MAX_GROUP, len(chain) - 1) - 1)
-            for first in range(len(chain) - 1)
-        ]
-
-    def listed_columns(
-        self, limit_bytes: float, prices: Prices | None = None, worth_ms: float = float("inf")
-    ) -> list[Column]:
-        """The groups that the chain lists, with the arguments of `columns`."""
-        return self._listed.within(limit_bytes, prices, worth_ms)
-
-    def columns(
-        self,
-        limit_bytes: float,
-        *,
-        prices: Prices | None = None,
-        worth_ms: float = float("inf"),
-        by_time: bool = True,
-        only: frozenset[tuple[int, int]] | None = None,
-    ) -> list[Column]:
-        """The groups that the chain lists, and the Pareto-optimal columns of every other group.
-
-        Args:
-            limit_bytes: Leave out columns whose own peak is higher (arguments and outputs not
-                counted).
-            prices: What the rows of the root program charge.
-            worth_ms: With prices, leave out columns of a higher reduced cost.
-            by_time: Whether columns are compared by time as well as by their peaks.
-            only: The groups to consider, as (first block, last block); None for all.
-        """
-        columns = self.listed_columns(limit_bytes, prices, worth_ms)
-        if not by_time:
-            # Kept values raise a group's peaks. Where only these count, no group need keep any.
-            columns = [p for p in columns if not p.keeps]
-        for start in self._starts:
-            if only is None or any(first == start.first for first, _ in only):
-                search = _GroupSearch(start, limit_bytes, prices, worth_ms)
-                columns += search.columns(by_time)
-        return [p for p in columns if only is None or (p.first, p.last) in only]
+    needs = chain.needs()
+    columns = [*chain.listed]
+    for first in range(len(chain) - 1):
+        last = min(first + MAX_GROUP, len(chain) - 1) - 1
+        columns += _columns(_GroupStart(chain, needs, first, last))
+    return columns
 
 
 class _Labels(NamedTuple):
@@ -180,17 +141,16 @@ class _GroupStart:
             if c.producer <= last and c.readers[-1] >= first
         ]
         # For each block: the values from before the group that a group ending there reads.
-        self.read = [
+        read = [
             [v for v, c in near if c.producer < first and any(first <= r <= k for r in c.readers)]
             for k in self.blocks
         ]
-        self.read_bytes = [sum(chain.boundary_values[v].size_bytes for v in r) for r in self.read]
         # Bytes of constants that the first i blocks share with their recomputes, for each i.
         self.shared_bytes = [0, *accumulate(chain.shared_bytes[k] for k in self.blocks)]
         self.forward_bytes = chain.handing_on_peaks(self.blocks)
         # For each block: what a group ending there holds.
         self.holds = [
-            chain.held_throughout(read, self.blocks[: i + 1]) for i, read in enumerate(self.read)
+            chain.held_throughout(some, self.blocks[: i + 1]) for i, some in enumerate(read)
         ]
         self.options = [self._options(i, needs[k]) for i, k in enumerate(self.blocks)]
 
@@ -217,152 +177,65 @@ class _GroupStart:
             if not any(other.dominates(option, m < n) for m, other in enumerate(options) if m != n)
         ]
 
-    def least_added_ms(self, i: int) -> float:
-        """The least time that the block at position i can add if another block follows."""
-        return min(option.added_ms for option in self.options[i])
 
-    def least_backward_bytes(self, i: int) -> int:
-        """The least peak of the backward of the block at position i."""
-        return min(option.backward_bytes for option in self.options[i])
-
-    def most_spared_ms(self, i: int) -> float:
-        """The most time that a group can save by ending with the block at position i."""
-        return max(option.spared_ms for option in self.options[i])
-
-
-class _GroupSearch:
-    """All groups that begin at one block, within a peak limit and, with prices, a reduced cost."""
-
-    def __init__(
-        self, start: _GroupStart, limit_bytes: float, prices: Prices | None, worth_ms: float
-    ) -> None:
-        self._at = start
-        self._blocks = start.blocks
-        self._boundary_values = start.chain.boundary_values
-        self._limit = limit_bytes
-        self._worth = worth_ms
-        self._charge = None if prices is None else _Charge(start, prices)
-
-    def columns(self, by_time: bool) -> Iterator[Column]:
-        """The Pareto-optimal columns, shorter groups first."""
-        # Labels by the set of held values made in the group that a later block may read too.
-        labels = {frozenset[int](): _NO_BLOCK}
-        for i, k in enumerate(self._blocks):
-            if self._at.forward_bytes[i] > self._limit:
-                break
-            longer: dict[frozenset[int], list[_Labels]] = {}
-            ends: list[_Labels] = []
-            for held, beginnings in labels.items():
-                for option in self._at.options[i]:
-                    taken = option.needs - held
-                    extended = self._extended(beginnings, i, option, taken)
-                    if not extended.added_ms.size:
-                        continue
-                    still = frozenset(
-                        v for v in held | taken if self._boundary_values[v].readers[-1] > k
+def _columns(start: _GroupStart) -> Iterator[Column]:
+    """The Pareto-optimal columns of the groups that begin at one block, shorter groups first."""
+    # Labels by the set of held values made in the group that a later block may read too.
+    labels = {frozenset[int](): _NO_BLOCK}
+    values = start.chain.boundary_values
+    for i, k in enumerate(start.blocks):
+        longer: dict[frozenset[int], list[_Labels]] = {}
+        ends: list[_Labels] = []
+        for held, beginnings in labels.items():
+            for option in start.options[i]:
+                taken = option.needs - held
+                taken_bytes = sum(values[v].size_bytes for v in taken)
+                extended = _extended(beginnings, option, taken_bytes)
+                still = frozenset(v for v in held | taken if values[v].readers[-1] > k)
+                longer.setdefault(still, []).append(extended)
+                ends.append(
+                    extended._replace(
+                        added_ms=extended.added_ms - option.spared_ms,
+                        held_bytes=np.zeros_like(extended.held_bytes),
                     )
-                    longer.setdefault(still, []).append(extended)
-                    ends.append(
-                        extended._replace(
-                            added_ms=extended.added_ms - option.spared_ms,
-                            held_bytes=np.zeros_like(extended.held_bytes),
-                        )
-                    )
-            labels = {held: _undominated(_together(some), by_time) for held, some in longer.items()}
-            if i > 0 and ends:
-                yield from self._columns(i, _undominated(_together(ends), by_time))
+                )
+        labels = {held: _undominated(_together(some)) for held, some in longer.items()}
+        if i > 0:
+            yield from _ended(start, i, _undominated(_together(ends)))
 
-    def _extended(
-        self, beginnings: _Labels, i: int, option: _BlockOption, taken: frozenset[int]
-    ) -> _Labels:
-        """The labels, extended by a block that takes hold of some values, that stay within the
-        limit and may be worth their price."""
-        taken_bytes = sum(self._boundary_values[v].size_bytes for v in taken)
-        own_bytes = taken_bytes + option.backward_bytes
-        count = beginnings.added_ms.size
-        longer = _Labels(
-            added_ms=beginnings.added_ms + option.added_ms,
-            held_bytes=beginnings.held_bytes + taken_bytes + option.kept_bytes,
-            backward_bytes=np.maximum(beginnings.backward_bytes, beginnings.held_bytes + own_bytes),
-            options=np.column_stack((beginnings.options, np.full(count, option.position))),
+
+def _extended(beginnings: _Labels, option: _BlockOption, taken_bytes: int) -> _Labels:
+    """The labels, extended by a block that takes hold of values of that size."""
+    count = beginnings.added_ms.size
+    own_bytes = taken_bytes + option.backward_bytes
+    return _Labels(
+        added_ms=beginnings.added_ms + option.added_ms,
+        held_bytes=beginnings.held_bytes + taken_bytes + option.kept_bytes,
+        backward_bytes=np.maximum(beginnings.backward_bytes, beginnings.held_bytes + own_bytes),
+        options=np.column_stack((beginnings.options, np.full(count, option.position))),
+    )
+
+
+def _ended(start: _GroupStart, i: int, labels: _Labels) -> Iterator[Column]:
+    """The groups that end at position i, as columns."""
+    for added_ms, _, backward_bytes, options in zip(*map(np.ndarray.tolist, labels), strict=True):
+        yield Column(
+            first=start.first,
+            last=start.blocks[i],
+            options=tuple(options),
+            added_ms=added_ms,
+            kept_bytes=start.shared_bytes[i + 1],
+            forward_bytes=start.forward_bytes[: i + 1],
+            backward_bytes=backward_bytes,
+            holds=start.holds[i],
         )
-        allowed = longer.backward_bytes <= self._limit - self._at.read_bytes[i]
-        if self._charge is not None:
-            allowed &= self._charge.least_ms(i, longer) <= self._worth
-        return longer.only(allowed)
-
-    def _columns(self, i: int, labels: _Labels) -> Iterator[Column]:
-        """The groups that end at position i, as columns."""
-        if self._charge is not None:
-            labels = labels.only(self._charge.exact_ms(i, labels) <= self._worth)
-        for added_ms, _, backward_bytes, options in zip(
-            *map(np.ndarray.tolist, labels), strict=True
-        ):
-            yield Column(
-                first=self._at.first,
-                last=self._blocks[i],
-                options=tuple(options),
-                added_ms=added_ms,
-                kept_bytes=self._at.shared_bytes[i + 1],
-                forward_bytes=self._at.forward_bytes[: i + 1],
-                backward_bytes=backward_bytes,
-                holds=self._at.holds[i],
-            )
 
 
-class _Charge:
-    """Reduced costs of the groups that begin at one block.
-
-    That of a group ending at position i is: added ms + c_i + b_i · (backward peak), where b_i sums
-    the prices of the backward rows of the group's blocks.
-    """
-
-    def __init__(self, start: _GroupStart, prices: Prices) -> None:
-        # For each end: c and b.
-        self._terms: list[tuple[float, float]] = []
-        constant = backward = 0.0
-        for i, k in enumerate(start.blocks):
-            constant += prices.cover[k] + prices.forward[k] * start.forward_bytes[i] / MIB
-            backward += prices.backward[k] / MIB
-            held = sum(prices.hold[key] for key in start.holds[i])
-            later = sum(prices.forward[k + 1 :]) + sum(prices.backward[k + 1 :])
-            kept = later * start.shared_bytes[i + 1] / MIB
-            self._terms.append((constant + held + kept, backward))
-        # For each position, every end from there on: c, b and the least peak of the backwards in
-        # between. For a lower bound, c includes the least time that the blocks in between add, less
-        # the most that the end saves.
-        self._onward: list[list[tuple[float, float, int]]] = []
-        for i in range(len(self._terms)):
-            added_ms, least_bytes, onward = 0.0, 0, []
-            for j in range(i, len(self._terms)):
-                if j > i:
-                    added_ms += start.least_added_ms(j)
-                    least_bytes = max(least_bytes, start.least_backward_bytes(j))
-                c, b = self._terms[j]
-                onward.append((c + added_ms - start.most_spared_ms(j), b, least_bytes))
-            self._onward.append(onward)
-
-    def least_ms(self, i: int, labels: _Labels) -> np.ndarray:
-        """A lower bound on the reduced cost of every group that a prefix ending at position i can
-        become, for each prefix."""
-        bounds = [c + b * labels.backward_bytes for c, b, _ in self._onward[i][:1]]
-        for c, b, later_bytes in self._onward[i][1:]:
-            peaks = np.maximum(labels.backward_bytes, labels.held_bytes + later_bytes)
-            bounds.append(c + b * peaks)
-        return labels.added_ms + np.min(bounds, axis=0)
-
-    def exact_ms(self, i: int, labels: _Labels) -> np.ndarray:
-        """The reduced cost of the groups that end at position i."""
-        c, b = self._terms[i]
-        return labels.added_ms + c + b * labels.backward_bytes
-
-
-def _undominated(labels: _Labels, by_time: bool) -> _Labels:
+def _undominated(labels: _Labels) -> _Labels:
     """The labels that no other label dominates; of equal labels the first in order."""
     figures = (labels.added_ms, labels.held_bytes, labels.backward_bytes)
     # In this order only earlier labels can dominate, so that only the bytes need comparing.
-    first_to_last = figures if by_time else (*figures[1:], figures[0])
-    order = np.lexsort((*reversed(labels.options.T), *reversed(first_to_last)))
+    order = np.lexsort((*reversed(labels.options.T), *reversed(figures)))
     rows = order.tolist()
     kept: list[int] = []
     # Of the labels kept: held bytes ascending, backward peaks descending.

@@ -1,155 +1,373 @@
-"""Schedules: the fastest within a peak, and that of the least peak, from the root program."""
+"""The schedules of a chain: the fastest within a peak, and that of the least peak.
+
+The root program (`_solve/root_program.py`) is solved by label setting, exactly. A schedule is a
+sequence of columns. What follows a beginning depends on three things alone: the stock, the values
+held, and the time (`_solve/labels.py`). So beginnings are extended by one column at a time, and of
+those that end before the same block only the undominated are kept. This is the dynamic program of
+rotor's persistent schedules (Beaumont et al. 2020) with several options for a block, groups of
+blocks, and values that skip blocks; memory is not discretized.
+
+A beginning is left out if it cannot become faster than wanted: no schedule goes on from it in less
+time than the bound of `_Ahead`, which leaves out what the beginning holds. The bound is exact where
+no value is read later than in the next block. Where that leaves too many, the duals of the linear
+relaxation bound them too (`_solve/relaxation.py`).
+"""
 
 from __future__ import annotations
 
+import functools
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
-from jax_hremat._solve.backend import SolverConfig, undecided
-from jax_hremat._solve.chain import Chain
-from jax_hremat._solve.output_reuse import NO_REUSE, Result, ReusedBytes, ReusedParts
-from jax_hremat._solve.root_program import ZERO_MS, Answer, RootProgram, Schedule, selection_of
+import numpy as np
 
-# The highest reduced cost, as a part of the step's time, in the first integer program with groups.
-_FIRST_WORTH = 0.005
-# No integer program has more groups than these: beyond them, the solver's first node takes minutes.
-_MAX_GROUPS = 4000
-# The gap, as a part of the step's time, allowed to a first schedule that needs groups to fit.
-_ROUGH = 0.03
+from jax_hremat._solve.backend import Outcome, SolverConfig, Status
+from jax_hremat._solve.chain import Chain, Schedule, selection_of
+from jax_hremat._solve.column import MIB, Column
+from jax_hremat._solve.families import Family, Values, families, smallest
+from jax_hremat._solve.groups import group_columns, single_columns
+from jax_hremat._solve.labels import Labels, start, together, undominated
+from jax_hremat._solve.output_reuse import NO_REUSE, ReusedBytes
+from jax_hremat._solve.prediction import predict
+from jax_hremat._solve.relaxation import Charges, Relaxation
+
+# The first search looks for schedules slower than the lower bound by at most this part of the
+# step's time; each further one by at most twice as much as the one before.
+_FIRST_STEP = 0.001
+# A least peak is found to within this part.
+_PRECISION = 1e-4
+# More bytes than any schedule takes.
+_NO_LIMIT = 2**60
+# Sums of times that differ by less than this count as equal.
+_ROUNDING_MS = 1e-9
+
+# The families of columns that begin at each block.
+_Families = Sequence[Sequence[Family]]
 
 
-def fastest_within(
-    chain: Chain,
-    peak_bytes: int,
-    config: SolverConfig,
-    *,
-    groups: bool = True,
-    reused: ReusedBytes = NO_REUSE,
-) -> Schedule:
-    """The fastest schedule whose predicted peak is at most `peak_bytes`.
+class _Ahead(NamedTuple):
+    """The least time of what may follow before a block, whatever is held: a step function of the
+    stock.
 
-    Args:
-        chain: Blocks and their options.
-        peak_bytes: Bound on the predicted peak.
-        config: The solver's limits.
-        groups: Whether consecutive blocks may be checkpointed together.
-        reused: Bytes saved by output-buffer reuse.
-
-    Returns:
-        The schedule. Its selection is None with `Status.INFEASIBLE`, or with `Status.UNDECIDED` if
-        the solver's limit was reached first.
+    Attributes:
+        stock_bytes: The largest stock of each step, ascending.
+        added_ms: The time of each step, ascending.
     """
-    program = RootProgram(chain, config, reused)
-    limit = peak_bytes - chain.fixed_bytes
-    best = program.fastest(program.singles, limit)
-    if groups and limit > 0:
-        best = _with_groups(program, limit, best)
-    return replace(
-        program.schedule(best, program.base_ms), bound_s=1e-3 * (program.base_ms + best.lower)
-    )
+
+    stock_bytes: np.ndarray
+    added_ms: np.ndarray
+
+    def least_ms(self, stock_bytes: np.ndarray) -> np.ndarray:
+        """The least time from each stock on; infinite if nothing can follow."""
+        step = np.searchsorted(self.stock_bytes, stock_bytes, side="left")
+        return np.append(self.added_ms, np.inf)[step]
 
 
-def fastest_of_blocks(
-    chain: Chain,
-    peak_bytes: int,
-    config: SolverConfig,
-    results: Sequence[Result],
-    parts: ReusedParts,
-) -> Schedule:
-    """The fastest schedule without groups whose peak is at most `peak_bytes`, if parts of what
-    `reuse_rows` allows are reused.
+class _Found(NamedTuple):
+    """The best schedule of one search.
 
-    Args:
-        chain: Blocks and their options.
-        peak_bytes: Bound on the peak.
-        config: The solver's limits.
-        results: The results that are reused.
-        parts: For the forward and backward of each block, the part of the bytes that the rows allow
-            which is reused.
+    Attributes:
+        columns: Its columns; None if there is none as fast as wanted.
+        added_ms: Its time.
+        is_exact: Whether no label was dropped for their number.
     """
-    program = RootProgram(chain, config)
-    limit = peak_bytes - chain.fixed_bytes
-    answer = program.fastest(program.singles, limit, reuse=(results, parts))
-    return program.schedule(answer, program.base_ms)
+
+    columns: tuple[Column, ...] | None
+    added_ms: float
+    is_exact: bool
 
 
-def least_possible_s(
-    chain: Chain, peak_bytes: int, config: SolverConfig, reused: ReusedBytes = NO_REUSE
-) -> float:
-    """A time in seconds that no schedule with a predicted peak of at most `peak_bytes` undercuts,
-    from the relaxation of the program alone. The arguments are those of `fastest_within`."""
-    program = RootProgram(chain, config, reused)
-    priced = program.price(max(peak_bytes - chain.fixed_bytes, 1))
-    added_ms = 0.0 if priced is None else max(priced[0], 0.0)
-    return 1e-3 * (program.base_ms + added_ms)
+class Schedules:
+    """The schedules of one chain."""
 
+    def __init__(self, chain: Chain) -> None:
+        self._chain = chain
+        self._base_ms = 1e3 * sum(min(o.cost.time_s for o in opts) for opts in chain.options)
 
-def least_peak(chain: Chain, config: SolverConfig, *, groups: bool = True) -> Schedule:
-    """The least predicted peak; of the schedules with that peak and the same groups, the fastest.
+    def fastest_within(
+        self,
+        peak_bytes: int,
+        config: SolverConfig,
+        *,
+        groups: bool = True,
+        reused: ReusedBytes = NO_REUSE,
+    ) -> Schedule:
+        """The fastest schedule whose predicted peak is at most `peak_bytes`.
 
-    Raises:
-        SolverError: The solver's limit was reached without a schedule.
-    """
-    program = RootProgram(chain, config)
-    best = program.lowest(program.singles, math.inf)
-    if best.columns is None:
-        raise undecided(config)
-    if groups:
-        limit = program.peak_bytes(best.columns)
-        inside = program.groups.columns(limit, by_time=False)
-        if inside:
-            answer = program.lowest([*program.singles, *inside], limit)
-            best = best.improved(answer).bounded(answer.lower)
-    assert best.columns is not None
-    schedule = program.schedule(best)
-    limit = program.peak_bytes(best.columns)
-    same = frozenset((p.first, p.last) for p in best.columns if p.last > p.first)
-    inside = program.groups.columns(limit, only=same)
-    faster = program.fastest([*program.singles, *inside], limit)
-    if faster.columns is None or program.peak_bytes(faster.columns) > limit:
-        return schedule
-    return replace(schedule, selection=selection_of(faster.columns))
+        Args:
+            peak_bytes: Bound on the predicted peak.
+            config: The gap that is allowed, and the limit of labels.
+            groups: Whether consecutive blocks may be checkpointed together.
+            reused: Bytes saved by output-buffer reuse.
 
-
-def _with_groups(program: RootProgram, limit: int, best: Answer) -> Answer:
-    """The best schedule with groups, given the best schedule without."""
-    reused_bytes = program.most_reused_bytes
-    if best.columns is None:
-        # If any schedule fits, one made of the groups with Pareto-optimal peaks does.
-        inside = program.groups.columns(limit + reused_bytes, by_time=False)
-        rough_ms = _ROUGH * program.base_ms
-        best = program.fastest([*program.singles, *inside], limit, gap_ms=rough_ms)
+        Returns:
+            The schedule. Its selection is None with `Status.INFEASIBLE`, or with
+            `Status.UNDECIDED` if the limit was reached first.
+        """
+        began_s = time.perf_counter()
+        limit = peak_bytes - self._chain.fixed_bytes
+        columns = self._with_groups if groups else self._singles
+        search = _Search(columns, limit, config.max_labels, reused)
+        best = search.feasible()
         if best.columns is None:
-            return best
-    priced = program.price(limit)
-    if priced is None:
-        return best.bounded(0.0)
-    bound_ms, prices, columns = priced
-    # The columns of the relaxation usually contain a good schedule. Once it is known, few other
-    # columns are worth considering.
-    best = best.improved(program.fastest(columns, limit, best.objective - program.gap_ms))
-    worth_ms, proven_ms = _FIRST_WORTH * program.base_ms, bound_ms
-    while bound_ms <= (wanted_ms := best.objective - program.gap_ms):
-        worth_ms = min(worth_ms, wanted_ms - bound_ms)
-        columns = [p for p in program.singles if prices.reduced_ms(p) <= worth_ms + ZERO_MS]
-        inside = program.groups.columns(
-            limit + reused_bytes, prices=prices, worth_ms=worth_ms + ZERO_MS
+            status = Status.INFEASIBLE if best.is_exact else Status.UNDECIDED
+            return Schedule(None, Outcome(status, math.inf, 0.0, time.perf_counter() - began_s))
+        # More and more slow beginnings are looked at, until one goes on to a schedule.
+        lower_ms = search.least_ms
+        step_ms = first_step_ms = _FIRST_STEP * self._base_ms
+
+        def gap() -> float:
+            whole_ms = max(self._base_ms + best.added_ms, 1e-12)
+            return max(best.added_ms - lower_ms, 0.0) / whole_ms
+
+        while gap() > config.relative_gap:
+            wanted_ms = min(lower_ms + step_ms, best.added_ms)
+            found = search.fastest(wanted_ms)
+            is_better = found.added_ms < best.added_ms
+            best = found if is_better else best
+            if found.is_exact:
+                lower_ms = min(wanted_ms, best.added_ms)
+                step_ms *= 2
+            elif not is_better:
+                if wanted_ms >= best.added_ms:
+                    break
+                step_ms *= 2
+            if gap() > config.relative_gap and search.sharpen(config):
+                lower_ms, step_ms = max(lower_ms, search.least_ms), first_step_ms
+        status = Status.OPTIMAL if gap() <= config.relative_gap else Status.LIMIT
+        outcome = Outcome(status, best.added_ms, gap(), time.perf_counter() - began_s)
+        bound_s = 1e-3 * (self._base_ms + lower_ms)
+        assert best.columns is not None
+        return Schedule(selection_of(best.columns), outcome, bound_s)
+
+    def least_possible_s(
+        self, peak_bytes: int, config: SolverConfig, reused: ReusedBytes = NO_REUSE
+    ) -> float:
+        """A time in seconds that no schedule with a predicted peak of at most `peak_bytes`
+        undercuts, from the lower bounds of `fastest_within` alone. The arguments are the same."""
+        limit = peak_bytes - self._chain.fixed_bytes
+        search = _Search(self._with_groups, limit, config.max_labels, reused)
+        least_ms = search.least_ms
+        wanted_ms = least_ms + _FIRST_STEP * self._base_ms
+        if math.isfinite(least_ms) and search.fastest(wanted_ms).columns is None:
+            search.sharpen(config)
+        return 1e-3 * (self._base_ms + search.least_ms)
+
+    def least_peak(self, config: SolverConfig, *, groups: bool = True) -> Schedule:
+        """The least predicted peak; of the schedules with that peak, the fastest.
+
+        Raises:
+            SolverError: The limit was reached without a schedule.
+        """
+        began_s = time.perf_counter()
+        columns = self._with_groups if groups else self._singles
+
+        def found(limit: float) -> _Found:
+            return _Search(columns, limit, config.max_labels, NO_REUSE).feasible()
+
+        lowest = found(_NO_LIMIT)
+        low, high, is_exact = -1, self._peak_bytes(lowest), lowest.is_exact
+        while high - low > max(1, _PRECISION * high):
+            middle = (low + high) // 2
+            lower = found(middle)
+            is_exact &= lower.is_exact
+            low, high = (middle, high) if lower.columns is None else (low, self._peak_bytes(lower))
+        schedule = self.fastest_within(high + self._chain.fixed_bytes, config, groups=groups)
+        status = schedule.outcome.status if is_exact else Status.LIMIT
+        outcome = Outcome(status, high / MIB, 0.0, time.perf_counter() - began_s)
+        return Schedule(schedule.selection, outcome)
+
+    def _peak_bytes(self, found: _Found) -> int:
+        """The predicted peak, arguments and outputs not counted."""
+        assert found.columns is not None, "some schedule has a peak of at most this"
+        chain = self._chain
+        return predict(chain, selection_of(found.columns)).peak_bytes - chain.fixed_bytes
+
+    @functools.cached_property
+    def _singles(self) -> _Columns:
+        return _Columns(self._chain, single_columns(self._chain))
+
+    @functools.cached_property
+    def _with_groups(self) -> _Columns:
+        return _Columns(self._chain, [*single_columns(self._chain), *group_columns(self._chain)])
+
+
+class _Columns:
+    """Columns to choose from.
+
+    Attributes:
+        values: The boundary values of their chain.
+        families: The columns as families.
+        smallest: Those that fit wherever any do, as if they took no time.
+    """
+
+    def __init__(self, chain: Chain, columns: Sequence[Column]) -> None:
+        self._chain = chain
+        self.values = Values(chain)
+        self.families: _Families = families(columns, self.values, len(chain))
+        self.smallest: _Families = [smallest(some) for some in self.families]
+
+    @functools.cached_property
+    def relaxation(self) -> Relaxation:
+        """The relaxation of the root program over all of them."""
+        return Relaxation(self._chain, self.families)
+
+
+class _Search:
+    """The schedules of some columns within a limit."""
+
+    def __init__(
+        self, columns: _Columns, limit: float, max_labels: int, reused: ReusedBytes
+    ) -> None:
+        self._columns = columns
+        self._values = columns.values
+        self._limit = limit
+        self._max_labels = max_labels
+        self._reused = reused
+        self._charges: Charges | None = None
+        self._is_sharp = False
+
+    def feasible(self) -> _Found:
+        """A schedule of columns of least backward peaks."""
+        columns = self._columns.smallest
+        anything = [_Ahead(np.full(1, np.inf), np.zeros(1))] * (len(columns) + 1)
+        found = self._labelled(columns, anything, math.inf, None)
+        if found.columns is None:
+            return found
+        return found._replace(added_ms=sum(column.added_ms for column in found.columns))
+
+    def fastest(self, wanted_ms: float) -> _Found:
+        """The fastest schedule, if it adds at most `wanted_ms`."""
+        return self._labelled(self._columns.families, self._ahead, wanted_ms, self._charges)
+
+    def sharpen(self, config: SolverConfig) -> bool:
+        """Bound schedules by the relaxation as well; whether that is new."""
+        if self._is_sharp:
+            return False
+        self._is_sharp = True
+        self._charges = self._columns.relaxation.charges(self._limit, config, self._reused)
+        return self._charges is not None
+
+    @property
+    def least_ms(self) -> float:
+        """No schedule adds less time; infinite if there is none."""
+        least_ms = float(self._ahead[0].least_ms(np.zeros(1))[0])
+        return least_ms if self._charges is None else max(least_ms, self._charges.least_ms)
+
+    @functools.cached_property
+    def _ahead(self) -> Sequence[_Ahead]:
+        return self._ahead_of(self._columns.families)
+
+    def _ahead_of(self, columns: _Families) -> Sequence[_Ahead]:
+        """What may follow before each block, and after the last."""
+        ahead = [_Ahead(np.full(1, np.inf), np.zeros(1))]
+        # By the number of blocks that follow.
+        for some in reversed(columns):
+            steps = [self._before(family, ahead[-len(family.blocks)]) for family in some]
+            stock_bytes, added_ms = map(np.concatenate, zip(*steps, strict=True))
+            order = np.lexsort((-stock_bytes, added_ms))
+            most = np.maximum.accumulate(stock_bytes[order])
+            better = np.ones(len(order), bool)
+            better[1:] = stock_bytes[order][1:] > most[:-1]
+            chosen = order[better]
+            ahead.append(_Ahead(stock_bytes[chosen], added_ms[chosen]))
+        return ahead[::-1]
+
+    def _before(self, family: Family, after: _Ahead) -> tuple[np.ndarray, np.ndarray]:
+        """What may follow before a family's columns, if `after` follows after them."""
+        met = self._values.effects(family, self._values.none, self._reused)
+        room_bytes = self._limit - met.backward_bytes
+        most_bytes = self._limit - met.forward_bytes
+        # The least time changes only where a column or what follows no longer fits.
+        stock_bytes = np.concatenate(
+            (room_bytes - family.backward_bytes, after.stock_bytes - met.stock_bytes)
         )
-        if len(inside) > _MAX_GROUPS:
-            break
-        columns += inside
-        answer = program.fastest(columns, limit, wanted_ms)
-        best = best.improved(answer)
-        if answer.undecided:
-            break
-        # No schedule below `wanted_ms` contains a column whose reduced cost is higher than
-        # `wanted_ms` less the bound. If all other columns were in the program, its proof holds for
-        # all schedules.
-        wanted_ms = best.objective - program.gap_ms
-        if worth_ms >= wanted_ms - bound_ms:
-            return best.bounded(min(answer.lower, wanted_ms))
-        # A better schedule of other columns contains one whose reduced cost is above `worth_ms`.
-        proven_ms = min(answer.lower, bound_ms + worth_ms)
-        worth_ms *= 4
-    return best.bounded(proven_ms)
+        stock_bytes = np.minimum(stock_bytes, most_bytes)
+        stock_bytes = stock_bytes[stock_bytes >= 0]
+        added_ms, _ = family.fastest(room_bytes - stock_bytes)
+        added_ms += after.least_ms(stock_bytes + met.stock_bytes)
+        fits = np.isfinite(added_ms)
+        return stock_bytes[fits], added_ms[fits]
+
+    def _labelled(
+        self,
+        columns: _Families,
+        ahead: Sequence[_Ahead],
+        wanted_ms: float,
+        charges: Charges | None,
+    ) -> _Found:
+        """The fastest schedule of some families, if it adds at most `wanted_ms`."""
+        count = len(columns)
+        waiting: list[list[Labels]] = [[] for _ in range(count + 1)]
+        waiting[0].append(start(self._values, 0.0 if charges is None else charges.value_ms))
+        labels: list[Labels | None] = []
+        is_exact = True
+        for block in range(count + 1):
+            here = None
+            if waiting[block]:
+                here = undominated(together(waiting[block]), self._values)
+                if len(here) > self._max_labels:
+                    is_exact = False
+                    hoped_ms = here.added_ms + ahead[block].least_ms(here.stock_bytes)
+                    best = np.argsort(hoped_ms, kind="stable")[: self._max_labels]
+                    here = here.only(np.sort(best))
+            waiting[block] = []
+            labels.append(here)
+            if here is None or block == count:
+                continue
+            for position, family in enumerate(columns[block]):
+                after = family.blocks.stop
+                longer = self._extended(here, block, position, family)
+                hoped_ms = longer.added_ms + ahead[after].least_ms(longer.stock_bytes)
+                if charges is not None:
+                    charged_ms = charges.reduced_ms[block][position][longer.column]
+                    longer = replace(longer, charged_ms=longer.charged_ms + charged_ms)
+                    hoped_ms = np.maximum(hoped_ms, longer.charged_ms + charges.ahead_ms[after])
+                longer = longer.only(np.flatnonzero(hoped_ms <= wanted_ms + _ROUNDING_MS))
+                if len(longer):
+                    waiting[after].append(longer)
+        last = labels[count]
+        if last is None:
+            return _Found(None, math.inf, is_exact)
+        best = int(np.argmin(last.added_ms))
+        return _Found(_columns_of(columns, labels, best), float(last.added_ms[best]), is_exact)
+
+    def _extended(self, labels: Labels, block: int, position: int, family: Family) -> Labels:
+        """The labels extended by a family's fastest column that fits."""
+        met = self._values.effects(family, labels.sets, self._reused)
+        stock_bytes = labels.stock_bytes
+        room_bytes = (self._limit - met.backward_bytes)[labels.held] - stock_bytes
+        own_ms, column = family.fastest(room_bytes)
+        fits = stock_bytes + met.forward_bytes[labels.held] <= self._limit
+        rows = np.flatnonzero(fits & np.isfinite(own_ms))
+        held = labels.held[rows]
+        return Labels(
+            stock_bytes=stock_bytes[rows] + met.stock_bytes[held],
+            added_ms=(labels.added_ms + own_ms)[rows],
+            charged_ms=labels.charged_ms[rows],
+            held=held,
+            sets=met.held,
+            came_from=np.full(len(rows), block),
+            parent=rows,
+            family=np.full(len(rows), position),
+            column=column[rows],
+        )
+
+
+def _columns_of(
+    columns: _Families, labels: Sequence[Labels | None], row: int
+) -> tuple[Column, ...]:
+    """The columns by which a label after the last block was reached."""
+    found: list[Column] = []
+    block = len(columns)
+    while block > 0:
+        here = labels[block]
+        assert here is not None
+        block, family, column, row = (
+            int(f[row]) for f in (here.came_from, here.family, here.column, here.parent)
+        )
+        found.append(columns[block][family].columns[column])
+    return tuple(reversed(found))

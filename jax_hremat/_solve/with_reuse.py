@@ -13,10 +13,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from jax_hremat._solve.chain import Chain, Selection
+from jax_hremat._solve.chain import Chain, Schedule, Selection
 from jax_hremat._solve.output_reuse import NO_REUSE, Result, ReusedBytes, ReusedParts
 from jax_hremat._solve.prediction import Prediction
-from jax_hremat._solve.root_program import Schedule
 
 _MAX_SOLVES = 8
 # The same with groups, where a schedule without groups is known.

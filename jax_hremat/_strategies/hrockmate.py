@@ -10,7 +10,7 @@ from jax_hremat._partition.blocks import Partitioner
 from jax_hremat._partition.score import partition_by_score
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._solve.chain import Chain, Selection
-from jax_hremat._solve.schedule import fastest_within, least_peak
+from jax_hremat._solve.schedule import Schedules
 from jax_hremat._strategies.strategy import Choices, Strategy
 
 
@@ -46,13 +46,13 @@ class _Program:
     """The selections of the program over the parts."""
 
     def __init__(self, chain: Chain, solver: SolverConfig) -> None:
-        self._chain = chain
+        self._schedules = Schedules(chain)
         self._solver = solver
 
     def fastest(self, peak_bytes: int) -> Selection | None:
-        return fastest_within(self._chain, peak_bytes, self._solver).selection
+        return self._schedules.fastest_within(peak_bytes, self._solver).selection
 
     def lowest(self) -> Selection:
-        selection = least_peak(self._chain, self._solver).selection
+        selection = self._schedules.least_peak(self._solver).selection
         assert selection is not None, "without a peak bound a selection exists"
         return selection
