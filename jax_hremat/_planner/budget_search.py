@@ -29,9 +29,15 @@ _WORTH = 0.002
 _MAX_AIMS = 2
 # As long as none of its plans fits, a search has at most this many times as many rounds.
 _PATIENCE = 2
-# After a plan above the limit, if none fits yet, lower the target by this part of the limit, and
-# by twice as much as before if the plan misses by more than its fragmentation.
+# After a plan above the limit, the next is predicted lower by at least this part of the limit.
+_LEAST_LOWER = 0.001
+# If none fits yet, it is lower by up to this part more, and by twice as much as before if the plan
+# misses by more than its fragmentation …
 _MARGIN = 0.0025
+# … as far as its predicted step is not longer by more than this part.
+_HARDLY_LONGER = 0.01
+# Solve at most this often to find out how far.
+_MAX_LOWERED = 3
 # A plan misses widely if what is used at its compiled peak exceeds the limit by more than this part
 # of the limit.
 _WIDE_MISS = 0.1
@@ -149,11 +155,12 @@ class BudgetSearch:
         target = self._limit - excess_near(compiled, self._limit, self._barriers, fixed_bytes)
         missed_at = self._candidates.plain.prediction.peak_bytes + 1
         groups, wide_misses = True, 0
-        margin = _MARGIN * self._limit
+        margin_bytes, next_margin_bytes = 0, int(_MARGIN * self._limit)
         for number in range(_PATIENCE * (self._max_rounds + 1)):
             if number > self._max_rounds and self._fits:
                 break
-            aim = self._aim(chain, target, min(self._limit, missed_at - 1), groups=groups)
+            highest = min(self._limit, missed_at - 1)
+            aim = self._aim(chain, target, highest, margin_bytes, groups=groups)
             if aim is None:
                 break
             schedule, promise = aim.schedule, aim.promise
@@ -164,54 +171,85 @@ class BudgetSearch:
             if candidate.peak_bytes > self._limit:
                 self._missed = True
                 # If no plan fits yet, go lower than the error tells, or the next may just miss it.
-                lower_bytes = 0 if self._fits else int(margin)
-                if candidate.used_bytes > self._limit:
-                    margin *= 2
-                missed_at = min(missed_at, promise.peak_bytes - lower_bytes)
+                if not self._fits:
+                    margin_bytes = next_margin_bytes
+                    if candidate.used_bytes > self._limit:
+                        next_margin_bytes *= 2
+                missed_at = min(missed_at, promise.peak_bytes)
                 if self._misses_widely(candidate) and candidate.selection.groups:
                     # The compiler delayed part of a backward, which only these groups allow: try
                     # other groups of nearly the same predicted peak first, then no groups.
                     groups, wide_misses = wide_misses == 0, wide_misses + 1
                     spare_bytes = 0
-                target = promise.peak_bytes + min(0, spare_bytes) - lower_bytes
+                target = promise.peak_bytes + min(spare_bytes, -int(_LEAST_LOWER * self._limit))
             else:
-                self._fits = True
+                self._fits, margin_bytes = True, 0
                 if self._limit - candidate.peak_bytes <= _SLACK * self._limit:
                     break
                 target = min(promise.peak_bytes + spare_bytes, missed_at - 1)
 
-    def _aim(self, chain: Chain, target: int, highest: int, *, groups: bool) -> _Aim | None:
+    def _aim(
+        self, chain: Chain, target: int, highest: int, margin_bytes: int, *, groups: bool
+    ) -> _Aim | None:
         """The schedule to compile next: the fastest with a predicted peak of at most `target`, or
         of at most `highest` if there is none; if that is expected to miss the limit, one of a
-        lower peak. None if there is none, or none that is faster than the best plan."""
+        lower peak. None if there is none, or none that is faster than the best plan. A schedule
+        that is lower by up to `margin_bytes` is preferred if it takes hardly longer."""
         aims: list[_Aim] = []
         while len(aims) < _MAX_AIMS:
-            schedule = self._candidates.solve(chain, target, self._solver, groups=groups)
-            self._undecided |= schedule.outcome.status is Status.UNDECIDED
-            if schedule.selection is None:
+            aim = self._solved(chain, target, groups=groups)
+            if aim is None:
                 if aims or target >= highest:
                     break
                 # The correction of the target may be that of an unlike plan.
                 target = highest
                 continue
             if self._bound_step_s is None and chain is self._candidates.chains.full:
-                self._bound_step_s = self._candidates.whole_step_s(schedule.bound_s)
-            promise = self._candidates.context.predict(chain, schedule.selection)
+                self._bound_step_s = self._candidates.whole_step_s(aim.schedule.bound_s)
             best = self._best()
-            if best is not None and self._candidates.step_s(promise) > (1 - _WORTH) * best.step_s:
+            step_s = self._candidates.step_s(aim.promise)
+            if best is not None and step_s > (1 - _WORTH) * best.step_s:
                 return None
-            expected_bytes = expected_peak_bytes(
-                self._candidates.compiled,
-                schedule.selection,
-                promise,
-                self._barriers,
-                self._candidates.context.fixed_bytes,
-            )
-            aims.append(_Aim(schedule, schedule.selection, promise, expected_bytes))
-            if expected_bytes <= self._limit:
+            aim = self._lowered(chain, aim, margin_bytes, groups=groups)
+            aims.append(aim)
+            if aim.expected_bytes <= self._limit:
                 break
-            target = min(target, promise.peak_bytes) - (expected_bytes - self._limit)
+            target = min(target, aim.promise.peak_bytes) - (aim.expected_bytes - self._limit)
         return min(aims, key=lambda aim: aim.rank(self._limit), default=None)
+
+    def _lowered(self, chain: Chain, aim: _Aim, margin_bytes: int, *, groups: bool) -> _Aim:
+        """The same, or a schedule that is predicted lower, by up to the margin, and takes hardly
+        longer."""
+        longest_s = (1 + _HARDLY_LONGER) * self._candidates.step_s(aim.promise)
+        high = aim.promise.peak_bytes
+        low = target = high - margin_bytes
+        for _ in range(_MAX_LOWERED if margin_bytes else 0):
+            lower = self._solved(chain, target, groups=groups)
+            if lower is None or self._candidates.step_s(lower.promise) > longest_s:
+                low = target
+            else:
+                aim, high = lower, min(target, lower.promise.peak_bytes)
+                if high <= low:
+                    break
+            target = (low + high) // 2
+        return aim
+
+    def _solved(self, chain: Chain, peak_bytes: int, *, groups: bool) -> _Aim | None:
+        """The fastest schedule within a predicted peak, and what to expect of it; None if there is
+        none."""
+        schedule = self._candidates.solve(chain, peak_bytes, self._solver, groups=groups)
+        self._undecided |= schedule.outcome.status is Status.UNDECIDED
+        if schedule.selection is None:
+            return None
+        promise = self._candidates.context.predict(chain, schedule.selection)
+        expected_bytes = expected_peak_bytes(
+            self._candidates.compiled,
+            schedule.selection,
+            promise,
+            self._barriers,
+            self._candidates.context.fixed_bytes,
+        )
+        return _Aim(schedule, schedule.selection, promise, expected_bytes)
 
     def _try_standard(self) -> None:
         """Compile the standard plans that may fit and be faster, without barriers, as a user would
