@@ -253,14 +253,14 @@ class UnsupportedProgramError(HRematError, TypeError):
 class SolverError(HRematError, RuntimeError):
     """The solver stopped without a plan: it failed, and did not prove that no plan fits.
 
-    Failing example: a node limit too small to find any solution::
+    Failing example: limits too small to find any solution::
 
-        config = PlannerConfig(solver=SolverConfig(max_nodes=0))
+        config = PlannerConfig(solver=SolverConfig(max_nodes=0, max_labels=1))
         jax_hremat.plan_remat(loss_fn, budget="70GiB", config=config)(params, batch)
 
-    Fix: allow more nodes. Reaching the limit *with* a solution is no error: the gap is reported::
+    Fix: allow more. Reaching a limit *with* a solution is no error: the gap is reported::
 
-        config = PlannerConfig(solver=SolverConfig(max_nodes=10_000))
+        config = PlannerConfig(solver=SolverConfig(max_nodes=10_000, max_labels=100_000))
     """
 
 

@@ -16,9 +16,9 @@ class Status(enum.Enum):
     """How a solve ended; any other end raises a `SolverError`."""
 
     OPTIMAL = "optimal within the requested gap"
-    LIMIT = "best found within the limits of nodes and groups"
+    LIMIT = "best found within the limits of labels and nodes"
     INFEASIBLE = "no solution exists"
-    UNDECIDED = "neither a solution nor a proof of none within the limit of nodes"
+    UNDECIDED = "neither a solution nor a proof of none within the limits of labels and nodes"
     NOT_SOLVED = "a standard policy, no slower than the solver's plans"
 
 
@@ -122,8 +122,8 @@ def solve(
 def undecided(config: SolverConfig) -> SolverError:
     """The error for a limit that was reached without a result."""
     return SolverError(
-        f"HiGHS found no solution within {config.max_nodes} nodes, and no proof that there is "
-        f"none. Raise `solver=SolverConfig(max_nodes=…)`"
+        f"no solution was found within {config.max_nodes} nodes and {config.max_labels} labels, and "
+        f"no proof that there is none. Raise `solver=SolverConfig(max_nodes=…, max_labels=…)`"
     )
 
 
