@@ -141,13 +141,13 @@ def needed_barriers(compiled: Sequence[Candidate], peak_bytes: int) -> Barriers:
 def may_do_without(
     compiled: Sequence[Candidate], candidate: Candidate, some: Barriers, limit: int
 ) -> bool:
-    """Whether a plan is expected to be faster, and its peak within a limit, without some of its
-    barriers: by what the nearest plan won and lost without them, if there is one."""
+    """Whether the peak of a plan is expected within a limit without some of its barriers, by the
+    bytes more that the nearest plan takes without them, if one was compiled with and without."""
     pair = _nearest_pair(compiled, candidate.peak_bytes, some)
     if pair is None:
         return True
-    expected_bytes = candidate.peak_bytes * pair.without.peak_bytes / pair.with_them.peak_bytes
-    return expected_bytes <= limit and pair.without.step_s < pair.with_them.step_s
+    more_bytes = pair.without.peak_bytes - pair.with_them.peak_bytes
+    return candidate.peak_bytes + more_bytes <= limit
 
 
 class _Pair(NamedTuple):

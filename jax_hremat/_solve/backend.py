@@ -122,8 +122,8 @@ def solve(
 def undecided(config: SolverConfig) -> SolverError:
     """The error for a limit that was reached without a result."""
     return SolverError(
-        f"no solution was found within {config.max_nodes} nodes and {config.max_labels} labels, and "
-        f"no proof that there is none. Raise `solver=SolverConfig(max_nodes=…, max_labels=…)`"
+        f"no solution was found within {config.max_nodes} nodes and {config.max_labels} labels, "
+        f"and no proof that there is none. Raise `solver=SolverConfig(max_nodes=…, max_labels=…)`"
     )
 
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.column import Column
-from jax_hremat._solve.output_reuse import NO_REUSE, ReusedBytes
 
 # Sets of boundary values: one row for each set, one column for each value, as booleans.
 Sets = np.ndarray
@@ -25,8 +24,9 @@ class Effects(NamedTuple):
     """What a family's columns meet and leave behind, for each of several sets of held values.
 
     Attributes:
-        forward_bytes: What must fit beside the stock in the forwards.
-        backward_bytes: What must fit beside the stock and a column's own peak in the backwards.
+        forward_bytes: For each block, what must fit beside the stock in its forward.
+        backward_bytes: For each block, what must fit beside the stock and a column's own peak in
+            its backward.
         stock_bytes: What the columns add to the stock.
         held: The sets of values held after the columns.
     """
@@ -46,8 +46,7 @@ class Family:
         added_ms: Their times.
         backward_bytes: Their backward peaks.
         holds: For each block, the values that the columns hold as of that block or earlier ones.
-        alone: What the columns meet and leave behind if nothing is held and nothing reused, once
-            known.
+        alone: What the columns meet and leave behind if nothing is held, once known.
     """
 
     columns: tuple[Column, ...]
@@ -106,35 +105,21 @@ class Values:
             held[block - column.first :, value] = True
         return held
 
-    def effects(self, family: Family, held: Sets, reused: ReusedBytes) -> Effects:
-        """What a family's columns meet and leave behind.
-
-        Args:
-            family: The family.
-            held: Sets of values that the columns before hold.
-            reused: Bytes saved by output-buffer reuse.
-        """
-        if family.alone is not None and not reused.forward and not held.any():
+    def effects(self, family: Family, held: Sets) -> Effects:
+        """What a family's columns meet and leave behind, for sets of values that the columns before
+        hold."""
+        if family.alone is not None and not held.any():
             return family.alone
         blocks, own_bytes = family.blocks, family.columns[0].forward_bytes
-        saved = np.array(
-            [
-                some[blocks.start : blocks.stop] or (0,) * len(blocks)
-                for some in (reused.forward, reused.backward)
-            ]
-        )
         # For each set and block: the values held up to the block, and up to the block before.
         upto = held[:, None, :] | family.holds
         before = np.concatenate((held[:, None, :], upto[:, :-1]), axis=1)
         ended = self._last_reader < np.arange(blocks.start, blocks.stop)[:, None]
-        forward = self.bytes_of(before & ended) + self._waiting_bytes[blocks] + own_bytes - saved[0]
-        backward = self.bytes_of(upto) - saved[1]
         still = self._last_reader > blocks[-1]
-        stocked = self.bytes_of(upto[:, -1] & ~still)
         return Effects(
-            forward.max(axis=1),
-            backward.max(axis=1),
-            stocked + family.columns[0].kept_bytes,
+            self.bytes_of(before & ended) + self._waiting_bytes[blocks] + own_bytes,
+            self.bytes_of(upto),
+            self.bytes_of(upto[:, -1] & ~still) + family.columns[0].kept_bytes,
             upto[:, -1] & still,
         )
 
@@ -162,7 +147,7 @@ def _family(columns: Sequence[Column], values: Values) -> Family:
         backward_bytes=np.array([p.backward_bytes for p in chosen], float),
         holds=values.holds(chosen[0]),
     )
-    return replace(family, alone=values.effects(family, values.none, NO_REUSE))
+    return replace(family, alone=values.effects(family, values.none))
 
 
 def smallest(some: Sequence[Family]) -> list[Family]:

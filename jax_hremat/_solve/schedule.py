@@ -27,7 +27,7 @@ import numpy as np
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
 from jax_hremat._solve.chain import Chain, Schedule, selection_of
 from jax_hremat._solve.column import MIB, Column
-from jax_hremat._solve.families import Family, Values, families, smallest
+from jax_hremat._solve.families import Effects, Family, Sets, Values, families, smallest
 from jax_hremat._solve.groups import group_columns, single_columns
 from jax_hremat._solve.labels import Labels, start, together, undominated
 from jax_hremat._solve.output_reuse import NO_REUSE, ReusedBytes
@@ -54,7 +54,7 @@ class _Ahead(NamedTuple):
 
     Attributes:
         stock_bytes: The largest stock of each step, ascending.
-        added_ms: The time of each step, ascending.
+        added_ms: The time of each step, ascending, and infinity for larger stocks.
     """
 
     stock_bytes: np.ndarray
@@ -63,7 +63,11 @@ class _Ahead(NamedTuple):
     def least_ms(self, stock_bytes: np.ndarray) -> np.ndarray:
         """The least time from each stock on; infinite if nothing can follow."""
         step = np.searchsorted(self.stock_bytes, stock_bytes, side="left")
-        return np.append(self.added_ms, np.inf)[step]
+        return self.added_ms[step]
+
+
+# Nothing needs to follow.
+_NOTHING = _Ahead(np.full(1, np.inf), np.array([0.0, np.inf]))
 
 
 class _Found(NamedTuple):
@@ -233,8 +237,7 @@ class _Search:
     def feasible(self) -> _Found:
         """A schedule of columns of least backward peaks."""
         columns = self._columns.smallest
-        anything = [_Ahead(np.full(1, np.inf), np.zeros(1))] * (len(columns) + 1)
-        found = self._labelled(columns, anything, math.inf, None)
+        found = self._labelled(columns, [_NOTHING] * (len(columns) + 1), math.inf, None)
         if found.columns is None:
             return found
         return found._replace(added_ms=sum(column.added_ms for column in found.columns))
@@ -263,7 +266,7 @@ class _Search:
 
     def _ahead_of(self, columns: _Families) -> Sequence[_Ahead]:
         """What may follow before each block, and after the last."""
-        ahead = [_Ahead(np.full(1, np.inf), np.zeros(1))]
+        ahead = [_NOTHING]
         # By the number of blocks that follow.
         for some in reversed(columns):
             steps = [self._before(family, ahead[-len(family.blocks)]) for family in some]
@@ -273,14 +276,12 @@ class _Search:
             better = np.ones(len(order), bool)
             better[1:] = stock_bytes[order][1:] > most[:-1]
             chosen = order[better]
-            ahead.append(_Ahead(stock_bytes[chosen], added_ms[chosen]))
+            ahead.append(_Ahead(stock_bytes[chosen], np.append(added_ms[chosen], np.inf)))
         return ahead[::-1]
 
     def _before(self, family: Family, after: _Ahead) -> tuple[np.ndarray, np.ndarray]:
         """What may follow before a family's columns, if `after` follows after them."""
-        met = self._values.effects(family, self._values.none, self._reused)
-        room_bytes = self._limit - met.backward_bytes
-        most_bytes = self._limit - met.forward_bytes
+        met, most_bytes, room_bytes = self._room(family, self._values.none)
         # The least time changes only where a column or what follows no longer fits.
         stock_bytes = np.concatenate(
             (room_bytes - family.backward_bytes, after.stock_bytes - met.stock_bytes)
@@ -335,13 +336,23 @@ class _Search:
         best = int(np.argmin(last.added_ms))
         return _Found(_columns_of(columns, labels, best), float(last.added_ms[best]), is_exact)
 
+    def _room(self, family: Family, held: Sets) -> tuple[Effects, np.ndarray, np.ndarray]:
+        """What a family's columns meet and leave behind for each set of held values; the most that
+        the stock may be for the forwards, and for the backwards together with a column's peak."""
+        met = self._values.effects(family, held)
+        forward, backward = met.forward_bytes, met.backward_bytes
+        if self._reused.forward:
+            blocks = slice(family.blocks.start, family.blocks.stop)
+            forward = forward - self._reused.forward[blocks]
+            backward = backward - self._reused.backward[blocks]
+        return met, self._limit - forward.max(axis=1), self._limit - backward.max(axis=1)
+
     def _extended(self, labels: Labels, block: int, position: int, family: Family) -> Labels:
         """The labels extended by a family's fastest column that fits."""
-        met = self._values.effects(family, labels.sets, self._reused)
+        met, most_bytes, room_bytes = self._room(family, labels.sets)
         stock_bytes = labels.stock_bytes
-        room_bytes = (self._limit - met.backward_bytes)[labels.held] - stock_bytes
-        own_ms, column = family.fastest(room_bytes)
-        fits = stock_bytes + met.forward_bytes[labels.held] <= self._limit
+        own_ms, column = family.fastest(room_bytes[labels.held] - stock_bytes)
+        fits = stock_bytes <= most_bytes[labels.held]
         rows = np.flatnonzero(fits & np.isfinite(own_ms))
         held = labels.held[rows]
         return Labels(

@@ -18,8 +18,6 @@ from jax_hremat._solve.output_reuse import NO_REUSE, Result, ReusedBytes, Reused
 from jax_hremat._solve.prediction import Prediction
 
 _MAX_SOLVES = 8
-# The same with groups, where a schedule without groups is known.
-_MAX_MORE_SOLVES = 2
 # A schedule is accepted if its peak exceeds the bound by at most this part of the bound, which is
 # less than the error of predictions.
 _CLOSE = 0.001
@@ -66,7 +64,7 @@ def fastest_with_reuse(
     limit_bytes = peak_bytes - chain.fixed_bytes
     reused = all_reused(results, len(chain))
     bound_s = None
-    for count in range(1, (_MAX_SOLVES if best is None else _MAX_MORE_SOLVES) + 1):
+    for count in range(1, _MAX_SOLVES + 1):
         schedule = solve(reused)
         # Only the first program assumes all reuse, so that its bound holds for all schedules.
         bound_s = schedule.bound_s if bound_s is None else bound_s
