@@ -330,7 +330,7 @@ def test_the_search_goes_on_while_no_plan_fits(
 ) -> None:
     limit = int(0.75 * context.baseline.memory.peak_bytes)
     monkeypatch.setattr(Unlucky, "limit", limit)
-    monkeypatch.setattr(Unlucky, "missing_from_bytes", int(0.7 * limit))
+    monkeypatch.setattr(Unlucky, "missing_from_bytes", int(0.6 * limit))
     brief = replace(context, config=replace(context.config, max_rounds=1))
     found = Unlucky(brief, lambda *_: None)
     best = BudgetSearch(found, limit).search()

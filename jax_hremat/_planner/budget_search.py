@@ -34,8 +34,8 @@ _LEAST_LOWER = 0.001
 # If none fits yet, it is lower by up to this part more, and by twice as much as before if the plan
 # misses by more than its fragmentation …
 _MARGIN = 0.0025
-# … as far as its predicted step is not longer by more than this part.
-_HARDLY_LONGER = 0.01
+# … as far as its predicted step is not longer by more than this many times that part.
+_WORTH_A_MARGIN = 4.0
 # Solve at most this often to find out how far.
 _MAX_LOWERED = 3
 # A plan misses widely if what is used at its compiled peak exceeds the limit by more than this part
@@ -155,6 +155,7 @@ class BudgetSearch:
         target = self._limit - excess_near(compiled, self._limit, self._barriers, fixed_bytes)
         missed_at = self._candidates.plain.prediction.peak_bytes + 1
         groups, wide_misses = True, 0
+        least_bytes = int(_LEAST_LOWER * self._limit)
         margin_bytes, next_margin_bytes = 0, int(_MARGIN * self._limit)
         for number in range(_PATIENCE * (self._max_rounds + 1)):
             if number > self._max_rounds and self._fits:
@@ -175,13 +176,13 @@ class BudgetSearch:
                     margin_bytes = next_margin_bytes
                     if candidate.used_bytes > self._limit:
                         next_margin_bytes *= 2
-                missed_at = min(missed_at, promise.peak_bytes)
+                missed_at = min(missed_at, promise.peak_bytes - least_bytes)
                 if self._misses_widely(candidate) and candidate.selection.groups:
                     # The compiler delayed part of a backward, which only these groups allow: try
                     # other groups of nearly the same predicted peak first, then no groups.
                     groups, wide_misses = wide_misses == 0, wide_misses + 1
                     spare_bytes = 0
-                target = promise.peak_bytes + min(spare_bytes, -int(_LEAST_LOWER * self._limit))
+                target = promise.peak_bytes + min(spare_bytes, -least_bytes)
             else:
                 self._fits, margin_bytes = True, 0
                 if self._limit - candidate.peak_bytes <= _SLACK * self._limit:
@@ -219,8 +220,9 @@ class BudgetSearch:
 
     def _lowered(self, chain: Chain, aim: _Aim, margin_bytes: int, *, groups: bool) -> _Aim:
         """The same, or a schedule that is predicted lower, by up to the margin, and takes hardly
-        longer."""
-        longest_s = (1 + _HARDLY_LONGER) * self._candidates.step_s(aim.promise)
+        longer for that."""
+        longer = _WORTH_A_MARGIN * margin_bytes / self._limit
+        longest_s = (1 + longer) * self._candidates.step_s(aim.promise)
         high = aim.promise.peak_bytes
         low = target = high - margin_bytes
         for _ in range(_MAX_LOWERED if margin_bytes else 0):
