@@ -46,14 +46,14 @@ class Family:
         added_ms: Their times.
         backward_bytes: Their backward peaks.
         holds: For each block, the values that the columns hold as of that block or earlier ones.
-        alone: What the columns meet and leave behind if nothing is held, once known.
+        alone: What the columns meet and leave behind if nothing is held.
     """
 
     columns: tuple[Column, ...]
     added_ms: np.ndarray
     backward_bytes: np.ndarray
     holds: Sets
-    alone: Effects | None = None
+    alone: Effects
 
     @property
     def blocks(self) -> range:
@@ -105,21 +105,24 @@ class Values:
             held[block - column.first :, value] = True
         return held
 
-    def effects(self, family: Family, held: Sets) -> Effects:
-        """What a family's columns meet and leave behind, for sets of values that the columns before
-        hold."""
-        if family.alone is not None and not held.any():
-            return family.alone
-        blocks, own_bytes = family.blocks, family.columns[0].forward_bytes
+    def effects(self, column: Column, holds: Sets, held: Sets) -> Effects:
+        """What a column, and all of its family, meet and leave behind.
+
+        Args:
+            column: The column.
+            holds: What it holds, as `holds` tells.
+            held: Sets of values that the columns before hold.
+        """
+        blocks = range(column.first, column.last + 1)
         # For each set and block: the values held up to the block, and up to the block before.
-        upto = held[:, None, :] | family.holds
+        upto = held[:, None, :] | holds
         before = np.concatenate((held[:, None, :], upto[:, :-1]), axis=1)
         ended = self._last_reader < np.arange(blocks.start, blocks.stop)[:, None]
         still = self._last_reader > blocks[-1]
         return Effects(
-            self.bytes_of(before & ended) + self._waiting_bytes[blocks] + own_bytes,
+            self.bytes_of(before & ended) + self._waiting_bytes[blocks] + column.forward_bytes,
             self.bytes_of(upto),
-            self.bytes_of(upto[:, -1] & ~still) + family.columns[0].kept_bytes,
+            self.bytes_of(upto[:, -1] & ~still) + column.kept_bytes,
             upto[:, -1] & still,
         )
 
@@ -141,13 +144,14 @@ def _family(columns: Sequence[Column], values: Values) -> Family:
     for p in sorted(columns, key=lambda p: (p.backward_bytes, p.added_ms, p.options)):
         if not chosen or p.added_ms < chosen[-1].added_ms:
             chosen.append(p)
-    family = Family(
+    holds = values.holds(chosen[0])
+    return Family(
         columns=tuple(chosen),
         added_ms=np.array([p.added_ms for p in chosen]),
         backward_bytes=np.array([p.backward_bytes for p in chosen], float),
-        holds=values.holds(chosen[0]),
+        holds=holds,
+        alone=values.effects(chosen[0], holds, values.none),
     )
-    return replace(family, alone=values.effects(family, values.none))
 
 
 def smallest(some: Sequence[Family]) -> list[Family]:
@@ -159,9 +163,11 @@ def smallest(some: Sequence[Family]) -> list[Family]:
     ):
         alike = (other for other in chosen if other.blocks == family.blocks)
         if not any(other.needs_no_more(family) for other in alike):
-            least = family.columns[:1], np.zeros(1), family.backward_bytes[:1]
-            columns, added_ms, backward_bytes = least
-            chosen.append(
-                replace(family, columns=columns, added_ms=added_ms, backward_bytes=backward_bytes)
+            least = replace(
+                family,
+                columns=family.columns[:1],
+                added_ms=np.zeros(1),
+                backward_bytes=family.backward_bytes[:1],
             )
+            chosen.append(least)
     return chosen

@@ -26,10 +26,9 @@ class Labels:
             is charged (`_solve/relaxation.py`).
         held: Position in `sets` of the values held.
         sets: The sets of values held by some label.
-        came_from: Block before which the label stood that this one extends.
-        parent: Row of that label.
-        family: Position of the family it was extended by, among those that begin at that block.
-        column: Position of the column in that family.
+        origin: Where each comes from, in four columns: the block before which the label stood that
+            it extends, the row of that label, the position of the family that extended it among
+            those that begin at that block, and the position of the column in that family.
     """
 
     stock_bytes: np.ndarray
@@ -37,10 +36,7 @@ class Labels:
     charged_ms: np.ndarray
     held: np.ndarray
     sets: Sets
-    came_from: np.ndarray
-    parent: np.ndarray
-    family: np.ndarray
-    column: np.ndarray
+    origin: np.ndarray
 
     def __len__(self) -> int:
         return len(self.added_ms)
@@ -53,34 +49,35 @@ class Labels:
             self.charged_ms[rows],
             self.held[rows],
             self.sets,
-            *(field[rows] for field in (self.came_from, self.parent, self.family, self.column)),
+            self.origin[rows],
         )
 
 
 def start(values: Values, charged_ms: float) -> Labels:
     """The label before the first block."""
-    nothing = np.zeros(1, int)
-    charged = np.full(1, charged_ms)
-    return Labels(np.zeros(1), np.zeros(1), charged, nothing, values.none, *(nothing,) * 4)
+    return Labels(
+        stock_bytes=np.zeros(1),
+        added_ms=np.zeros(1),
+        charged_ms=np.full(1, charged_ms),
+        held=np.zeros(1, int),
+        sets=values.none,
+        origin=np.zeros((1, 4), int),
+    )
 
 
 def together(labels: Sequence[Labels]) -> Labels:
     """All labels, each set of held values once."""
-
-    def joined(name: str) -> np.ndarray:
-        return np.concatenate([getattr(some, name) for some in labels])
-
     offsets = np.cumsum([0, *(len(some.sets) for some in labels)])
     held = np.concatenate([some.held + o for some, o in zip(labels, offsets, strict=False)])
-    sets, place = np.unique(joined("sets"), axis=0, return_inverse=True)
-    others = ("came_from", "parent", "family", "column")
+    every_set = np.concatenate([some.sets for some in labels])
+    sets, place = np.unique(every_set, axis=0, return_inverse=True)
     return Labels(
-        joined("stock_bytes"),
-        joined("added_ms"),
-        joined("charged_ms"),
-        place.ravel()[held],
-        sets,
-        *map(joined, others),
+        stock_bytes=np.concatenate([some.stock_bytes for some in labels]),
+        added_ms=np.concatenate([some.added_ms for some in labels]),
+        charged_ms=np.concatenate([some.charged_ms for some in labels]),
+        held=place.ravel()[held],
+        sets=sets,
+        origin=np.concatenate([some.origin for some in labels]),
     )
 
 
