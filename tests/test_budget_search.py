@@ -15,7 +15,7 @@ from programs import normal
 from jax_hremat import PlannerConfig, SearchConfig, partition_by_score
 from jax_hremat._emit.emit import emit
 from jax_hremat._emit.step import own_step
-from jax_hremat._planner import budget_search
+from jax_hremat._planner import aims, budget_search
 from jax_hremat._planner.budget_search import BudgetSearch
 from jax_hremat._planner.candidate import Candidate
 from jax_hremat._planner.candidates import NO_SOLVE, Candidates
@@ -126,7 +126,7 @@ def test_what_is_compiled_is_expected_to_fit(
             return prediction.peak_bytes + more_bytes
 
         monkeypatch.setattr(budget_search, "excess_near", lambda *_: 0)
-        monkeypatch.setattr(budget_search, "expected_peak_bytes", expected_peak_bytes)
+        monkeypatch.setattr(aims, "expected_peak_bytes", expected_peak_bytes)
         found = Candidates(context, lambda *_: None)
         known = set(found.compiled)
         BudgetSearch(found, limit).search()

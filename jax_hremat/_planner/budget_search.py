@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from jax_hremat._planner.aims import Aims
 from jax_hremat._planner.candidate import Candidate
 from jax_hremat._planner.candidates import NO_SOLVE, Candidates
 from jax_hremat._planner.corrections import (
     OPTIONAL_BARRIERS,
     excess_near,
-    expected_peak_bytes,
     fragmentation_near,
     may_do_without,
     needed_barriers,
     optimistic_peak_bytes,
     worst_overestimate,
 )
-from jax_hremat._solve.backend import SolverConfig, Status, undecided
-from jax_hremat._solve.chain import Chain, Schedule, Selection
+from jax_hremat._solve.backend import SolverConfig, undecided
+from jax_hremat._solve.chain import Chain, Selection
 from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers
 
 # Stop improving a plan that fits once it leaves at most this part of the budget unused.
 _SLACK = 0.0025
-# Compile another plan only if its predicted step is shorter by this part.
-_WORTH = 0.002
-# Solve at most this often before a plan is compiled.
-_MAX_AIMS = 2
 # As long as none of its plans fits, a search has at most this many times as many rounds.
 _PATIENCE = 2
 # After a plan above the limit, the next is predicted lower by at least this part of the limit.
 _LEAST_LOWER = 0.001
-# If none fits yet, it is lower by up to this part more, and by twice as much as before if the plan
-# misses by more than its fragmentation …
+# If none fits yet, it is lower by up to this part more where that takes hardly more time, and by up
+# to twice as much as before if the plan misses by more than its fragmentation.
 _MARGIN = 0.0025
-# … as far as its predicted step is not longer by more than this many times that part.
-_WORTH_A_MARGIN = 4.0
-# Solve at most this often to find out how far.
-_MAX_LOWERED = 3
 # A plan misses widely if what is used at its compiled peak exceeds the limit by more than this part
 # of the limit.
 _WIDE_MISS = 0.1
@@ -56,28 +46,6 @@ _FLOOR_NODES = 0.3
 _GUESS_NODES = 0.125
 
 
-@dataclass(frozen=True, slots=True)
-class _Aim:
-    """A schedule that may be compiled next.
-
-    Attributes:
-        schedule: What the solver found.
-        selection: The selection in it.
-        promise: Its predicted cost.
-        expected_bytes: The compiled peak to expect.
-    """
-
-    schedule: Schedule
-    selection: Selection
-    promise: Prediction
-    expected_bytes: int
-
-    def rank(self, limit: int) -> tuple[bool, float]:
-        """Those that are expected to fit come first, by time; then the others, by peak."""
-        misses = self.expected_bytes > limit
-        return misses, self.expected_bytes if misses else self.promise.time_s
-
-
 class BudgetSearch:
     """The rounds of solving and compiling for one budget."""
 
@@ -88,11 +56,10 @@ class BudgetSearch:
         self._limit = limit
         self._solver = solver or candidates.context.config.solver
         self._max_rounds = candidates.context.config.max_rounds
-        self._bound_step_s: float | None = None
+        self._aims = Aims(candidates, limit, self._solver)
         self._barriers = needed_barriers(candidates.compiled, limit)
         self._untried = OPTIONAL_BARRIERS
         self._fits = self._missed = False
-        self._undecided = False
 
     def fastest(self) -> Candidate | None:
         """The fastest plan found that fits.
@@ -102,7 +69,7 @@ class BudgetSearch:
                 none.
         """
         best = self.search()
-        if best is None and self._undecided:
+        if best is None and self._aims.is_undecided:
             raise undecided(self._solver)
         return best
 
@@ -119,7 +86,7 @@ class BudgetSearch:
         The limit on the predicted peak is corrected by the error seen in a plan of about the same
         peak; a plan whose own error is larger may fit and be faster.
         """
-        return self._bound_step_s
+        return self._aims.bound_step_s
 
     def predicted(self, peak_bytes: int) -> Prediction | None:
         """The fastest selection found within a predicted peak, as predicted, with a part of the
@@ -144,7 +111,7 @@ class BudgetSearch:
         return self._best()
 
     def _best(self) -> Candidate | None:
-        return next(iter(self._candidates.within(self._limit)), None)
+        return self._candidates.fastest_within(self._limit)
 
     def _solve_rounds(self, chain: Chain) -> None:
         """Solve, compile, compare, and solve again within a predicted peak that is corrected by the
@@ -161,7 +128,9 @@ class BudgetSearch:
             if number > self._max_rounds and self._fits:
                 break
             highest = min(self._limit, missed_at - 1)
-            aim = self._aim(chain, target, highest, margin_bytes, groups=groups)
+            aim = self._aims.next(
+                chain, target, highest, margin_bytes, self._barriers, groups=groups
+            )
             if aim is None:
                 break
             schedule, promise = aim.schedule, aim.promise
@@ -188,70 +157,6 @@ class BudgetSearch:
                 if self._limit - candidate.peak_bytes <= _SLACK * self._limit:
                     break
                 target = min(promise.peak_bytes + spare_bytes, missed_at - 1)
-
-    def _aim(
-        self, chain: Chain, target: int, highest: int, margin_bytes: int, *, groups: bool
-    ) -> _Aim | None:
-        """The schedule to compile next: the fastest with a predicted peak of at most `target`, or
-        of at most `highest` if there is none; if that is expected to miss the limit, one of a
-        lower peak. None if there is none, or none that is faster than the best plan. A schedule
-        that is lower by up to `margin_bytes` is preferred if it takes hardly longer."""
-        aims: list[_Aim] = []
-        while len(aims) < _MAX_AIMS:
-            aim = self._solved(chain, target, groups=groups)
-            if aim is None:
-                if aims or target >= highest:
-                    break
-                # The correction of the target may be that of an unlike plan.
-                target = highest
-                continue
-            if self._bound_step_s is None and chain is self._candidates.chains.full:
-                self._bound_step_s = self._candidates.whole_step_s(aim.schedule.bound_s)
-            best = self._best()
-            step_s = self._candidates.step_s(aim.promise)
-            if best is not None and step_s > (1 - _WORTH) * best.step_s:
-                return None
-            aim = self._lowered(chain, aim, margin_bytes, groups=groups)
-            aims.append(aim)
-            if aim.expected_bytes <= self._limit:
-                break
-            target = min(target, aim.promise.peak_bytes) - (aim.expected_bytes - self._limit)
-        return min(aims, key=lambda aim: aim.rank(self._limit), default=None)
-
-    def _lowered(self, chain: Chain, aim: _Aim, margin_bytes: int, *, groups: bool) -> _Aim:
-        """The same, or a schedule that is predicted lower, by up to the margin, and takes hardly
-        longer for that."""
-        longer = _WORTH_A_MARGIN * margin_bytes / self._limit
-        longest_s = (1 + longer) * self._candidates.step_s(aim.promise)
-        high = aim.promise.peak_bytes
-        low = target = high - margin_bytes
-        for _ in range(_MAX_LOWERED if margin_bytes else 0):
-            lower = self._solved(chain, target, groups=groups)
-            if lower is None or self._candidates.step_s(lower.promise) > longest_s:
-                low = target
-            else:
-                aim, high = lower, min(target, lower.promise.peak_bytes)
-                if high <= low:
-                    break
-            target = (low + high) // 2
-        return aim
-
-    def _solved(self, chain: Chain, peak_bytes: int, *, groups: bool) -> _Aim | None:
-        """The fastest schedule within a predicted peak, and what to expect of it; None if there is
-        none."""
-        schedule = self._candidates.solve(chain, peak_bytes, self._solver, groups=groups)
-        self._undecided |= schedule.outcome.status is Status.UNDECIDED
-        if schedule.selection is None:
-            return None
-        promise = self._candidates.context.predict(chain, schedule.selection)
-        expected_bytes = expected_peak_bytes(
-            self._candidates.compiled,
-            schedule.selection,
-            promise,
-            self._barriers,
-            self._candidates.context.fixed_bytes,
-        )
-        return _Aim(schedule, schedule.selection, promise, expected_bytes)
 
     def _try_standard(self) -> None:
         """Compile the standard plans that may fit and be faster, without barriers, as a user would

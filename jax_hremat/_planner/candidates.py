@@ -94,6 +94,10 @@ class Candidates:
         fitting = [c for c in self._found.values() if c.peak_bytes <= peak_bytes]
         return sorted(fitting, key=lambda c: (c.step_s, c.peak_bytes))
 
+    def fastest_within(self, peak_bytes: int) -> Candidate | None:
+        """The first of them; None if there is none."""
+        return next(iter(self.within(peak_bytes)), None)
+
     def add(
         self,
         chain: Chain,

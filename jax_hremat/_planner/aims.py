@@ -1,0 +1,147 @@
+"""The schedule that a search for a budget compiles next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jax_hremat._planner.candidates import Candidates
+from jax_hremat._planner.corrections import expected_peak_bytes
+from jax_hremat._solve.backend import SolverConfig, Status
+from jax_hremat._solve.chain import Chain, Schedule, Selection
+from jax_hremat._solve.prediction import Prediction
+from jax_hremat._solve.regions import Barriers
+
+# Compile another plan only if its predicted step is shorter by this part.
+_WORTH = 0.002
+# Solve at most this often for a schedule that is expected to fit.
+_MAX_AIMS = 2
+# A schedule whose peak is lower by a part of the limit may take more time by this many times that
+# part.
+_WORTH_A_MARGIN = 4.0
+# Solve at most this often to find out how far down that holds.
+_MAX_LOWERED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """A schedule that may be compiled next.
+
+    Attributes:
+        schedule: What the solver found.
+        selection: The selection in it.
+        promise: Its predicted cost.
+        expected_bytes: The compiled peak to expect.
+    """
+
+    schedule: Schedule
+    selection: Selection
+    promise: Prediction
+    expected_bytes: int
+
+    def rank(self, limit: int) -> tuple[bool, float]:
+        """Those that are expected to fit come first, by time; then the others, by peak."""
+        misses = self.expected_bytes > limit
+        return misses, self.expected_bytes if misses else self.promise.time_s
+
+
+class Aims:
+    """The schedules of one search for a budget.
+
+    Attributes:
+        bound_step_s: No selection of all options is predicted to make a faster step within the
+            first target; None as long as there was none.
+        is_undecided: Whether the solver reached its limit with neither a schedule nor a proof that
+            there is none.
+    """
+
+    def __init__(self, candidates: Candidates, limit: int, solver: SolverConfig) -> None:
+        self._candidates = candidates
+        self._limit = limit
+        self._solver = solver
+        self.bound_step_s: float | None = None
+        self.is_undecided = False
+
+    def next(
+        self,
+        chain: Chain,
+        target: int,
+        highest: int,
+        margin_bytes: int,
+        barriers: Barriers,
+        *,
+        groups: bool,
+    ) -> Aim | None:
+        """The fastest schedule with a predicted peak of at most `target`, or of at most `highest`
+        if there is none; if that is expected to miss the limit, one of a lower peak. None if there
+        is none, or none that is faster than the best plan.
+
+        Args:
+            chain: Blocks and their options.
+            target: Bound on the predicted peak.
+            highest: A bound for which it is worth trying if there is nothing within `target`.
+            margin_bytes: A schedule that is lower by up to this is preferred if it takes hardly
+                longer.
+            barriers: The barriers that it will be compiled with.
+            groups: Whether consecutive blocks may be checkpointed together.
+        """
+        aims: list[Aim] = []
+        while len(aims) < _MAX_AIMS:
+            aim = self._solved(chain, target, barriers, groups=groups)
+            if aim is None:
+                if aims or target >= highest:
+                    break
+                # The correction of the target may be that of an unlike plan.
+                target = highest
+                continue
+            if self.bound_step_s is None and chain is self._candidates.chains.full:
+                self.bound_step_s = self._candidates.whole_step_s(aim.schedule.bound_s)
+            best = self._candidates.fastest_within(self._limit)
+            step_s = self._candidates.step_s(aim.promise)
+            if best is not None and step_s > (1 - _WORTH) * best.step_s:
+                return None
+            aim = self._lowered(chain, aim, margin_bytes, barriers, groups=groups)
+            aims.append(aim)
+            if aim.expected_bytes <= self._limit:
+                break
+            target = min(target, aim.promise.peak_bytes) - (aim.expected_bytes - self._limit)
+        return min(aims, key=lambda aim: aim.rank(self._limit), default=None)
+
+    def _lowered(
+        self, chain: Chain, aim: Aim, margin_bytes: int, barriers: Barriers, *, groups: bool
+    ) -> Aim:
+        """The same, or a schedule that is predicted lower, by up to the margin, and takes hardly
+        longer for that."""
+        longer = _WORTH_A_MARGIN * margin_bytes / self._limit
+        longest_s = (1 + longer) * self._candidates.step_s(aim.promise)
+        high = aim.promise.peak_bytes
+        low = target = high - margin_bytes
+        for _ in range(_MAX_LOWERED if margin_bytes else 0):
+            lower = self._solved(chain, target, barriers, groups=groups)
+            if lower is None or self._candidates.step_s(lower.promise) > longest_s:
+                low = target
+            else:
+                aim, high = lower, min(target, lower.promise.peak_bytes)
+                if high <= low:
+                    break
+            target = (low + high) // 2
+        return aim
+
+    def _solved(
+        self, chain: Chain, peak_bytes: int, barriers: Barriers, *, groups: bool
+    ) -> Aim | None:
+        """The fastest schedule within a predicted peak, and what to expect of it; None if there is
+        none."""
+        candidates = self._candidates
+        schedule = candidates.solve(chain, peak_bytes, self._solver, groups=groups)
+        self.is_undecided |= schedule.outcome.status is Status.UNDECIDED
+        if schedule.selection is None:
+            return None
+        promise = candidates.context.predict(chain, schedule.selection)
+        expected_bytes = expected_peak_bytes(
+            candidates.compiled,
+            schedule.selection,
+            promise,
+            barriers,
+            candidates.context.fixed_bytes,
+        )
+        return Aim(schedule, schedule.selection, promise, expected_bytes)
