@@ -34,9 +34,13 @@ from jax_hremat._solve.output_reuse import NO_REUSE, ReusedBytes
 from jax_hremat._solve.prediction import predict
 from jax_hremat._solve.relaxation import Charges, Relaxation
 
-# The first search looks for schedules slower than the lower bound by at most this part of the
-# step's time; each further one by at most twice as much as the one before.
+# The first search looks for schedules as fast as the lower bound, the second for those slower by at
+# most this part of the step's time, each further one by at most twice as much as the one before.
 _FIRST_STEP = 0.001
+# What may follow is looked for within this part of the step's time first, and then within this many
+# times as much.
+_FIRST_WIDTH = 0.005
+_WIDER = 4.0
 # A least peak is found to within this part.
 _PRECISION = 1e-4
 # More bytes than any schedule takes.
@@ -64,6 +68,16 @@ class _Ahead(NamedTuple):
         """The least time from each stock on; infinite if nothing can follow."""
         step = np.searchsorted(self.stock_bytes, stock_bytes, side="left")
         return self.added_ms[step]
+
+    def joined(self, others: Sequence[tuple[np.ndarray, np.ndarray]]) -> _Ahead:
+        """The least time of this and of others, given by their stocks and times."""
+        stock_bytes = np.concatenate([self.stock_bytes, *(stock for stock, _ in others)])
+        added_ms = np.concatenate([self.added_ms[:-1], *(times for _, times in others)])
+        order = np.lexsort((-stock_bytes, added_ms))
+        stock_bytes, added_ms = stock_bytes[order], added_ms[order]
+        most = np.maximum.accumulate(stock_bytes)
+        steps = np.concatenate((most[:1] == stock_bytes[:1], stock_bytes[1:] > most[:-1]))
+        return _Ahead(stock_bytes[steps], np.append(added_ms[steps], np.inf))
 
 
 # Nothing needs to follow.
@@ -120,8 +134,9 @@ class Schedules:
             status = Status.INFEASIBLE if best.is_exact else Status.UNDECIDED
             return Schedule(None, Outcome(status, math.inf, 0.0, time.perf_counter() - began_s))
         # More and more slow beginnings are looked at, until one goes on to a schedule.
-        lower_ms = search.least_ms
-        step_ms = first_step_ms = _FIRST_STEP * self._base_ms
+        lower_ms = search.least_ms(best.added_ms)
+        # The bound is often exact.
+        step_ms, first_step_ms = 0.0, _FIRST_STEP * self._base_ms
 
         def gap() -> float:
             whole_ms = max(self._base_ms + best.added_ms, 1e-12)
@@ -134,13 +149,12 @@ class Schedules:
             best = found if is_better else best
             if found.is_exact:
                 lower_ms = min(wanted_ms, best.added_ms)
-                step_ms *= 2
-            elif not is_better:
-                if wanted_ms >= best.added_ms:
-                    break
-                step_ms *= 2
+            elif wanted_ms >= best.added_ms and not is_better:
+                break
+            if found.is_exact or not is_better:
+                step_ms = max(2 * step_ms, first_step_ms)
             if gap() > config.relative_gap and search.sharpen(config):
-                lower_ms, step_ms = max(lower_ms, search.least_ms), first_step_ms
+                lower_ms, step_ms = max(lower_ms, search.least_ms(best.added_ms)), first_step_ms
         status = Status.OPTIMAL if gap() <= config.relative_gap else Status.LIMIT
         outcome = Outcome(status, best.added_ms, gap(), time.perf_counter() - began_s)
         bound_s = 1e-3 * (self._base_ms + lower_ms)
@@ -151,14 +165,16 @@ class Schedules:
         self, peak_bytes: int, config: SolverConfig, reused: ReusedBytes = NO_REUSE
     ) -> float:
         """A time in seconds that no schedule with a predicted peak of at most `peak_bytes`
-        undercuts, from the lower bounds of `fastest_within` alone. The arguments are the same."""
+        undercuts, from the lower bounds of `fastest_within` alone; infinite if there is none. The
+        arguments are the same."""
         limit = peak_bytes - self._chain.fixed_bytes
         search = _Search(self._with_groups, limit, config.max_labels, reused)
-        least_ms = search.least_ms
-        wanted_ms = least_ms + _FIRST_STEP * self._base_ms
-        if math.isfinite(least_ms) and search.fastest(wanted_ms).columns is None:
+        slow = search.feasible()
+        if slow.columns is None:
+            return math.inf if slow.is_exact else 1e-3 * self._base_ms
+        if search.fastest(search.least_ms(slow.added_ms)).columns is None:
             search.sharpen(config)
-        return 1e-3 * (self._base_ms + search.least_ms)
+        return 1e-3 * (self._base_ms + search.least_ms(slow.added_ms))
 
     def least_peak(self, config: SolverConfig, *, groups: bool = True) -> Schedule:
         """The least predicted peak, to a ten-thousandth; of the schedules with that peak, the
@@ -200,6 +216,7 @@ class _Columns:
     """Columns to choose from.
 
     Attributes:
+        base_ms: The time of the fastest options.
         values: The boundary values of their chain.
         families: The columns as families.
         smallest: Those that fit wherever any do, as if they took no time.
@@ -207,6 +224,7 @@ class _Columns:
 
     def __init__(self, chain: Chain, columns: Sequence[Column]) -> None:
         self._chain = chain
+        self.base_ms = 1e3 * sum(min(o.cost.time_s for o in opts) for opts in chain.options)
         self.values = Values(chain)
         self.families: _Families = families(columns, self.values, len(chain))
         self.smallest: _Families = [smallest(some) for some in self.families]
@@ -230,6 +248,8 @@ class _Search:
         self._reused = reused
         self._charges: Charges | None = None
         self._is_sharp = False
+        # For the most time asked for so far.
+        self._known_ahead: tuple[float, Sequence[_Ahead]] = (-1.0, ())
 
     def feasible(self) -> _Found:
         """A schedule of columns of least backward peaks."""
@@ -241,7 +261,8 @@ class _Search:
 
     def fastest(self, wanted_ms: float) -> _Found:
         """The fastest schedule, if it adds at most `wanted_ms`."""
-        return self._labelled(self._columns.families, self._ahead, wanted_ms, self._charges)
+        ahead = self._ahead(wanted_ms)
+        return self._labelled(self._columns.families, ahead, wanted_ms, self._charges)
 
     def sharpen(self, config: SolverConfig) -> bool:
         """Bound schedules by the relaxation as well; whether that is new."""
@@ -251,29 +272,35 @@ class _Search:
         self._charges = self._columns.relaxation.charges(self._limit, config, self._reused)
         return self._charges is not None
 
-    @property
-    def least_ms(self) -> float:
-        """No schedule adds less time; infinite if there is none."""
-        least_ms = float(self._ahead[0].least_ms(np.zeros(1))[0])
+    def least_ms(self, known_ms: float) -> float:
+        """No schedule adds less time, given the time that one adds."""
+        least_ms, within_ms = math.inf, 0.0
+        while math.isinf(least_ms) and within_ms < known_ms:
+            within_ms = max(_WIDER * within_ms, _FIRST_WIDTH * self._columns.base_ms)
+            least_ms = float(self._ahead(within_ms)[0].least_ms(np.zeros(1))[0])
+        least_ms = min(least_ms, known_ms)
         return least_ms if self._charges is None else max(least_ms, self._charges.least_ms)
 
-    @functools.cached_property
-    def _ahead(self) -> Sequence[_Ahead]:
-        return self._ahead_of(self._columns.families)
+    def _ahead(self, within_ms: float) -> Sequence[_Ahead]:
+        """What may follow before each block, and after the last, in at most this time."""
+        if within_ms > self._known_ahead[0]:
+            self._known_ahead = within_ms, self._ahead_of(self._columns.families, within_ms)
+        return self._known_ahead[1]
 
-    def _ahead_of(self, columns: _Families) -> Sequence[_Ahead]:
-        """What may follow before each block, and after the last."""
+    def _ahead_of(self, columns: _Families, within_ms: float) -> Sequence[_Ahead]:
         ahead = [_NOTHING]
         # By the number of blocks that follow.
         for some in reversed(columns):
-            steps = [self._before(family, ahead[-len(family.blocks)]) for family in some]
-            stock_bytes, added_ms = map(np.concatenate, zip(*steps, strict=True))
-            order = np.lexsort((-stock_bytes, added_ms))
-            most = np.maximum.accumulate(stock_bytes[order])
-            better = np.ones(len(order), bool)
-            better[1:] = stock_bytes[order][1:] > most[:-1]
-            chosen = order[better]
-            ahead.append(_Ahead(stock_bytes[chosen], np.append(added_ms[chosen], np.inf)))
+            found = _Ahead(np.zeros(0), np.full(1, np.inf))
+            new: list[tuple[np.ndarray, np.ndarray]] = []
+            # Single blocks come first. Most of the others are no better than what is found by then.
+            for family in sorted(some, key=lambda family: len(family.blocks)):
+                stock_bytes, added_ms = self._before(family, ahead[-len(family.blocks)])
+                better = (added_ms <= within_ms) & (added_ms < found.least_ms(stock_bytes))
+                new.append((stock_bytes[better], added_ms[better]))
+                if sum(len(times) for _, times in new) > len(found.added_ms):
+                    found, new = found.joined(new), []
+            ahead.append(found.joined(new))
         return ahead[::-1]
 
     def _before(self, family: Family, after: _Ahead) -> tuple[np.ndarray, np.ndarray]:
