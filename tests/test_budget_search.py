@@ -181,7 +181,8 @@ def test_late_arguments_that_lower_the_peak_stay(context: PlanningContext) -> No
     assert any(region.late_arguments for _, region in best.root.walk())
     assert Barriers.LATE_ARGUMENTS in needed_barriers(found.compiled, limit)
     without = Barriers.CHECKPOINTED
-    assert sum(c.barriers == without for c in found.compiled) == 1
+    plans = [c for c in found.compiled if c is not found.plain]
+    assert sum(c.barriers == without for c in plans) == 1
 
 
 def u_shaped(params: Sequence[jax.Array], x: jax.Array) -> jax.Array:
@@ -276,7 +277,7 @@ def test_a_barrier_that_lowered_no_peak_is_not_tried_again(
     assert found.num_with_barrier == 1
     # Of several plans that missed, all could have been tried with a barrier too.
     missed = [c for c in found.compiled if c.peak_bytes > limit and c.barriers == Barriers.USUAL]
-    assert len(missed) >= 3
+    assert len(missed) >= 2
 
 
 class Fragmented(Candidates):

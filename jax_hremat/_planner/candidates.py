@@ -45,7 +45,7 @@ class Candidates:
         self._timings_s = {"solve": 0.0, "certify": 0.0}
         self._found: dict[Region, Candidate] = {}
         plain = uniform(context.chain(lambda o: (o.plain,)))
-        self.plain = self.add(*plain, NO_SOLVE)
+        self.plain = self.add(*plain, NO_SOLVE, Barriers.CHECKPOINTED)
 
     def anew(self) -> Candidates:
         """Candidates of the same program of which only the plan without checkpoints is compiled."""
