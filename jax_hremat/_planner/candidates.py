@@ -45,6 +45,7 @@ class Candidates:
         self._timings_s = {"solve": 0.0, "certify": 0.0}
         self._found: dict[Region, Candidate] = {}
         plain = uniform(context.chain(lambda o: (o.plain,)))
+        # With these barriers alone it is the baseline, which is compiled already.
         self.plain = self.add(*plain, NO_SOLVE, Barriers.CHECKPOINTED)
 
     def anew(self) -> Candidates:
