@@ -71,6 +71,15 @@ class Chain:
     def __len__(self) -> int:
         return len(self.starts)
 
+    def fastest_s(self, block: int) -> float:
+        """The time of a block's fastest option."""
+        return min(option.cost.time_s for option in self.options[block])
+
+    @property
+    def fastest_ms(self) -> float:
+        """The time of all blocks in their fastest options, to which columns add theirs."""
+        return 1e3 * sum(map(self.fastest_s, range(len(self))))
+
     def needs(self) -> list[list[list[int]]]:
         """For each block and option, the boundary values that the block's backward reads."""
         needs: list[list[list[int]]] = [[[] for _ in options] for options in self.options]

@@ -79,20 +79,21 @@ class Family:
 
 
 class Values:
-    """The boundary values of a chain, and what a schedule has of them while it runs a family."""
+    """The boundary values of a chain, and what a schedule has of them while it runs a family.
+
+    Attributes:
+        size_bytes: Their sizes.
+        none: The empty set of them alone.
+    """
 
     def __init__(self, chain: Chain) -> None:
         self.size_bytes = np.array([v.size_bytes for v in chain.boundary_values], float)
+        self.none: Sets = np.zeros((1, self.size_bytes.size), bool)
         self._last_reader = np.array([v.readers[-1] for v in chain.boundary_values], int)
         made = np.array([v.producer for v in chain.boundary_values], int)
         blocks = np.arange(len(chain))[:, None]
         # For each block, the bytes made before it and still to be read.
         self._waiting_bytes = ((made < blocks) & (blocks <= self._last_reader)) @ self.size_bytes
-
-    @property
-    def none(self) -> Sets:
-        """The empty set alone."""
-        return np.zeros((1, self.size_bytes.size), bool)
 
     def bytes_of(self, sets: Sets) -> np.ndarray:
         """The bytes of each set."""

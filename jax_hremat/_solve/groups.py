@@ -34,7 +34,7 @@ def single_columns(chain: Chain) -> list[Column]:
     columns = []
     needs = chain.needs()
     for k, options in enumerate(chain.options):
-        fastest_s = min(o.cost.time_s for o in options)
+        fastest_s = chain.fastest_s(k)
         pending = chain.pending_cotangent_bytes(k)
         columns += [
             Column(
@@ -156,7 +156,7 @@ class _GroupStart:
 
     def _options(self, i: int, needs: list[list[int]]) -> list[_BlockOption]:
         chain, k = self.chain, self.blocks[i]
-        fastest_s = min(option.cost.time_s for option in chain.options[k])
+        fastest_s = chain.fastest_s(k)
         pending = chain.pending_cotangent_bytes(k)
         options = [
             _BlockOption(

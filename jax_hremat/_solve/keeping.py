@@ -137,8 +137,7 @@ def _columns(
         for k, cost in zip(blocks, costs, strict=True)
     ]
     over_fastest_s = sum(
-        cost.time_s - min(option.cost.time_s for option in chain.options[k])
-        for k, cost in zip(blocks, costs, strict=True)
+        cost.time_s - chain.fastest_s(k) for k, cost in zip(blocks, costs, strict=True)
     )
     for label in labels:
         # Between forward and backward the group keeps the chosen values of its blocks; in its own

@@ -123,10 +123,14 @@ def _best(held: np.ndarray, added_ms: np.ndarray, stock_bytes: np.ndarray) -> np
     order = np.lexsort((stock_bytes, added_ms, held))
     # Every set counts as lower than all sets before it, so that each has a minimum of its own.
     lowered = stock_bytes[order] - (1.0 + stock_bytes.max()) * held[order]
-    least = np.minimum.accumulate(lowered)
-    better = np.ones(len(order), bool)
-    better[1:] = lowered[1:] < least[:-1]
-    return order[better]
+    return order[new_minima(lowered)]
+
+
+def new_minima(figures: np.ndarray) -> np.ndarray:
+    """Whether each figure is less than all before it."""
+    new = np.ones(len(figures), bool)
+    new[1:] = figures[1:] < np.minimum.accumulate(figures)[:-1]
+    return new
 
 
 def _beaten(

@@ -189,7 +189,7 @@ class _Maker:
         self._chain = chain
         self._handed_up = handed_up
         self._needs = chain.needs()
-        self._fastest_s = [min(o.cost.time_s for o in options) for options in chain.options]
+        self._fastest_s = [*map(chain.fastest_s, range(len(chain)))]
         self._pending = [chain.pending_cotangent_bytes(k) for k in range(len(chain))]
 
     def block(self, k: int) -> list[_NodeOption]:

@@ -62,8 +62,7 @@ class Relaxation:
         self._chain = chain
         self._families = families
         slowest = [max(o.cost.time_s for o in opts) for opts in chain.options]
-        fastest = [min(o.cost.time_s for o in opts) for opts in chain.options]
-        self._base_ms = 1e3 * sum(fastest)
+        self._base_ms = chain.fastest_ms
         self._most_ms = 1e3 * (sum(slowest) + sum(chain.recompute_s)) - self._base_ms
         self._entries, self._keys = self._coefficients()
 

@@ -69,7 +69,7 @@ def fastest_of_columns(
         the solver's limit was reached first.
     """
     program = RootProgram(chain, columns)
-    base_ms = 1e3 * sum(min(o.cost.time_s for o in opts) for opts in chain.options)
+    base_ms = chain.fastest_ms
     saved: tuple[Any, Any] = (0.0, 0.0)
     constraints: list[cp.Constraint] = []
     if reuse is not None:

@@ -29,7 +29,7 @@ from jax_hremat._solve.chain import Chain, Schedule, selection_of
 from jax_hremat._solve.column import MIB, Column
 from jax_hremat._solve.families import Effects, Family, Sets, Values, families, smallest
 from jax_hremat._solve.groups import group_columns, single_columns
-from jax_hremat._solve.labels import Labels, start, together, undominated
+from jax_hremat._solve.labels import Labels, new_minima, start, together, undominated
 from jax_hremat._solve.output_reuse import NO_REUSE, ReusedBytes
 from jax_hremat._solve.prediction import predict
 from jax_hremat._solve.relaxation import Charges, Relaxation
@@ -75,8 +75,7 @@ class _Ahead(NamedTuple):
         added_ms = np.concatenate([self.added_ms[:-1], *(times for _, times in others)])
         order = np.lexsort((-stock_bytes, added_ms))
         stock_bytes, added_ms = stock_bytes[order], added_ms[order]
-        most = np.maximum.accumulate(stock_bytes)
-        steps = np.concatenate((most[:1] == stock_bytes[:1], stock_bytes[1:] > most[:-1]))
+        steps = new_minima(-stock_bytes)
         return _Ahead(stock_bytes[steps], np.append(added_ms[steps], np.inf))
 
 
@@ -103,7 +102,7 @@ class Schedules:
 
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
-        self._base_ms = 1e3 * sum(min(o.cost.time_s for o in opts) for opts in chain.options)
+        self._base_ms = chain.fastest_ms
 
     def fastest_within(
         self,
@@ -219,14 +218,18 @@ class _Columns:
         base_ms: The time of the fastest options.
         values: The boundary values of their chain.
         families: The columns as families.
+        shortest_first: The families that begin at each block, those of fewest blocks first.
         smallest: Those that fit wherever any do, as if they took no time.
     """
 
     def __init__(self, chain: Chain, columns: Sequence[Column]) -> None:
         self._chain = chain
-        self.base_ms = 1e3 * sum(min(o.cost.time_s for o in opts) for opts in chain.options)
+        self.base_ms = chain.fastest_ms
         self.values = Values(chain)
         self.families: _Families = families(columns, self.values, len(chain))
+        self.shortest_first: _Families = [
+            sorted(some, key=lambda family: len(family.blocks)) for some in self.families
+        ]
         self.smallest: _Families = [smallest(some) for some in self.families]
 
     @functools.cached_property
@@ -284,22 +287,24 @@ class _Search:
     def _ahead(self, within_ms: float) -> Sequence[_Ahead]:
         """What may follow before each block, and after the last, in at most this time."""
         if within_ms > self._known_ahead[0]:
-            self._known_ahead = within_ms, self._ahead_of(self._columns.families, within_ms)
+            self._known_ahead = within_ms, self._ahead_within(within_ms)
         return self._known_ahead[1]
 
-    def _ahead_of(self, columns: _Families, within_ms: float) -> Sequence[_Ahead]:
+    def _ahead_within(self, within_ms: float) -> Sequence[_Ahead]:
         ahead = [_NOTHING]
         # By the number of blocks that follow.
-        for some in reversed(columns):
+        for some in reversed(self._columns.shortest_first):
             found = _Ahead(np.zeros(0), np.full(1, np.inf))
             new: list[tuple[np.ndarray, np.ndarray]] = []
+            count = 0
             # Single blocks come first. Most of the others are no better than what is found by then.
-            for family in sorted(some, key=lambda family: len(family.blocks)):
+            for family in some:
                 stock_bytes, added_ms = self._before(family, ahead[-len(family.blocks)])
                 better = (added_ms <= within_ms) & (added_ms < found.least_ms(stock_bytes))
                 new.append((stock_bytes[better], added_ms[better]))
-                if sum(len(times) for _, times in new) > len(found.added_ms):
-                    found, new = found.joined(new), []
+                count += int(better.sum())
+                if count > len(found.added_ms):
+                    found, new, count = found.joined(new), [], 0
             ahead.append(found.joined(new))
         return ahead[::-1]
 
