@@ -16,11 +16,11 @@ from jax_hremat import PlannerConfig, SearchConfig, partition_by_score
 from jax_hremat._emit.emit import emit
 from jax_hremat._emit.step import own_step
 from jax_hremat._planner import aims, budget_search
+from jax_hremat._planner.barriers import needed_barriers
 from jax_hremat._planner.budget_search import BudgetSearch
 from jax_hremat._planner.candidate import Candidate
 from jax_hremat._planner.candidates import NO_SOLVE, Candidates
 from jax_hremat._planner.context import PlanningContext, prepare
-from jax_hremat._planner.corrections import needed_barriers
 from jax_hremat._solve.chain import Selection
 from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers, selection_region
@@ -89,7 +89,7 @@ def test_a_plan_that_misses_is_compiled_with_a_barrier_at_the_loss(
     assert best is not None and best.peak_bytes <= limit
     assert _is_barrier_at_the_loss(best)
     # The next search begins with these barriers; its best plan is compiled without them as well.
-    needed = needed_barriers(found.compiled, int(0.9 * limit))
+    needed = needed_barriers(found.compiled, int(0.9 * limit), found.price_s)
     assert Barriers.PLAIN in needed
     before = set(found._found)
     second = BudgetSearch(found, int(0.9 * limit)).search()
@@ -173,7 +173,7 @@ def test_a_barrier_that_lowers_no_peak_is_left_out(context: PlanningContext) -> 
     assert best is not None and best.peak_bytes <= limit
     assert not _is_barrier_at_the_loss(best)
     assert not any(region.late_arguments for _, region in best.root.walk())
-    assert Barriers.LATE_ARGUMENTS not in needed_barriers(found.compiled, limit)
+    assert Barriers.LATE_ARGUMENTS not in needed_barriers(found.compiled, limit, found.price_s)
 
 
 class Early(Candidates):
@@ -193,7 +193,7 @@ def test_late_arguments_that_lower_the_peak_stay(context: PlanningContext) -> No
     best = BudgetSearch(found, limit).search()
     assert best is not None and best.peak_bytes <= limit
     assert any(region.late_arguments for _, region in best.root.walk())
-    assert Barriers.LATE_ARGUMENTS in needed_barriers(found.compiled, limit)
+    assert Barriers.LATE_ARGUMENTS in needed_barriers(found.compiled, limit, found.price_s)
     without = Barriers.CHECKPOINTED
     plans = [c for c in found.compiled if c is not found.plain]
     assert sum(c.barriers == without for c in plans) == 1

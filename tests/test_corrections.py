@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import jax
@@ -12,14 +13,13 @@ import pytest
 from jax_hremat import PlannerConfig
 from jax_hremat._emit.step import own_step
 from jax_hremat._plan.region import Region
+from jax_hremat._planner.barriers import Pair, may_do_without, needed_barriers
 from jax_hremat._planner.candidate import Candidate
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.context import prepare
 from jax_hremat._planner.corrections import (
     excess_near,
     expected_peak_bytes,
-    may_do_without,
-    needed_barriers,
     optimistic_peak_bytes,
     worst_overestimate,
 )
@@ -30,6 +30,16 @@ from jax_hremat._xla.target import get_target
 
 FEW, MANY = Barriers.USUAL, Barriers.USUAL | Barriers.PLAIN
 PREDICTED_BYTES = 100_000
+
+
+def cheap(_: Candidate, __: int) -> float:
+    """The price of bytes where options lower any peak in no time."""
+    return 0.0
+
+
+def dear(_: Candidate, __: int) -> float:
+    """The same where no options lower any peak."""
+    return math.inf
 
 
 @pytest.fixture(scope="module")
@@ -175,28 +185,34 @@ def both(
     return [candidates[0], replace(candidates[1], step=slower)]
 
 
-def test_barriers_are_worth_it_if_they_save_twice_the_part_that_they_take(plain: Candidate) -> None:
+def test_barriers_are_worth_the_time_that_options_would_take(plain: Candidate) -> None:
+    def per_byte(candidate: Candidate, lower_bytes: int) -> float:
+        return 1e-4 * candidate.step_s * lower_bytes
+
     for few_bytes, longer, worth in (
-        (1019, 0.01, False),
-        (1021, 0.01, True),
+        (1099, 0.01, False),
+        (1101, 0.01, True),
         (1001, 0.0, True),
+        (1001, -0.01, True),
         (1000, -0.01, False),
         (999, 0.0, False),
     ):
         few, many = both(plain, 0, FEW, few_bytes, MANY, 1000, longer)
-        assert many.is_worth_its_barriers(few) == worth
+        assert Pair(many, few).are_worth_it(per_byte) == worth
+        assert not Pair(few, many).are_worth_it(per_byte) or few_bytes < 1000
 
 
 def test_barriers_are_tried_first_where_the_nearest_plan_needed_them(plain: Candidate) -> None:
-    assert needed_barriers([plain], 0) == FEW
+    assert needed_barriers([plain], 0, dear) == FEW
     known = [
         plain,
         *both(plain, 0, FEW, 1000, MANY, 900),
-        *both(plain, 1, FEW, 2000, MANY, 1999),
+        *both(plain, 1, FEW, 2000, MANY, 2000),
         compiled(plain, plan=2, excess_bytes=100 - PREDICTED_BYTES),
     ]
-    assert needed_barriers(known, 800) == MANY
-    assert needed_barriers(known, 1800) == FEW
+    assert needed_barriers(known, 800, dear) == MANY
+    assert needed_barriers(known, 1800, dear) == FEW
+    assert needed_barriers(known, 800, cheap) == FEW
 
 
 def test_late_arguments_are_left_out_where_the_nearest_plan_did_not_need_them(
@@ -206,13 +222,13 @@ def test_late_arguments_are_left_out_where_the_nearest_plan_did_not_need_them(
     known = [
         plain,
         *both(plain, 0, fewest, 1000, FEW, 900),
-        *both(plain, 1, fewest, 2000, FEW, 1999),
+        *both(plain, 1, fewest, 2000, FEW, 2000),
     ]
-    assert needed_barriers(known, 800) == FEW
-    assert needed_barriers(known, 1800) == fewest
+    assert needed_barriers(known, 800, dear) == FEW
+    assert needed_barriers(known, 1800, dear) == fewest
     # With barriers at plain blocks or without: what is compared is alike but for late arguments.
     known += both(plain, 2, fewest | Barriers.PLAIN, 3000, MANY, 2900)
-    assert needed_barriers(known, 2900) == FEW
+    assert needed_barriers(known, 2900, dear) == FEW
 
 
 def test_what_a_plan_needs_without_barriers_follows_from_the_nearest_pair(plain: Candidate) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from jax_hremat._planner.aims import Aims
+from jax_hremat._planner.barriers import (
+    OPTIONAL_BARRIERS,
+    Pair,
+    may_do_without,
+    needed_barriers,
+)
 from jax_hremat._planner.candidate import Candidate
 from jax_hremat._planner.candidates import NO_SOLVE, Candidates
 from jax_hremat._planner.corrections import (
-    OPTIONAL_BARRIERS,
     excess_near,
     fragmentation_near,
-    may_do_without,
-    needed_barriers,
     optimistic_peak_bytes,
     worst_overestimate,
 )
@@ -57,7 +60,7 @@ class BudgetSearch:
         self._solver = solver or candidates.context.config.solver
         self._max_rounds = candidates.context.config.max_rounds
         self._aims = Aims(candidates, limit, self._solver)
-        self._barriers = needed_barriers(candidates.compiled, limit)
+        self._barriers = needed_barriers(candidates.compiled, limit, candidates.price_s)
         self._untried = OPTIONAL_BARRIERS
         self._fits = self._missed = False
 
@@ -193,11 +196,12 @@ class BudgetSearch:
             if some in candidate.barriers or not may_help:
                 continue
             behind = self._with_barriers(candidate, candidate.barriers | some)
-            if behind.is_worth_its_barriers(candidate):
+            self._fits |= behind.peak_bytes <= self._limit
+            if Pair(behind, candidate).are_worth_it(self._candidates.price_s):
                 self._barriers |= some
+                candidate = behind
             elif behind.root != candidate.root:
                 self._untried = tuple(other for other in self._untried if other != some)
-            candidate = min(candidate, behind, key=lambda c: c.peak_bytes)
         return candidate
 
     def _without_some_barriers(self, candidate: Candidate) -> None:

@@ -14,9 +14,6 @@ from jax_hremat._xla.certify import CompiledStep
 # Barriers at plain blocks, which take time, are tried only for cotangents of at least this part of
 # the peak without rematerialization.
 WORTH_A_BARRIER = 0.01
-# Barriers are used for further plans if the part by which they lower a peak is at least this many
-# times the part by which they lengthen the step.
-_WORTH_THEIR_TIME = 2.0
 # A plan is compiled with barriers at plain blocks as well if it exceeds the peak expected of it by
 # more than this part, which is more than expectations usually err.
 _DELAYED = 0.02
@@ -59,10 +56,3 @@ class Candidate:
         """Whether so much more is used at the peak than expected that the compiler seems to have
         delayed parts of the backward."""
         return self.used_bytes > (1 + _DELAYED) * expected_bytes
-
-    def is_worth_its_barriers(self, other: Candidate) -> bool:
-        """Whether the peak is lower than that of the same plan with fewer barriers by enough for
-        the time that they take."""
-        lower = other.peak_bytes / self.peak_bytes - 1
-        longer = self.step_s / other.step_s - 1
-        return lower > 0 and lower >= _WORTH_THEIR_TIME * longer

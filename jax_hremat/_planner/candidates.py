@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -44,6 +45,7 @@ class Candidates:
         self._progress = progress
         self._timings_s = {"solve": 0.0, "certify": 0.0}
         self._found: dict[Region, Candidate] = {}
+        self._solved: dict[tuple[int, int, SolverConfig, bool], Schedule] = {}
         plain = uniform(context.chain(lambda o: (o.plain,)))
         # With these barriers alone it is the baseline, which is compiled already.
         self.plain = self.add(*plain, NO_SOLVE, Barriers.CHECKPOINTED)
@@ -140,12 +142,28 @@ class Candidates:
                 chain, single_columns(chain), peak_bytes, solver, (results, parts)
             )
 
-        with self._solving():
-            schedules = self.chains.schedules(chain)
-            if not results:
-                return within()
-            predict = self.context.predict
-            return fastest_with_reuse(chain, peak_bytes, results, of_blocks, within, predict)
+        question = id(chain), peak_bytes, solver, groups
+        if question not in self._solved:
+            with self._solving():
+                schedules = self.chains.schedules(chain)
+                self._solved[question] = (
+                    fastest_with_reuse(
+                        chain, peak_bytes, results, of_blocks, within, self.context.predict
+                    )
+                    if results
+                    else within()
+                )
+        return self._solved[question]
+
+    def price_s(self, candidate: Candidate, lower_bytes: int) -> float:
+        """The seconds by which a plan's step gets longer if options are to lower its predicted peak
+        by so many bytes; infinite if none do."""
+        within_bytes = candidate.prediction.peak_bytes - lower_bytes
+        lower = self.solve(candidate.chain, within_bytes, self.context.config.solver).selection
+        if lower is None:
+            return math.inf
+        promise = self.context.predict(candidate.chain, lower)
+        return self.step_s(promise) - self.step_s(candidate.prediction)
 
     def least_possible_step_s(self, peak_bytes: int) -> float:
         """A step time that no selection of the strategy's options with a predicted peak of at most

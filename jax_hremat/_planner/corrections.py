@@ -9,13 +9,12 @@ import numpy as np
 
 from jax_hremat._plan.peak import Moment
 from jax_hremat._plan.region import Region
+from jax_hremat._planner.barriers import but_for_barriers
 from jax_hremat._planner.candidate import Candidate
 from jax_hremat._solve.chain import Selection
 from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers
 
-# The barriers that a plan may be compiled without, those that take least time first.
-OPTIONAL_BARRIERS = (Barriers.LATE_ARGUMENTS, Barriers.PLAIN)
 # Where anything is recomputed, a compiled peak that exceeds the predicted one by this part is no
 # prediction error: XLA's scheduler has delayed part of a backward.
 _PUT_OFF = 0.1
@@ -126,56 +125,6 @@ def worst_overestimate(
     return max(1.0, *ratios) if ratios else None
 
 
-def needed_barriers(compiled: Sequence[Candidate], peak_bytes: int) -> Barriers:
-    """The barriers with which a plan for a compiled peak is compiled first: of those that may be
-    left out, those that lowered the peak of the nearest plan that was compiled with and without
-    them, and late arguments where no plan was."""
-    needed = Barriers.CHECKPOINTED
-    for some in OPTIONAL_BARRIERS:
-        pair = _nearest_pair(compiled, peak_bytes, some)
-        if some in Barriers.USUAL if pair is None else pair.are_worth_it:
-            needed |= some
-    return needed
-
-
-def may_do_without(
-    compiled: Sequence[Candidate], candidate: Candidate, some: Barriers, limit: int
-) -> bool:
-    """Whether the peak of a plan is expected within a limit without some of its barriers, by the
-    bytes more that the nearest plan takes without them, if one was compiled with and without."""
-    pair = _nearest_pair(compiled, candidate.peak_bytes, some)
-    if pair is None:
-        return True
-    more_bytes = pair.without.peak_bytes - pair.with_them.peak_bytes
-    return candidate.peak_bytes + more_bytes <= limit
-
-
-class _Pair(NamedTuple):
-    """A plan compiled with some barriers and without them, the others alike."""
-
-    with_them: Candidate
-    without: Candidate
-
-    @property
-    def are_worth_it(self) -> bool:
-        return self.with_them.is_worth_its_barriers(self.without)
-
-
-def _nearest_pair(compiled: Sequence[Candidate], peak_bytes: int, some: Barriers) -> _Pair | None:
-    by_barriers = [{c.barriers: c for c in plans} for plans in _but_for_barriers(compiled)]
-    pairs = [
-        _Pair(with_them, plans[barriers & ~some])
-        for plans in by_barriers
-        for barriers, with_them in plans.items()
-        if some in barriers and barriers & ~some in plans
-    ]
-    return min(
-        pairs,
-        key=lambda p: (abs(p.with_them.peak_bytes - peak_bytes), p.with_them.step_s),
-        default=None,
-    )
-
-
 def _traits(selection: Selection, barriers: Barriers, peak: Moment) -> _Traits:
     return _Traits(
         bool(selection.groups), bool(selection.keeps), barriers, peak.block, peak.in_backward
@@ -187,7 +136,7 @@ def _as_predicted(compiled: Sequence[Candidate]) -> list[Candidate]:
     prediction, and those that are lower with other barriers. The plan that checkpoints nothing is
     always among them."""
     best = [
-        min(alike, key=lambda c: (c.peak_bytes, c.step_s)) for alike in _but_for_barriers(compiled)
+        min(alike, key=lambda c: (c.peak_bytes, c.step_s)) for alike in but_for_barriers(compiled)
     ]
     return [
         c
@@ -198,11 +147,3 @@ def _as_predicted(compiled: Sequence[Candidate]) -> list[Candidate]:
 
 def _recomputes(root: Region) -> bool:
     return any(region.checkpointed for _, region in root.walk())
-
-
-def _but_for_barriers(compiled: Sequence[Candidate]) -> list[list[Candidate]]:
-    """The plans, those together that differ in barriers alone."""
-    found: dict[Region, list[Candidate]] = {}
-    for candidate in compiled:
-        found.setdefault(candidate.root.without_barriers(), []).append(candidate)
-    return list(found.values())

@@ -1,0 +1,81 @@
+"""Which barriers plans are compiled with: those that lower a peak in less time than it would take
+to recompute more instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from jax_hremat._plan.region import Region
+from jax_hremat._planner.candidate import Candidate
+from jax_hremat._solve.regions import Barriers
+
+# The barriers that a plan may be compiled without, those that take least time first.
+OPTIONAL_BARRIERS = (Barriers.LATE_ARGUMENTS, Barriers.PLAIN)
+
+# The seconds by which a plan's step gets longer if options are to lower its peak by so many bytes.
+Price = Callable[[Candidate, int], float]
+
+
+class Pair(NamedTuple):
+    """A plan compiled with some barriers and without them, the others alike."""
+
+    with_them: Candidate
+    without: Candidate
+
+    @property
+    def lower_bytes(self) -> int:
+        """Bytes by which the barriers lower the peak."""
+        return self.without.peak_bytes - self.with_them.peak_bytes
+
+    def are_worth_it(self, price: Price) -> bool:
+        """Whether the barriers lower the peak, and take no more time than options that lower it as
+        much."""
+        if self.lower_bytes <= 0:
+            return False
+        longer_s = self.with_them.step_s - self.without.step_s
+        return longer_s <= 0 or longer_s <= price(self.without, self.lower_bytes)
+
+
+def needed_barriers(compiled: Sequence[Candidate], peak_bytes: int, price: Price) -> Barriers:
+    """The barriers with which a plan for a compiled peak is compiled first: of those that may be
+    left out, those that were worth it in the nearest plan that was compiled with and without them,
+    and late arguments where no plan was."""
+    needed = Barriers.CHECKPOINTED
+    for some in OPTIONAL_BARRIERS:
+        pair = _nearest_pair(compiled, peak_bytes, some)
+        if some in Barriers.USUAL if pair is None else pair.are_worth_it(price):
+            needed |= some
+    return needed
+
+
+def may_do_without(
+    compiled: Sequence[Candidate], candidate: Candidate, some: Barriers, limit: int
+) -> bool:
+    """Whether the peak of a plan is expected within a limit without some of its barriers, by the
+    bytes more that the nearest plan takes without them, if one was compiled with and without."""
+    pair = _nearest_pair(compiled, candidate.peak_bytes, some)
+    return pair is None or candidate.peak_bytes + pair.lower_bytes <= limit
+
+
+def but_for_barriers(compiled: Sequence[Candidate]) -> list[list[Candidate]]:
+    """The plans, those together that differ in barriers alone."""
+    found: dict[Region, list[Candidate]] = {}
+    for candidate in compiled:
+        found.setdefault(candidate.root.without_barriers(), []).append(candidate)
+    return list(found.values())
+
+
+def _nearest_pair(compiled: Sequence[Candidate], peak_bytes: int, some: Barriers) -> Pair | None:
+    by_barriers = [{c.barriers: c for c in plans} for plans in but_for_barriers(compiled)]
+    pairs = [
+        Pair(with_them, plans[barriers & ~some])
+        for plans in by_barriers
+        for barriers, with_them in plans.items()
+        if some in barriers and barriers & ~some in plans
+    ]
+    return min(
+        pairs,
+        key=lambda p: (abs(p.with_them.peak_bytes - peak_bytes), p.with_them.step_s),
+        default=None,
+    )
