@@ -153,16 +153,20 @@ def test_a_plan_that_does_not_need_its_barriers_loses_them(
 
 
 class Needless(Candidates):
-    """Compiled plans that take more memory with late arguments."""
+    """Compiled plans that take more memory and time with late arguments, and more time with
+    barriers of cotangents."""
 
     def add(self, *given: Any, **options: Any) -> Candidate:
         before = self.num_compiled
         candidate = super().add(*given, **options)
-        if self.num_compiled > before and any(
-            region.late_arguments for _, region in candidate.root.walk()
-        ):
-            candidate = larger(candidate, int(0.01 * candidate.peak_bytes))
-            self._found[candidate.root] = candidate
+        if self.num_compiled == before:
+            return candidate
+        regions = [region for _, region in candidate.root.walk()]
+        late = any(region.late_arguments for region in regions)
+        behind = any(region.barrier for region in regions)
+        step_s = (1 + 0.01 * (late + behind)) * candidate.step_s
+        candidate = larger(candidate, int(0.01 * late * candidate.peak_bytes), step_s=step_s)
+        self._found[candidate.root] = candidate
         return candidate
 
 
@@ -172,18 +176,22 @@ def test_a_barrier_that_lowers_no_peak_is_left_out(context: PlanningContext) -> 
     best = BudgetSearch(found, limit).search()
     assert best is not None and best.peak_bytes <= limit
     assert not _is_barrier_at_the_loss(best)
-    assert not any(region.late_arguments for _, region in best.root.walk())
+    assert not any(region.late_arguments or region.barrier for _, region in best.root.walk())
     assert Barriers.LATE_ARGUMENTS not in needed_barriers(found.compiled, limit, found.price_s)
 
 
 class Early(Candidates):
-    """Compiled plans that take more memory without late arguments."""
+    """Compiled plans that take more memory, and less time, without late arguments."""
 
     def add(self, *given: Any, **options: Any) -> Candidate:
+        before = self.num_compiled if self._found else 0
         candidate = super().add(*given, **options)
-        if any(region.late_arguments for _, region in candidate.root.walk()):
+        if self.num_compiled == before:
             return candidate
-        self._found[candidate.root] = larger(candidate, int(0.1 * candidate.peak_bytes))
+        late = any(region.late_arguments for _, region in candidate.root.walk())
+        more_bytes = 0 if late else int(0.1 * candidate.peak_bytes)
+        step_s = (1.01 if late else 1.0) * candidate.step_s
+        self._found[candidate.root] = larger(candidate, more_bytes, step_s=step_s)
         return self._found[candidate.root]
 
 

@@ -228,6 +228,9 @@ def test_late_arguments_are_left_out_where_the_nearest_plan_did_not_need_them(
     assert needed_barriers(known, 1800, dear) == fewest
     # With barriers at plain blocks or without: what is compared is alike but for late arguments.
     known += both(plain, 2, fewest | Barriers.PLAIN, 3000, MANY, 2900)
+    # Those of checkpointed regions are no exception.
+    few = both(plain, 3, Barriers.NONE, 5000, fewest, 5000)
+    assert needed_barriers([plain, *few], 5000, dear) == Barriers.LATE_ARGUMENTS
     assert needed_barriers(known, 2900, dear) == FEW
 
 

@@ -11,7 +11,7 @@ from jax_hremat._planner.candidate import Candidate
 from jax_hremat._solve.regions import Barriers
 
 # The barriers that a plan may be compiled without, those that take least time first.
-OPTIONAL_BARRIERS = (Barriers.LATE_ARGUMENTS, Barriers.PLAIN)
+OPTIONAL_BARRIERS = (Barriers.CHECKPOINTED, Barriers.LATE_ARGUMENTS, Barriers.PLAIN)
 
 # The seconds by which a plan's step gets longer if options are to lower its peak by so many bytes.
 Price = Callable[[Candidate, int], float]
@@ -40,8 +40,8 @@ class Pair(NamedTuple):
 def needed_barriers(compiled: Sequence[Candidate], peak_bytes: int, price: Price) -> Barriers:
     """The barriers with which a plan for a compiled peak is compiled first: of those that may be
     left out, those that were worth it in the nearest plan that was compiled with and without them,
-    and late arguments where no plan was."""
-    needed = Barriers.CHECKPOINTED
+    and the usual ones where no plan was."""
+    needed = Barriers.NONE
     for some in OPTIONAL_BARRIERS:
         pair = _nearest_pair(compiled, peak_bytes, some)
         if some in Barriers.USUAL if pair is None else pair.are_worth_it(price):

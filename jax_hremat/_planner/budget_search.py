@@ -43,6 +43,9 @@ _TOLERANCE_SEEN = 1.05
 _TIME_TOLERANCE = 1.005
 # A lower least peak is lower by at least this part.
 _LOWER = 0.01
+# A plan is compiled without some barriers only if its step is longer than predicted by more than this
+# part.
+_LONGER = 0.001
 # Part of the solver's nodes for each search for a lower least peak; there may be many searches.
 _FLOOR_NODES = 0.3
 # The same for each prediction without a plan.
@@ -205,12 +208,13 @@ class BudgetSearch:
         return candidate
 
     def _without_some_barriers(self, candidate: Candidate) -> None:
-        """Compile a plan without barriers that another plan needed, if it is expected to fit."""
+        """Compile a plan whose step is longer than predicted without its barriers, as far as it is
+        expected to fit."""
+        predicted_s = self._candidates.step_s(candidate.prediction)
         for some in reversed(OPTIONAL_BARRIERS):
-            compiled = self._candidates.compiled
-            if some in candidate.barriers and may_do_without(
-                compiled, candidate, some, self._limit
-            ):
+            if some not in candidate.barriers or candidate.step_s <= (1 + _LONGER) * predicted_s:
+                continue
+            if may_do_without(self._candidates.compiled, candidate, some, self._limit):
                 fewer = self._with_barriers(candidate, candidate.barriers & ~some)
                 candidate = fewer if fewer.peak_bytes <= self._limit else candidate
 

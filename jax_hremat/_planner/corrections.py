@@ -110,8 +110,8 @@ def worst_overestimate(
     compiled: Sequence[Candidate], selection: Selection, fixed_bytes: int
 ) -> float | None:
     """The worst ratio, at least 1, of the optimistic estimate, made from the other plans, to the
-    compiled peak, among the plans by hand, which have no barriers, that have groups, and keep
-    values in groups, if this one does; None if none was compiled."""
+    compiled peak, among the plans without barriers that have groups, and keep values in groups, if
+    this one does; None if none was compiled."""
 
     def family(selection: Selection) -> tuple[bool, bool]:
         return bool(selection.groups), bool(selection.keeps)
