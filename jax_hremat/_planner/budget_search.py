@@ -43,8 +43,8 @@ _TOLERANCE_SEEN = 1.05
 _TIME_TOLERANCE = 1.005
 # A lower least peak is lower by at least this part.
 _LOWER = 0.01
-# A plan is compiled without some barriers only if its step is longer than predicted by more than this
-# part.
+# A plan is compiled without some of its barriers if its step is longer than predicted by more than
+# this part.
 _LONGER = 0.001
 # Part of the solver's nodes for each search for a lower least peak; there may be many searches.
 _FLOOR_NODES = 0.3
