@@ -381,7 +381,8 @@ def test_the_first_difference_of_inputs_and_outputs() -> None:
         mine.first_difference(fingerprint_of(loss, (4, 5))),
     )
     two = fingerprint_of(lambda x, y: loss(x), (4, 4), (4, 4))
-    assert_matches("1 inputs became 2", mine.first_difference(two))
+    assert_matches(r"1 inputs became 2: args\[1\]: .* is new", mine.first_difference(two))
+    assert_matches(r"2 inputs became 1: args\[1\]: .* is gone", two.first_difference(mine))
     both = fingerprint_of(lambda x, y: loss(x), (4, 4), (4, 4), argnums=(0, 1))
     assert_matches(r"input args\[1\]: .* became .*\*", two.first_difference(both))
     shorter = dataclasses.replace(mine, operations=mine.operations[:-1])

@@ -290,8 +290,9 @@ def check_plan_is_for(program: Program, plan: RematPlan, name: str) -> None:
     if difference is not None:
         raise StalePlanError(
             f"the plan {plan.fingerprint.digest[:8]} is not for `{name}` as it was traced now: "
-            f"{difference}. Shapes, dtypes, static arguments, the model's code or a version of JAX "
-            f"or Flax have changed since the plan was made; make it again with "
+            f"{difference}. Shapes, dtypes, static arguments (for a plan Python bools and strings, "
+            f"for `jax.jit` those in `static_argnums`), the model's code or a version of JAX or "
+            f"Flax have changed since the plan was made; make it again with "
             f"`jax_hremat.plan_remat`"
         )
 

@@ -44,11 +44,18 @@ class Fingerprint:
 
     def first_difference(self, other: Fingerprint) -> str | None:
         """Where `other` first departs from this program, in words; None if they are equal."""
-        for mine, theirs in zip(self.inputs, other.inputs, strict=False):
+        if len(self.inputs) != len(other.inputs):
+            counts = f"{len(self.inputs)} inputs became {len(other.inputs)}"
+            before, now = self.differentiated_inputs, other.differentiated_inputs
+            new = [text for text, path in zip(other.inputs, now, strict=True) if path not in before]
+            gone = [text for text, path in zip(self.inputs, before, strict=True) if path not in now]
+            changes = (
+                f"{some[0]} is {word}" for some, word in ((new, "new"), (gone, "gone")) if some
+            )
+            return ": ".join((counts, *changes))
+        for mine, theirs in zip(self.inputs, other.inputs, strict=True):
             if mine != theirs:
                 return f"input {mine} became {theirs}"
-        if len(self.inputs) != len(other.inputs):
-            return f"{len(self.inputs)} inputs became {len(other.inputs)}"
         for i, (a, b) in enumerate(zip(self.operations, other.operations, strict=False)):
             mine, theirs = self.signatures[a], other.signatures[b]
             if mine != theirs and mine.split(RULES)[0] == theirs.split(RULES)[0]:
