@@ -102,6 +102,32 @@ def test_a_plan_that_misses_is_compiled_with_a_barrier_at_the_loss(
     assert {c.selection for c in without} <= {second.selection}
 
 
+class Dear(Delaying):
+    """The same, where the barrier at the loss takes more time than any options."""
+
+    def add(self, *given: Any, **options: Any) -> Candidate:
+        before = self.num_compiled if self._found else 0
+        candidate = super().add(*given, **options)
+        if self.num_compiled > before and _is_barrier_at_the_loss(candidate):
+            self._found[candidate.root] = larger(candidate, 0, step_s=2 * candidate.step_s)
+        return self._found[candidate.root]
+
+
+def test_a_barrier_that_takes_more_time_than_options_is_left_out(
+    context: PlanningContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = int(0.75 * context.baseline.memory.peak_bytes)
+    monkeypatch.setattr(Delaying, "delayed_bytes", int(0.05 * limit))
+    found = Dear(context, lambda *_: None)
+    best = BudgetSearch(found, limit).search()
+    assert best is not None and best.peak_bytes <= limit
+    assert not _is_barrier_at_the_loss(best)
+    # It was tried, fitted, and was not tried again.
+    tried = [c for c in found.compiled if _is_barrier_at_the_loss(c)]
+    assert len(tried) == 1 and tried[0].peak_bytes <= limit
+    assert Barriers.PLAIN not in needed_barriers(found.compiled, limit, found.price_s)
+
+
 class Idle(Candidates):
     """Compiled plans that take less time without barriers at plain blocks, and as much memory."""
 
