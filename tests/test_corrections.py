@@ -32,12 +32,12 @@ FEW, MANY = Barriers.USUAL, Barriers.USUAL | Barriers.PLAIN
 PREDICTED_BYTES = 100_000
 
 
-def cheap(_: Candidate, __: int) -> float:
+def cheap(_: int, __: int) -> float:
     """The price of bytes where options lower any peak in no time."""
     return 0.0
 
 
-def dear(_: Candidate, __: int) -> float:
+def dear(_: int, __: int) -> float:
     """The same where no options lower any peak."""
     return math.inf
 
@@ -186,8 +186,8 @@ def both(
 
 
 def test_barriers_are_worth_the_time_that_options_would_take(plain: Candidate) -> None:
-    def per_byte(candidate: Candidate, lower_bytes: int) -> float:
-        return 1e-4 * candidate.step_s * lower_bytes
+    def per_byte(peak_bytes: int, lower_bytes: int) -> float:
+        return 1e-7 * peak_bytes * plain.step_s * lower_bytes
 
     for few_bytes, longer, worth in (
         (1099, 0.01, False),
@@ -198,8 +198,8 @@ def test_barriers_are_worth_the_time_that_options_would_take(plain: Candidate) -
         (999, 0.0, False),
     ):
         few, many = both(plain, 0, FEW, few_bytes, MANY, 1000, longer)
-        assert Pair(many, few).are_worth_it(per_byte) == worth
-        assert not Pair(few, many).are_worth_it(per_byte) or few_bytes < 1000
+        assert Pair(many, few).are_worth_it(1000, per_byte) == worth
+        assert not Pair(few, many).are_worth_it(1000, per_byte) or few_bytes < 1000
 
 
 def test_barriers_are_tried_first_where_the_nearest_plan_needed_them(plain: Candidate) -> None:
@@ -213,6 +213,8 @@ def test_barriers_are_tried_first_where_the_nearest_plan_needed_them(plain: Cand
     assert needed_barriers(known, 800, dear) == MANY
     assert needed_barriers(known, 1800, dear) == FEW
     assert needed_barriers(known, 800, cheap) == FEW
+    # What they did is judged by the price here, not there.
+    assert needed_barriers(known, 1400, lambda peak, _: math.inf if peak < 900 else 0) == FEW
 
 
 def test_late_arguments_are_left_out_where_the_nearest_plan_did_not_need_them(

@@ -13,8 +13,9 @@ from jax_hremat._solve.regions import Barriers
 # The barriers that a plan may be compiled without, those that take least time first.
 OPTIONAL_BARRIERS = (Barriers.CHECKPOINTED, Barriers.LATE_ARGUMENTS, Barriers.PLAIN)
 
-# The seconds by which a plan's step gets longer if options are to lower its peak by so many bytes.
-Price = Callable[[Candidate, int], float]
+# The seconds by which the fastest step within a peak gets longer if options are to lower that peak:
+# of the peak, and of the bytes by which it is lowered.
+Price = Callable[[int, int], float]
 
 
 class Pair(NamedTuple):
@@ -28,23 +29,23 @@ class Pair(NamedTuple):
         """Bytes by which the barriers lower the peak."""
         return self.without.peak_bytes - self.with_them.peak_bytes
 
-    def are_worth_it(self, price: Price) -> bool:
-        """Whether the barriers lower the peak, and take no more time than options that lower it as
-        much."""
+    def are_worth_it(self, peak_bytes: int, price: Price) -> bool:
+        """Whether the barriers lower the peak, and take no more time than options that lower such a
+        peak as much."""
         if self.lower_bytes <= 0:
             return False
         longer_s = self.with_them.step_s - self.without.step_s
-        return longer_s <= 0 or longer_s <= price(self.without, self.lower_bytes)
+        return longer_s <= 0 or longer_s <= price(peak_bytes, self.lower_bytes)
 
 
 def needed_barriers(compiled: Sequence[Candidate], peak_bytes: int, price: Price) -> Barriers:
     """The barriers with which a plan for a compiled peak is compiled first: of those that may be
-    left out, those that were worth it in the nearest plan that was compiled with and without them,
-    and the usual ones where no plan was."""
+    left out, those that are worth it if they do here what they did in the nearest plan that was
+    compiled with and without them, and the usual ones where no plan was."""
     needed = Barriers.NONE
     for some in OPTIONAL_BARRIERS:
         pair = _nearest_pair(compiled, peak_bytes, some)
-        if some in Barriers.USUAL if pair is None else pair.are_worth_it(price):
+        if some in Barriers.USUAL if pair is None else pair.are_worth_it(peak_bytes, price):
             needed |= some
     return needed
 

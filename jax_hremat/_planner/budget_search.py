@@ -200,7 +200,8 @@ class BudgetSearch:
                 continue
             behind = self._with_barriers(candidate, candidate.barriers | some)
             self._fits |= behind.peak_bytes <= self._limit
-            if Pair(behind, candidate).are_worth_it(self._candidates.price_s):
+            predicted_bytes = candidate.prediction.peak_bytes
+            if Pair(behind, candidate).are_worth_it(predicted_bytes, self._candidates.price_s):
                 self._barriers |= some
                 candidate = behind
             elif behind.root != candidate.root:

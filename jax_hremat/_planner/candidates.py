@@ -155,15 +155,16 @@ class Candidates:
                 )
         return self._solved[question]
 
-    def price_s(self, candidate: Candidate, lower_bytes: int) -> float:
-        """The seconds by which a plan's step gets longer if options are to lower its predicted peak
-        by so many bytes; infinite if none do."""
-        within_bytes = candidate.prediction.peak_bytes - lower_bytes
-        lower = self.solve(candidate.chain, within_bytes, self.context.config.solver).selection
-        if lower is None:
+    def price_s(self, peak_bytes: int, lower_bytes: int) -> float:
+        """The seconds by which the fastest step within a predicted peak gets longer if options are
+        to lower the peak by so many bytes; infinite if none do."""
+        chain, solver = self.chains.full, self.context.config.solver
+        lower = self.solve(chain, peak_bytes - lower_bytes, solver).selection
+        higher = self.solve(chain, peak_bytes, solver).selection
+        if lower is None or higher is None:
             return math.inf
-        promise = self.context.predict(candidate.chain, lower)
-        return self.step_s(promise) - self.step_s(candidate.prediction)
+        lower_s, higher_s = (self.context.predict(chain, s).time_s for s in (lower, higher))
+        return self.context.step.calls * (lower_s - higher_s)
 
     def least_possible_step_s(self, peak_bytes: int) -> float:
         """A step time that no selection of the strategy's options with a predicted peak of at most
