@@ -18,7 +18,7 @@ from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
 from jax_hremat._solve.chain import Chain, Schedule, Selection
 from jax_hremat._solve.groups import single_columns
-from jax_hremat._solve.output_reuse import NO_REUSE, ReusedBytes, ReusedParts
+from jax_hremat._solve.output_reuse import ReusedBytes, ReusedParts
 from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers, selection_region
 from jax_hremat._solve.root_program import fastest_of_columns
@@ -130,11 +130,22 @@ class Candidates:
         groups: bool = True,
     ) -> Schedule:
         """The fastest schedule found whose predicted peak is at most `peak_bytes`."""
-        results = self.context.results
-        if results:
-            solver = replace(solver, relative_gap=max(solver.relative_gap, ROUGH_GAP))
+        question = id(chain), peak_bytes, solver, groups
+        if question not in self._solved:
+            with self._solving():
+                self._solved[question] = self._fastest(chain, peak_bytes, solver, groups=groups)
+        return self._solved[question]
 
-        def within(reused: ReusedBytes = NO_REUSE) -> Schedule:
+    def _fastest(
+        self, chain: Chain, peak_bytes: int, solver: SolverConfig, *, groups: bool
+    ) -> Schedule:
+        schedules = self.chains.schedules(chain)
+        results = self.context.results
+        if not results:
+            return schedules.fastest_within(peak_bytes, solver, groups=groups)
+        solver = replace(solver, relative_gap=max(solver.relative_gap, ROUGH_GAP))
+
+        def within(reused: ReusedBytes) -> Schedule:
             return schedules.fastest_within(peak_bytes, solver, groups=groups, reused=reused)
 
         def of_blocks(parts: ReusedParts) -> Schedule:
@@ -142,18 +153,8 @@ class Candidates:
                 chain, single_columns(chain), peak_bytes, solver, (results, parts)
             )
 
-        question = id(chain), peak_bytes, solver, groups
-        if question not in self._solved:
-            with self._solving():
-                schedules = self.chains.schedules(chain)
-                self._solved[question] = (
-                    fastest_with_reuse(
-                        chain, peak_bytes, results, of_blocks, within, self.context.predict
-                    )
-                    if results
-                    else within()
-                )
-        return self._solved[question]
+        predict = self.context.predict
+        return fastest_with_reuse(chain, peak_bytes, results, of_blocks, within, predict)
 
     def price_s(self, peak_bytes: int, lower_bytes: int) -> float:
         """The seconds by which the fastest step within a predicted peak gets longer if options are
