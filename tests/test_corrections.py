@@ -243,6 +243,9 @@ def test_what_a_plan_needs_without_barriers_follows_from_the_nearest_pair(plain:
     assert may_do_without(known, near, Barriers.PLAIN, 1040)
     assert not may_do_without(known, near, Barriers.PLAIN, 1039)
     assert may_do_without(known, near, Barriers.LATE_ARGUMENTS, 0)
+    # Where they took no time, nothing is gained.
+    idle = [plain, *both(plain, 0, FEW, 1000, MANY, 800, longer=0.0005)]
+    assert not may_do_without(idle, near, Barriers.PLAIN, 1040)
 
 
 def test_one_unlucky_plan_is_not_taken_for_the_fragmentation_of_the_next(plain: Candidate) -> None:

@@ -13,6 +13,10 @@ from jax_hremat._solve.regions import Barriers
 # The barriers that a plan may be compiled without, those that take least time first.
 OPTIONAL_BARRIERS = (Barriers.CHECKPOINTED, Barriers.LATE_ARGUMENTS, Barriers.PLAIN)
 
+# A plan is compiled without some of its barriers if they seem to lengthen its step by more than
+# this part.
+LONGER = 0.001
+
 # The seconds by which the fastest step within a peak gets longer if options are to lower that peak:
 # of the peak, and of the bytes by which it is lowered.
 Price = Callable[[int, int], float]
@@ -29,13 +33,17 @@ class Pair(NamedTuple):
         """Bytes by which the barriers lower the peak."""
         return self.without.peak_bytes - self.with_them.peak_bytes
 
+    @property
+    def longer_s(self) -> float:
+        """Seconds by which the barriers lengthen the step."""
+        return self.with_them.step_s - self.without.step_s
+
     def are_worth_it(self, peak_bytes: int, price: Price) -> bool:
         """Whether the barriers lower the peak, and take no more time than options that lower such a
         peak as much."""
         if self.lower_bytes <= 0:
             return False
-        longer_s = self.with_them.step_s - self.without.step_s
-        return longer_s <= 0 or longer_s <= price(peak_bytes, self.lower_bytes)
+        return self.longer_s <= 0 or self.longer_s <= price(peak_bytes, self.lower_bytes)
 
 
 def needed_barriers(compiled: Sequence[Candidate], peak_bytes: int, price: Price) -> Barriers:
@@ -53,10 +61,13 @@ def needed_barriers(compiled: Sequence[Candidate], peak_bytes: int, price: Price
 def may_do_without(
     compiled: Sequence[Candidate], candidate: Candidate, some: Barriers, limit: int
 ) -> bool:
-    """Whether the peak of a plan is expected within a limit without some of its barriers, by the
-    bytes more that the nearest plan takes without them, if one was compiled with and without."""
+    """Whether a plan may be faster without some of its barriers, and still be within a limit, by
+    what they did in the nearest plan that was compiled with and without them, if one was."""
     pair = _nearest_pair(compiled, candidate.peak_bytes, some)
-    return pair is None or candidate.peak_bytes + pair.lower_bytes <= limit
+    if pair is None:
+        return True
+    is_shorter = pair.longer_s > LONGER * pair.without.step_s
+    return is_shorter and candidate.peak_bytes + pair.lower_bytes <= limit
 
 
 def but_for_barriers(compiled: Sequence[Candidate]) -> list[list[Candidate]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jax_hremat._planner.aims import Aims
 from jax_hremat._planner.barriers import (
+    LONGER,
     OPTIONAL_BARRIERS,
     Pair,
     may_do_without,
@@ -43,9 +44,6 @@ _TOLERANCE_SEEN = 1.05
 _TIME_TOLERANCE = 1.005
 # A lower least peak is lower by at least this part.
 _LOWER = 0.01
-# A plan is compiled without some of its barriers if its step is longer than predicted by more than
-# this part.
-_LONGER = 0.001
 # Part of the solver's nodes for each search for a lower least peak; there may be many searches.
 _FLOOR_NODES = 0.3
 # The same for each prediction without a plan.
@@ -213,7 +211,7 @@ class BudgetSearch:
         expected to fit."""
         predicted_s = self._candidates.step_s(candidate.prediction)
         for some in reversed(OPTIONAL_BARRIERS):
-            if some not in candidate.barriers or candidate.step_s <= (1 + _LONGER) * predicted_s:
+            if some not in candidate.barriers or candidate.step_s <= (1 + LONGER) * predicted_s:
                 continue
             if may_do_without(self._candidates.compiled, candidate, some, self._limit):
                 fewer = self._with_barriers(candidate, candidate.barriers & ~some)
