@@ -41,19 +41,31 @@ def larger(candidate: Candidate, more_bytes: int, **changes: Any) -> Candidate:
     return replace(candidate, step=replace(candidate.step, memory=more, **changes))
 
 
-class Delaying(Candidates):
+class Altered(Candidates):
+    """Compiled plans, the figures of each of which are altered when it is compiled."""
+
+    def add(self, *given: Any, **options: Any) -> Candidate:
+        before = self.num_compiled
+        candidate = super().add(*given, **options)
+        if self.num_compiled > before:
+            candidate = self._found[candidate.root] = self.altered(candidate)
+        return candidate
+
+    def altered(self, candidate: Candidate) -> Candidate:
+        raise NotImplementedError
+
+
+class Delaying(Altered):
     """Compiled plans of which those that recompute without a barrier at the loss take more memory
     than predicted."""
 
     delayed_bytes = 0
 
-    def add(self, *given: Any, **options: Any) -> Candidate:
-        candidate = super().add(*given, **options)
+    def altered(self, candidate: Candidate) -> Candidate:
         recomputes = any(region.checkpointed for _, region in candidate.root.walk())
         if _is_barrier_at_the_loss(candidate) or not recomputes:
             return candidate
-        self._found[candidate.root] = larger(candidate, self.delayed_bytes)
-        return self._found[candidate.root]
+        return larger(candidate, self.delayed_bytes)
 
 
 def _is_barrier_at_the_loss(candidate: Candidate) -> bool:
@@ -105,12 +117,9 @@ def test_a_plan_that_misses_is_compiled_with_a_barrier_at_the_loss(
 class Dear(Delaying):
     """The same, where the barrier at the loss takes more time than any options."""
 
-    def add(self, *given: Any, **options: Any) -> Candidate:
-        before = self.num_compiled if self._found else 0
-        candidate = super().add(*given, **options)
-        if self.num_compiled > before and _is_barrier_at_the_loss(candidate):
-            self._found[candidate.root] = larger(candidate, 0, step_s=2 * candidate.step_s)
-        return self._found[candidate.root]
+    def altered(self, candidate: Candidate) -> Candidate:
+        step_s = (2 if _is_barrier_at_the_loss(candidate) else 1) * candidate.step_s
+        return larger(super().altered(candidate), 0, step_s=step_s)
 
 
 def test_a_barrier_that_takes_more_time_than_options_is_left_out(
@@ -128,15 +137,12 @@ def test_a_barrier_that_takes_more_time_than_options_is_left_out(
     assert Barriers.PLAIN not in needed_barriers(found.compiled, limit, found.price_s)
 
 
-class Idle(Candidates):
+class Idle(Altered):
     """Compiled plans that take less time without barriers at plain blocks, and as much memory."""
 
-    def add(self, *given: Any, **options: Any) -> Candidate:
-        candidate = super().add(*given, **options)
-        if Barriers.PLAIN in candidate.barriers:
-            slower = replace(candidate.step, step_s=1.001 * candidate.step.step_s)
-            self._found[candidate.root] = replace(candidate, step=slower)
-        return self._found[candidate.root]
+    def altered(self, candidate: Candidate) -> Candidate:
+        step_s = (1.001 if Barriers.PLAIN in candidate.barriers else 1) * candidate.step_s
+        return larger(candidate, 0, step_s=step_s)
 
 
 def test_what_is_compiled_is_expected_to_fit(
@@ -178,22 +184,16 @@ def test_a_plan_that_does_not_need_its_barriers_loses_them(
     assert MANY in {c.barriers for c in same}
 
 
-class Needless(Candidates):
+class Needless(Altered):
     """Compiled plans that take more memory and time with late arguments, and more time with
     barriers of cotangents."""
 
-    def add(self, *given: Any, **options: Any) -> Candidate:
-        before = self.num_compiled
-        candidate = super().add(*given, **options)
-        if self.num_compiled == before:
-            return candidate
+    def altered(self, candidate: Candidate) -> Candidate:
         regions = [region for _, region in candidate.root.walk()]
         late = any(region.late_arguments for region in regions)
         behind = any(region.barrier for region in regions)
         step_s = (1 + 0.01 * (late + behind)) * candidate.step_s
-        candidate = larger(candidate, int(0.01 * late * candidate.peak_bytes), step_s=step_s)
-        self._found[candidate.root] = candidate
-        return candidate
+        return larger(candidate, int(0.01 * late * candidate.peak_bytes), step_s=step_s)
 
 
 def test_a_barrier_that_lowers_no_peak_is_left_out(context: PlanningContext) -> None:
@@ -206,19 +206,14 @@ def test_a_barrier_that_lowers_no_peak_is_left_out(context: PlanningContext) -> 
     assert Barriers.LATE_ARGUMENTS not in needed_barriers(found.compiled, limit, found.price_s)
 
 
-class Early(Candidates):
+class Early(Altered):
     """Compiled plans that take more memory, and less time, without late arguments."""
 
-    def add(self, *given: Any, **options: Any) -> Candidate:
-        before = self.num_compiled if self._found else 0
-        candidate = super().add(*given, **options)
-        if self.num_compiled == before:
-            return candidate
+    def altered(self, candidate: Candidate) -> Candidate:
         late = any(region.late_arguments for _, region in candidate.root.walk())
         more_bytes = 0 if late else int(0.1 * candidate.peak_bytes)
         step_s = (1.01 if late else 1.0) * candidate.step_s
-        self._found[candidate.root] = larger(candidate, more_bytes, step_s=step_s)
-        return self._found[candidate.root]
+        return larger(candidate, more_bytes, step_s=step_s)
 
 
 def test_late_arguments_that_lower_the_peak_stay(context: PlanningContext) -> None:
@@ -296,7 +291,7 @@ def test_plain_blocks_with_a_skip_connection_can_have_barriers() -> None:
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
 
 
-class Larger(Candidates):
+class Larger(Altered):
     """Compiled plans, each of which exceeds its predicted peak by more than the one before."""
 
     more_bytes = 0
@@ -305,14 +300,9 @@ class Larger(Candidates):
         self.num_with_barrier = 0
         super().__init__(*given)
 
-    def add(self, *given: Any, **options: Any) -> Candidate:
-        before = self.num_compiled if self._found else 0
-        candidate = super().add(*given, **options)
-        if self.num_compiled == before:
-            return candidate
+    def altered(self, candidate: Candidate) -> Candidate:
         self.num_with_barrier += _is_barrier_at_the_loss(candidate)
-        self._found[candidate.root] = larger(candidate, before * self.more_bytes)
-        return self._found[candidate.root]
+        return larger(candidate, (self.num_compiled - 1) * self.more_bytes)
 
 
 def test_a_barrier_that_lowered_no_peak_is_not_tried_again(
@@ -328,20 +318,19 @@ def test_a_barrier_that_lowered_no_peak_is_not_tried_again(
     assert len(missed) >= 2
 
 
-class Fragmented(Candidates):
+class Fragmented(Altered):
     """Compiled plans, of which the first that would be within the limit takes more memory than it
     uses."""
 
     limit = 0
     first: Candidate | None = None
 
-    def add(self, *given: Any, **options: Any) -> Candidate:
-        candidate = super().add(*given, **options)
+    def altered(self, candidate: Candidate) -> Candidate:
         if self.first is None and candidate.peak_bytes <= self.limit:
             more_bytes = self.limit // 5
             self.first = larger(candidate, more_bytes, fragmentation_bytes=more_bytes)
-            self._found[candidate.root] = self.first
-        return self._found[candidate.root]
+            return self.first
+        return candidate
 
 
 def test_a_plan_that_misses_by_fragmentation_says_nothing_about_the_next(
@@ -360,18 +349,16 @@ def test_a_plan_that_misses_by_fragmentation_says_nothing_about_the_next(
     assert following.prediction.peak_bytes > found.first.prediction.peak_bytes - limit // 5
 
 
-class Unlucky(Candidates):
+class Unlucky(Altered):
     """Compiled plans of which those predicted above some peak just miss the limit."""
 
     limit = 0
     missing_from_bytes = 0
 
-    def add(self, *given: Any, **options: Any) -> Candidate:
-        candidate = super().add(*given, **options)
+    def altered(self, candidate: Candidate) -> Candidate:
         if self.missing_from_bytes < candidate.prediction.peak_bytes <= self.limit:
-            more_bytes = int(1.01 * self.limit) - candidate.peak_bytes
-            self._found[candidate.root] = larger(candidate, more_bytes)
-        return self._found[candidate.root]
+            return larger(candidate, int(1.01 * self.limit) - candidate.peak_bytes)
+        return candidate
 
 
 def test_the_search_goes_on_while_no_plan_fits(

@@ -40,15 +40,15 @@ class Fingerprint:
     @property
     def differentiated_inputs(self) -> dict[str, bool]:
         """The paths of the inputs, and whether each is differentiated."""
-        return {text.rsplit(": ", 1)[0]: text.endswith("*") for text in self.inputs}
+        return {_path(text): text.endswith("*") for text in self.inputs}
 
     def first_difference(self, other: Fingerprint) -> str | None:
         """Where `other` first departs from this program, in words; None if they are equal."""
         if len(self.inputs) != len(other.inputs):
             counts = f"{len(self.inputs)} inputs became {len(other.inputs)}"
-            before, now = self.differentiated_inputs, other.differentiated_inputs
-            new = [text for text, path in zip(other.inputs, now, strict=True) if path not in before]
-            gone = [text for text, path in zip(self.inputs, before, strict=True) if path not in now]
+            before, now = ({_path(text) for text in p.inputs} for p in (self, other))
+            new = [text for text in other.inputs if _path(text) not in before]
+            gone = [text for text in self.inputs if _path(text) not in now]
             changes = (
                 f"{some[0]} is {word}" for some, word in ((new, "new"), (gone, "gone")) if some
             )
@@ -91,3 +91,8 @@ class Fingerprint:
             digests=tuple(map(str, data["digests"])),
             outputs=str(data["outputs"]),
         )
+
+
+def _path(text: str) -> str:
+    """The path of an input, of its text with type."""
+    return text.rsplit(": ", 1)[0]

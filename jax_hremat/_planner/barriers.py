@@ -10,7 +10,7 @@ from jax_hremat._plan.region import Region
 from jax_hremat._planner.candidate import Candidate
 from jax_hremat._solve.regions import Barriers
 
-# The barriers that a plan may be compiled without, those that take least time first.
+# The barriers that a plan may be compiled without, those that usually take least time first.
 OPTIONAL_BARRIERS = (Barriers.CHECKPOINTED, Barriers.LATE_ARGUMENTS, Barriers.PLAIN)
 
 # A plan is compiled without some of its barriers if they seem to lengthen its step by more than

@@ -61,7 +61,7 @@ class BudgetSearch:
         self._solver = solver or candidates.context.config.solver
         self._max_rounds = candidates.context.config.max_rounds
         self._aims = Aims(candidates, limit, self._solver)
-        self._barriers = needed_barriers(candidates.compiled, limit, candidates.price_s)
+        self._barriers = Barriers.USUAL
         self._untried = OPTIONAL_BARRIERS
         self._fits = self._missed = False
 
@@ -102,6 +102,8 @@ class BudgetSearch:
 
     def search(self) -> Candidate | None:
         """Try the solver's plans and the standard plans; return the fastest plan that fits."""
+        compiled, price_s = self._candidates.compiled, self._candidates.price_s
+        self._barriers = needed_barriers(compiled, self._limit, price_s)
         self._solve_rounds(self._candidates.chains.full)
         if self._missed and not self._fits:
             self._solve_rounds(self._candidates.chains.simple)
@@ -184,10 +186,10 @@ class BudgetSearch:
         return optimistic_peak_bytes(compiled, prediction, fixed_bytes) <= tolerance * self._limit
 
     def _with_more_barriers(self, candidate: Candidate, expected_bytes: int) -> Candidate:
-        """The same plan with more barriers, as long as they may lower its peak: those that take
-        next to no time where it exceeds the prediction, others where it misses and exceeds what was
-        expected. If some are worth their time, the next plans have them too; if not, none of this
-        search is tried with them."""
+        """The same plan with more barriers, as long as they may lower its peak: those that usually
+        take next to no time where it exceeds the prediction, others where it misses and exceeds
+        what was expected. If some are worth their time, the next plans have them too; if not, none
+        of this search is tried with them."""
         for some in self._untried:
             if some in Barriers.USUAL:
                 may_help = candidate.is_delayed(candidate.prediction.peak_bytes)

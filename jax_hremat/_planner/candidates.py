@@ -45,6 +45,7 @@ class Candidates:
         self._progress = progress
         self._timings_s = {"solve": 0.0, "certify": 0.0}
         self._found: dict[Region, Candidate] = {}
+        # By the identity of their chains too, which `chains` keeps.
         self._solved: dict[tuple[int, int, SolverConfig, bool], Schedule] = {}
         plain = uniform(context.chain(lambda o: (o.plain,)))
         # With these barriers alone it is the baseline, which is compiled already.
@@ -164,8 +165,8 @@ class Candidates:
         higher = self.solve(chain, peak_bytes, solver).selection
         if lower is None or higher is None:
             return math.inf
-        lower_s, higher_s = (self.context.predict(chain, s).time_s for s in (lower, higher))
-        return self.context.step.calls * (lower_s - higher_s)
+        lower_s, higher_s = (self.step_s(self.context.predict(chain, s)) for s in (lower, higher))
+        return lower_s - higher_s
 
     def least_possible_step_s(self, peak_bytes: int) -> float:
         """A step time that no selection of the strategy's options with a predicted peak of at most

@@ -25,7 +25,7 @@ class Barriers(Flag):
             which is recomputed, can be dropped after it; plain blocks in no group that make many
             cotangents wait; and that at the loss, so that its backward ends before any other
             begins.
-        USUAL: Those that take next to no time.
+        USUAL: Those that usually take next to no time.
     """
 
     NONE = 0
