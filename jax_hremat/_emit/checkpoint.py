@@ -3,6 +3,9 @@
 JAX rounds each value that a checkpoint keeps to the precision of its own dtype. Complex values have
 no such rounding, and JAX fails on them (seen from 0.10.2 to 0.12). So a complex value is kept as
 two real ones, which take the same number of bytes.
+
+A typed key is named as the integers that it is made of: to JAX's check of reused keys
+(`jax_debug_key_reuse`), a name is a use.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import jax.ad_checkpoint
 import jax.numpy as jnp
 
 from jax_hremat._emit.barrier import KeptApart
+from jax_hremat._jax.keys import data_of, from_data
 
 
 class _Parts(NamedTuple):
@@ -42,8 +46,9 @@ def checkpoint(
 
 def checkpoint_name(value: jax.Array, name: str) -> jax.Array:
     """The value under a name that policies can refer to."""
-    named = jax.tree.map(lambda x: jax.ad_checkpoint.checkpoint_name(x, name), _apart(value))
-    return _whole(named)
+    parts = _apart(data_of(value))
+    named = jax.tree.map(lambda x: jax.ad_checkpoint.checkpoint_name(x, name), parts)
+    return from_data(_whole(named), like=value)
 
 
 def _apart(value: Any) -> Any:

@@ -16,6 +16,7 @@ from jax_hremat._emit.loop import run_scan
 from jax_hremat._emit.naming import Reading, reading_of_results, run_named
 from jax_hremat._jax.equations import bind_equation, chooser_of, context_of, switch
 from jax_hremat._jax.jaxprs import Literal, jaxpr_consts, open_jaxpr
+from jax_hremat._jax.keys import data_of, from_data
 from jax_hremat._jax.meshes import varying_axes
 from jax_hremat._plan.region import Loop, Region, ValueRef
 from jax_hremat._trace.bodies import after_any_step, branch_bodies, scan_body
@@ -365,7 +366,7 @@ def _step(
         if held_back:
             first, *others = held_back
             late = [v for v in others if _axes(env[v]) == _axes(env[first])]
-            after = _available_after(env[first], *(env[v] for v in late))
+            after = _held_back(env[first], [env[v] for v in late])
             given.update(zip(late, after, strict=True))
         for alike in _of_one_type(joined, env):
             given.update(zip(alike, _tie(*(given[v] for v in alike)), strict=True))
@@ -385,6 +386,16 @@ def _of_one_type(joined: Sequence[Any], env: dict[Any, Any]) -> list[list[Any]]:
 
 def _axes(value: Any) -> Any:
     return varying_axes(jax.typeof(value))
+
+
+def _held_back(first: Any, values: Sequence[Any]) -> list[Any]:
+    """The values, none of them available before the first.
+
+    A typed key goes through the barrier as the integers that it is made of: to JAX's check of
+    reused keys (`jax_debug_key_reuse`), the barrier would be a use.
+    """
+    after = _available_after(*map(data_of, (first, *values)))
+    return [from_data(new, like=old) for new, old in zip(after, values, strict=True)]
 
 
 @jax.custom_jvp

@@ -202,7 +202,7 @@ class Emitter:
         def step(env: dict[Any, Any]) -> None:
             given = {v: env[v] for v in inputs}
             if first is not None:
-                after = available_after(env[first], *(env[v] for v in held))
+                after = held_back(env[first], [env[v] for v in held])
                 given.update(zip(held, after, strict=True))
             if len(joined) > 1:
                 given.update(zip(joined, tied(*(given[v] for v in joined)), strict=True))
@@ -317,7 +317,9 @@ def scan_counts(eqn: Any) -> tuple[int, int]:
 
 
 def with_name(value: Any, name: str | None) -> Any:
-    return value if name is None else checkpoint_name(value, name)
+    if name is None:
+        return value
+    return of_key_data(checkpoint_name(key_data(value), name), like=value)
 
 
 def bind_named(eqn: Any, inputs: Sequence[Any], names: dict[int, str]) -> Sequence[Any]:
@@ -363,6 +365,25 @@ def bind_named(eqn: Any, inputs: Sequence[Any], names: dict[int, str]) -> Sequen
     run = jax.custom_jvp(evaluate)
     run.defjvp(rule, symbolic_zeros=True)
     return run(*(inputs[k] for k in given))
+
+
+def held_back(first: Any, values: Sequence[Any]) -> list[Any]:
+    """The values, none of them available before the first. Typed keys go through the barrier as
+    the integers that they are made of, so that no check takes them as used."""
+    after = available_after(*map(key_data, (first, *values)))
+    return [of_key_data(new, like=old) for new, old in zip(after, values, strict=True)]
+
+
+def is_key(value: Any) -> bool:
+    return jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def key_data(value: Any) -> Any:
+    return jax.random.key_data(value) if is_key(value) else value
+
+
+def of_key_data(data: Any, *, like: Any) -> Any:
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(like)) if is_key(like) else data
 
 
 @jax.custom_jvp

@@ -155,16 +155,12 @@ def compile_flat(
         "compiler_options": dict(target.compiler_options),
     }
     mesh = mesh or next((m for aval in avals if (m := _mesh_of(aval)) is not None), None)
-    if mesh is None:
-        lowered = _lowered_for_one(fun, avals, target, how)
-    else:
-        devices = _devices(target.platform, target.config_text, mesh)
-        # Meshes that the function names are replaced by the mesh of the target's devices.
-        jaxpr = on_mesh(jax.make_jaxpr(fun)(*map(typed_struct, avals)), devices)
-        whole = _mapped(jaxpr, devices, mesh.manual_axes) if mesh.manual_axes else _whole(jaxpr)
-        pairs = zip(avals, whole.varying, strict=True)
-        placed = [_on(devices, aval, axes) for aval, axes in pairs]
-        lowered = apart(_lowered_for_mesh)(whole.fun, placed, target, devices, how)
+    # A program of a part of a step runs it twice, with the same keys.
+    with jax.debug_key_reuse(False):
+        if mesh is None:
+            lowered = _lowered_for_one(fun, avals, target, how)
+        else:
+            lowered = _lowered_on_mesh(fun, avals, target, mesh, how)
     lowered_s = time.perf_counter()
     key = _key(lowered, target) if cache else ""
     answer = cache.read(key, _decode) if cache else None
@@ -289,6 +285,22 @@ def _lowered_for_one(
     # them XLA numbers, schedules and places everything else a little differently.
     with jax.default_device(_device(target.platform, target.config_text)):
         return _lower(jax.jit(fun, **how), [_abstract(aval) for aval in avals], target)
+
+
+def _lowered_on_mesh(
+    fun: Callable[..., Any],
+    avals: Sequence[Any],
+    target: Target,
+    mesh: AbstractMesh,
+    how: Mapping[str, Any],
+) -> jax.stages.Lowered:
+    devices = _devices(target.platform, target.config_text, mesh)
+    # Meshes that the function names are replaced by the mesh of the target's devices.
+    jaxpr = on_mesh(jax.make_jaxpr(fun)(*map(typed_struct, avals)), devices)
+    whole = _mapped(jaxpr, devices, mesh.manual_axes) if mesh.manual_axes else _whole(jaxpr)
+    pairs = zip(avals, whole.varying, strict=True)
+    placed = [_on(devices, aval, axes) for aval, axes in pairs]
+    return apart(_lowered_for_mesh)(whole.fun, placed, target, devices, how)
 
 
 def _lowered_for_mesh(

@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Sharding
 
 from jax_hremat._emit.emit import FlatFunction, emit_range
 from jax_hremat._emit.step import Step
 from jax_hremat._jax.compiling import no_compilation_cache
 from jax_hremat._jax.jaxprs import jaxpr_consts, open_jaxpr
+from jax_hremat._jax.keys import is_key
 from jax_hremat._jax.meshes import named_sharding
 from jax_hremat._plan.device_mesh import DeviceMesh
 from jax_hremat._plan.region import Region
@@ -56,7 +56,7 @@ def inferred_shardings(step: Step, mesh: DeviceMesh, target: Target) -> Sharding
             specs.append(spec_of(named, num_dims))
         else:
             specs.append(((),) * num_dims)
-            unknown += not _is_key(atom.aval)
+            unknown += not is_key(atom.aval)
     if unknown:
         _logger.warning(
             "%d of %d values lie across the mesh in a way that its axes do not tell; they are "
@@ -82,12 +82,8 @@ def _watched(program: Program, found: dict[int, Sharding]) -> FlatFunction:
     def body(*inputs: Any) -> list[Any]:
         results = run(*consts, *inputs)
         for i, value in enumerate(results[: len(program.values)]):
-            if not _is_key(value):
+            if not is_key(value):
                 jax.debug.inspect_array_sharding(value, callback=partial(found.__setitem__, i))
         return results[len(program.values) :]
 
     return body
-
-
-def _is_key(value: Any) -> bool:
-    return jnp.issubdtype(value.dtype, jax.dtypes.prng_key)

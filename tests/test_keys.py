@@ -1,0 +1,83 @@
+"""Typed PRNG keys under JAX's check that no key is used twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from drawing import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import normal
+from random_plans import QUICK, region_trees
+from test_to_code import OPTIONS, planned_of
+
+import jax_hremat
+from jax_hremat._emit.emit import emit_flat
+from jax_hremat._trace.trace import trace_loss
+
+
+def folded(w: jax.Array, x: jax.Array, key: jax.Array) -> jax.Array:
+    for i, weight in enumerate(w):
+        x = jnp.tanh(x @ weight)
+        x = x * jax.random.bernoulli(jax.random.fold_in(key, i), 0.9, x.shape)
+    return jnp.sum(x**2)
+
+
+def split(w: jax.Array, x: jax.Array, key: jax.Array) -> jax.Array:
+    for weight, own in zip(w, jax.random.split(key, len(w)), strict=True):
+        first, second = jax.random.split(own)
+        x = jnp.tanh(x @ weight) * jax.random.bernoulli(first, 0.9, x.shape)
+        x = jnp.sin(x + jax.random.normal(second, x.shape))
+    return jnp.sum(x**2)
+
+
+def carried(w: jax.Array, x: jax.Array, key: jax.Array) -> jax.Array:
+    def layer(carry: Any, weight: jax.Array) -> Any:
+        x, key = carry
+        key, own = jax.random.split(key)
+        return (jnp.tanh(x @ weight) * jax.random.bernoulli(own, 0.9, x.shape), key), None
+
+    (x, _), _ = jax.lax.scan(layer, (x, key), w)
+    return jnp.sum(x**2)
+
+
+LOSSES = (folded, split, carried)
+
+
+def args_of(width: int, rows: int) -> tuple[Any, ...]:
+    return normal(0, 3, width, width) / width**0.5, normal(1, rows, width), jax.random.key(2)
+
+
+def assert_same_with_checked_keys(got: Any, expected: Any, args: Any) -> None:
+    *others, key = args
+    with jax.debug_key_reuse(True):
+        values = [jax.jit(fun)(*others, jax.random.clone(key)) for fun in (got, expected)]
+    for a, b in zip(*map(jax.tree.leaves, values), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@settings(QUICK, max_examples=examples(10))
+@given(st.data())
+def test_no_region_is_a_second_use_of_a_key(loss: Any, data: Any) -> None:
+    args = args_of(4, 3)
+    program = trace_loss(loss, args, {})
+    step = program.step(emit_flat(program, data.draw(region_trees(program, max_depth=2))))
+    assert_same_with_checked_keys(
+        lambda *args: step(*jax.tree.leaves(args)), jax.value_and_grad(loss), args
+    )
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_planning_with_the_check(loss: Any) -> None:
+    args = args_of(64, 512)
+    plan = jax_hremat.plan_remat(loss, budget=0.9, **OPTIONS)(*args)
+    with jax.debug_key_reuse(True):
+        assert jax_hremat.plan_remat(loss, budget=0.9, **OPTIONS)(*args).root == plan.root
+    assert plan.root.num_checkpointed
+    for planned in (jax_hremat.apply_plan(loss, plan), planned_of(plan)(loss)):
+        assert_same_with_checked_keys(jax.value_and_grad(planned), jax.value_and_grad(loss), args)
