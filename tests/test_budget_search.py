@@ -197,13 +197,18 @@ class Needless(Altered):
 
 
 def test_a_barrier_that_lowers_no_peak_is_left_out(context: PlanningContext) -> None:
-    limit = int(0.8 * context.baseline.memory.peak_bytes)
+    limit = int(0.65 * context.baseline.memory.peak_bytes)
     found = Needless(context, lambda *_: None)
     best = BudgetSearch(found, limit).search()
     assert best is not None and best.peak_bytes <= limit
     assert not _is_barrier_at_the_loss(best)
     assert not any(region.late_arguments or region.barrier for _, region in best.root.walk())
     assert Barriers.LATE_ARGUMENTS not in needed_barriers(found.compiled, limit, found.price_s)
+    # The first plan shows it; those after it have none.
+    first, *others = (c for c in found.compiled if c is not found.plain)
+    assert Barriers.LATE_ARGUMENTS in first.barriers
+    assert not any(Barriers.LATE_ARGUMENTS in c.barriers for c in others)
+    assert any(c.root.without_barriers() != first.root.without_barriers() for c in others)
 
 
 class Early(Altered):

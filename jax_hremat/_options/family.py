@@ -1,8 +1,10 @@
 """The search for the options of kinds of blocks that differ in sizes alone.
 
-The largest kind is searched. The smallest is compiled under the options found, the kinds in between
-only as they are; the costs of their other options are interpolated (`_options/scaling.py`). What a
-user would write by hand, and is none of these options in another kind, is compiled in that kind.
+The largest kind is searched. The smallest is compiled under the options found, and so are the first
+and the last of the kinds whose sizes lie on a line (`_options/lines.py`); the kinds in between are
+compiled only as they are, and the costs of their other options are interpolated
+(`_options/scaling.py`). What a user would write by hand, and is none of these options in another
+kind, is compiled in that kind.
 """
 
 from __future__ import annotations
@@ -38,19 +40,21 @@ class Family:
     Attributes:
         kind: The kind that is searched.
         search: Its search.
-        others: The searches of the other kinds, that of the other end last.
+        others: The searches of the other kinds.
+        ends: For each kind whose costs are interpolated, the two kinds that they are made of.
         blocks: A block of each kind.
     """
 
     kind: int
     search: OptionSearch
     others: Mapping[int, BlockSearch]
+    ends: Mapping[int, tuple[int, int]]
     blocks: Mapping[int, Block]
 
     @property
     def waves(self) -> Sequence[Callable[[Costs], None]]:
         """What begins to find the costs of further candidates, in order."""
-        return (self._plain, self._first, self._second, self._at_the_end)
+        return (self._plain, self._first, self._second, self._of_others)
 
     @property
     def num_started(self) -> int:
@@ -63,14 +67,10 @@ class Family:
         regions = found[self.kind].regions
         for kind, search in self.others.items():
             compiled = costs.of(kind)
-            every = {} if kind in self._end else self._interpolated(kind, regions, costs)
+            every = self._interpolated(kind, regions, costs) if kind in self.ends else {}
             every |= compiled
             found[kind] = replace(search.options(every), num_measured=len(compiled))
         return found
-
-    @property
-    def _end(self) -> tuple[int, ...]:
-        return tuple(self.others)[-1:]
 
     def _plain(self, costs: Costs) -> None:
         costs.start(self.kind, self.search.plain_regions())
@@ -83,14 +83,14 @@ class Family:
     def _second(self, costs: Costs) -> None:
         costs.start(self.kind, self.search.second_wave(costs.of(self.kind)))
 
-    def _at_the_end(self, costs: Costs) -> None:
+    def _of_others(self, costs: Costs) -> None:
         if not self.others:
             return
         regions = self.search.options(costs.of(self.kind)).regions
         for kind, search in self.others.items():
             found = self._regions_of(kind, regions)
             own = [region for region in search.plain_regions() if region not in found]
-            costs.start(kind, [*found, *own] if kind in self._end else own)
+            costs.start(kind, own if kind in self.ends else [*found, *own])
 
     def _regions_of(self, kind: int, regions: Iterable[Region]) -> list[Region]:
         """Regions of options, as candidates of a kind of the family."""
@@ -104,7 +104,7 @@ class Family:
     ) -> dict[Region, OptionCost]:
         as_it_is = self.others[kind].plain
         plain = costs.of(kind)[as_it_is]
-        both = [self._at(end, kind, regions, costs) for end in (self.kind, *self._end)]
+        both = [self._at(end, kind, regions, costs) for end in self.ends[kind]]
         found = {
             region: interpolated_cost(plain, ends)
             for region, *at_ends in zip(self._regions_of(kind, regions), *both, strict=True)
@@ -113,8 +113,8 @@ class Family:
         return found
 
     def _at(self, end: int, kind: int, regions: Sequence[Region], costs: Costs) -> list[End | None]:
-        """The options, the plain one first, as compiled at an end of the family, and what they keep
-        in terms of another kind's inputs; None where one does not compile."""
+        """The options, the plain one first, as compiled for a kind at an end, and what they keep in
+        terms of another kind's inputs; None where one does not compile."""
         there, compiled = self._regions_of(end, regions), costs.of(end)
         blocks = self.blocks
 

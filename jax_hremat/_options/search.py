@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 from jax_hremat._cost.analytic import operation_times_s
@@ -14,6 +14,7 @@ from jax_hremat._jax.trace_context import in_settings_of_this_thread
 from jax_hremat._options.block_options import BlockOptions, BlockSearch, SearchConfig
 from jax_hremat._options.branch_options import BranchSearch
 from jax_hremat._options.family import Family
+from jax_hremat._options.lines import lines
 from jax_hremat._options.loop_options import LoopSearch
 from jax_hremat._options.option_search import OptionSearch
 from jax_hremat._options.roles import product_roles
@@ -88,6 +89,7 @@ def search_options(
             kind=kind,
             search=search(kind, limits[kind]),
             others={other: of_block(other, limits[kind]) for other in others},
+            ends=_ends((kind, *others), graph, partition),
             blocks={k: partition.blocks[k] for k in (kind, *others)},
         )
         for kind, *others in families
@@ -114,6 +116,24 @@ def _families(
         else:
             families += [(kind,) for kind in kinds]
     return families
+
+
+def _ends(family: Sequence[int], graph: Graph, partition: Partition) -> dict[int, tuple[int, int]]:
+    """For each kind of a family that is neither searched nor at an end, the kinds at the ends: of
+    the line that its sizes lie on, or of the family."""
+    smallest, largest = family[-1], family[0]
+    ends = dict.fromkeys(family[1:-1], (smallest, largest))
+    sizes = {kind: _made_bytes(partition.blocks[kind], graph) for kind in family}
+    for line in lines(sizes):
+        ends |= dict.fromkeys(line[1:-1], (line[0], line[-1]))
+        for end in (line[0], line[-1]):
+            ends.pop(end, None)
+    return {kind: ends[kind] for kind in family[1:-1] if kind in ends}
+
+
+def _made_bytes(block: Block, graph: Graph) -> list[int]:
+    operations = graph.operations[block.start : block.stop]
+    return [graph.values[v].size_bytes for op in operations for v in op.outputs]
 
 
 def _body(block: Block, bodies: Mapping[int, Scan | Cond]) -> Scan | Cond | None:

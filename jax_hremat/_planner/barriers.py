@@ -46,39 +46,9 @@ class Pair(NamedTuple):
         return self.longer_s <= 0 or self.longer_s <= price(peak_bytes, self.lower_bytes)
 
 
-def needed_barriers(compiled: Sequence[Candidate], peak_bytes: int, price: Price) -> Barriers:
-    """The barriers with which a plan for a compiled peak is compiled first: of those that may be
-    left out, those that are worth it if they do here what they did in the nearest plan that was
-    compiled with and without them, and the usual ones where no plan was."""
-    needed = Barriers.NONE
-    for some in OPTIONAL_BARRIERS:
-        pair = _nearest_pair(compiled, peak_bytes, some)
-        if some in Barriers.USUAL if pair is None else pair.are_worth_it(peak_bytes, price):
-            needed |= some
-    return needed
-
-
-def may_do_without(
-    compiled: Sequence[Candidate], candidate: Candidate, some: Barriers, limit: int
-) -> bool:
-    """Whether a plan may be faster without some of its barriers, and still be within a limit, by
-    what they did in the nearest plan that was compiled with and without them, if one was."""
-    pair = _nearest_pair(compiled, candidate.peak_bytes, some)
-    if pair is None:
-        return True
-    is_shorter = pair.longer_s > LONGER * pair.without.step_s
-    return is_shorter and candidate.peak_bytes + pair.lower_bytes <= limit
-
-
-def but_for_barriers(compiled: Sequence[Candidate]) -> list[list[Candidate]]:
-    """The plans, those together that differ in barriers alone."""
-    found: dict[Region, list[Candidate]] = {}
-    for candidate in compiled:
-        found.setdefault(candidate.root.without_barriers(), []).append(candidate)
-    return list(found.values())
-
-
-def _nearest_pair(compiled: Sequence[Candidate], peak_bytes: int, some: Barriers) -> Pair | None:
+def nearest_pair(compiled: Sequence[Candidate], peak_bytes: int, some: Barriers) -> Pair | None:
+    """The plan nearest to a compiled peak that was compiled with and without some barriers; None if
+    none was."""
     by_barriers = [{c.barriers: c for c in plans} for plans in but_for_barriers(compiled)]
     pairs = [
         Pair(with_them, plans[barriers & ~some])
@@ -91,3 +61,35 @@ def _nearest_pair(compiled: Sequence[Candidate], peak_bytes: int, some: Barriers
         key=lambda p: (abs(p.with_them.peak_bytes - peak_bytes), p.with_them.step_s),
         default=None,
     )
+
+
+def needed_barriers(compiled: Sequence[Candidate], peak_bytes: int, price: Price) -> Barriers:
+    """The barriers with which a plan for a compiled peak is compiled first: of those that may be
+    left out, those that are worth it if they do here what they did in the nearest plan that was
+    compiled with and without them, and the usual ones where no plan was."""
+    needed = Barriers.NONE
+    for some in OPTIONAL_BARRIERS:
+        pair = nearest_pair(compiled, peak_bytes, some)
+        if some in Barriers.USUAL if pair is None else pair.are_worth_it(peak_bytes, price):
+            needed |= some
+    return needed
+
+
+def may_do_without(
+    compiled: Sequence[Candidate], candidate: Candidate, some: Barriers, limit: int
+) -> bool:
+    """Whether a plan may be faster without some of its barriers, and still be within a limit, by
+    what they did in the nearest plan that was compiled with and without them, if one was."""
+    pair = nearest_pair(compiled, candidate.peak_bytes, some)
+    if pair is None:
+        return True
+    is_shorter = pair.longer_s > LONGER * pair.without.step_s
+    return is_shorter and candidate.peak_bytes + pair.lower_bytes <= limit
+
+
+def but_for_barriers(compiled: Sequence[Candidate]) -> list[list[Candidate]]:
+    """The plans, those together that differ in barriers alone."""
+    found: dict[Region, list[Candidate]] = {}
+    for candidate in compiled:
+        found.setdefault(candidate.root.without_barriers(), []).append(candidate)
+    return list(found.values())

@@ -8,6 +8,7 @@ from jax_hremat._planner.barriers import (
     OPTIONAL_BARRIERS,
     Pair,
     may_do_without,
+    nearest_pair,
     needed_barriers,
 )
 from jax_hremat._planner.candidate import Candidate
@@ -142,6 +143,7 @@ class BudgetSearch:
             schedule, promise = aim.schedule, aim.promise
             candidate = self._candidates.add(chain, aim.selection, schedule.outcome, self._barriers)
             candidate = self._with_more_barriers(candidate, aim.expected_bytes)
+            candidate = self._with_fewer_barriers(candidate)
             gaps_bytes = fragmentation_near(self._candidates.compiled, candidate.peak_bytes)
             spare_bytes = self._limit - candidate.used_bytes - gaps_bytes
             if candidate.peak_bytes > self._limit:
@@ -186,38 +188,61 @@ class BudgetSearch:
         return optimistic_peak_bytes(compiled, prediction, fixed_bytes) <= tolerance * self._limit
 
     def _with_more_barriers(self, candidate: Candidate, expected_bytes: int) -> Candidate:
-        """The same plan with more barriers, as long as they may lower its peak: those that usually
-        take next to no time where it exceeds the prediction, others where it misses and exceeds
-        what was expected. If some are worth their time, the next plans have them too; if not, none
-        of this search is tried with them."""
+        """The same plan with more barriers, as long as they may lower its peak: the usual ones, if
+        no plan shows yet what they do, where it exceeds the prediction, and any where it misses and
+        exceeds what was expected. If some are worth their time, the next plans have them too; if
+        not, none of this search is tried with them."""
         for some in self._untried:
-            if some in Barriers.USUAL:
-                may_help = candidate.is_delayed(candidate.prediction.peak_bytes)
-            else:
-                misses = candidate.peak_bytes > self._limit
-                may_help = misses and candidate.is_delayed(min(expected_bytes, self._limit))
+            misses = candidate.peak_bytes > self._limit
+            may_help = misses and candidate.is_delayed(min(expected_bytes, self._limit))
+            if some in Barriers.USUAL and not self._is_known(candidate, some):
+                may_help |= candidate.is_delayed(candidate.prediction.peak_bytes)
             if some in candidate.barriers or not may_help:
                 continue
             behind = self._with_barriers(candidate, candidate.barriers | some)
             self._fits |= behind.peak_bytes <= self._limit
-            predicted_bytes = candidate.prediction.peak_bytes
-            if Pair(behind, candidate).are_worth_it(predicted_bytes, self._candidates.price_s):
+            if self._are_worth_it(behind, candidate):
                 self._barriers |= some
                 candidate = behind
             elif behind.root != candidate.root:
                 self._untried = tuple(other for other in self._untried if other != some)
         return candidate
 
+    def _with_fewer_barriers(self, candidate: Candidate) -> Candidate:
+        """The same plan without those of its barriers that are not worth their time, which the next
+        plans are then without too. Only barriers are left out of which no plan shows yet what they
+        do, and only while the step is longer than predicted."""
+        self._fits |= candidate.peak_bytes <= self._limit
+        for some in reversed(OPTIONAL_BARRIERS):
+            is_longer = self._is_longer_than_predicted(candidate)
+            if some in candidate.barriers and is_longer and not self._is_known(candidate, some):
+                fewer = self._with_barriers(candidate, candidate.barriers & ~some)
+                if fewer.root != candidate.root and not self._are_worth_it(candidate, fewer):
+                    self._barriers &= ~some
+                    candidate = fewer
+        return candidate
+
     def _without_some_barriers(self, candidate: Candidate) -> None:
         """Compile a plan whose step is longer than predicted without its barriers, as far as it is
         expected to fit."""
-        predicted_s = self._candidates.step_s(candidate.prediction)
         for some in reversed(OPTIONAL_BARRIERS):
-            if some not in candidate.barriers or candidate.step_s <= (1 + LONGER) * predicted_s:
+            if some not in candidate.barriers or not self._is_longer_than_predicted(candidate):
                 continue
             if may_do_without(self._candidates.compiled, candidate, some, self._limit):
                 fewer = self._with_barriers(candidate, candidate.barriers & ~some)
                 candidate = fewer if fewer.peak_bytes <= self._limit else candidate
+
+    def _is_longer_than_predicted(self, candidate: Candidate) -> bool:
+        predicted_s = self._candidates.step_s(candidate.prediction)
+        return candidate.step_s > (1 + LONGER) * predicted_s
+
+    def _is_known(self, candidate: Candidate, some: Barriers) -> bool:
+        """Whether a plan was compiled with and without some barriers."""
+        return nearest_pair(self._candidates.compiled, candidate.peak_bytes, some) is not None
+
+    def _are_worth_it(self, with_them: Candidate, without: Candidate) -> bool:
+        price_s = self._candidates.price_s
+        return Pair(with_them, without).are_worth_it(with_them.prediction.peak_bytes, price_s)
 
     def _with_barriers(self, candidate: Candidate, barriers: Barriers) -> Candidate:
         """The same plan with other barriers."""
