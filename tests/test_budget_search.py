@@ -184,6 +184,35 @@ def test_a_plan_that_does_not_need_its_barriers_loses_them(
     assert MANY in {c.barriers for c in same}
 
 
+def test_between_a_plan_that_fits_and_one_that_misses_is_one_that_reaches_the_limit(
+    context: PlanningContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Candidates(context, lambda *_: None)
+    chain, solver = found.chains.full, context.config.solver
+    highest = found.solve(chain, int(0.8 * context.baseline.memory.peak_bytes), solver).selection
+    assert highest is not None
+    limit = context.predict(chain, highest).peak_bytes
+
+    def expected_peak_bytes(_: Any, __: Any, prediction: Prediction, *___: Any) -> int:
+        # What is at the limit exceeds it; the rest is as predicted.
+        return prediction.peak_bytes + (prediction.peak_bytes >= limit) * int(0.15 * limit)
+
+    monkeypatch.setattr(aims, "expected_peak_bytes", expected_peak_bytes)
+    targets: list[int] = []
+
+    def solve(self: Candidates, chain: Any, peak_bytes: int, *given: Any, **options: Any) -> Any:
+        targets.append(peak_bytes)
+        return original(self, chain, peak_bytes, *given, **options)
+
+    original = Candidates.solve
+    monkeypatch.setattr(Candidates, "solve", solve)
+    aim = aims.Aims(found, limit, solver).next(chain, limit, limit, 0, Barriers.USUAL, groups=True)
+    assert aim is not None and aim.expected_bytes <= limit
+    # As much lower as the first misses, then on the line between the two.
+    first, lower, between = targets
+    assert first == limit and lower < between < first
+
+
 class Needless(Altered):
     """Compiled plans that take more memory and time with late arguments, and more time with
     barriers of cotangents."""

@@ -132,6 +132,20 @@ def test_a_smaller_plan_is_expected_to_err_less(plain: Candidate) -> None:
     assert expected_bytes == half.prediction.peak_bytes - 1000
 
 
+def test_without_the_barriers_that_would_help_a_plan_is_expected_to_be_like_those_without(
+    plain: Candidate,
+) -> None:
+    known = [
+        compiled(plain, plan=0, excess_bytes=300, barriers=FEW),
+        compiled(plain, plan=0, excess_bytes=-100, barriers=MANY),
+    ]
+    for barriers, excess_bytes in ((FEW, 300), (MANY, -100), (Barriers.NONE, -100)):
+        other = compiled(plain, plan=1, barriers=barriers)
+        expected_bytes = expected_peak_bytes(known, other.selection, other.prediction, barriers, 0)
+        assert expected_bytes == PREDICTED_BYTES + excess_bytes
+        assert excess_near(known, 2 * PREDICTED_BYTES, barriers, 0) == excess_bytes
+
+
 def test_what_checkpoints_nothing_is_never_taken_for_delayed(plain: Candidate) -> None:
     behind = Region(0, 1, barrier=True)
     for root in (Region(0, 99), Region(0, 99, children=(behind,))):

@@ -13,8 +13,10 @@ from jax_hremat._solve.regions import Barriers
 
 # Compile another plan only if its predicted step is shorter by this part.
 _WORTH = 0.002
-# Solve at most this often for a schedule that is expected to fit.
-_MAX_AIMS = 2
+# A plan that leaves at most this part of the limit unused is not improved.
+SLACK = 0.0025
+# Solve at most this often for a schedule that is expected to fit, and to leave no more unused.
+_MAX_AIMS = 3
 # A schedule whose peak is lower by a part of the limit may take more time by this many times that
 # part.
 _WORTH_A_MARGIN = 4.0
@@ -85,6 +87,7 @@ class Aims:
             groups: Whether consecutive blocks may be checkpointed together.
         """
         aims: list[Aim] = []
+        fits = misses = None
         while len(aims) < _MAX_AIMS:
             aim = self._solved(chain, target, barriers, groups=groups)
             if aim is None:
@@ -95,16 +98,37 @@ class Aims:
                 continue
             if self.bound_step_s is None and chain is self._candidates.chains.full:
                 self.bound_step_s = self._candidates.whole_step_s(aim.schedule.bound_s)
-            best = self._candidates.fastest_within(self._limit)
-            step_s = self._candidates.step_s(aim.promise)
-            if best is not None and step_s > (1 - _WORTH) * best.step_s:
+            if not aims and not self._is_worth_it(aim):
                 return None
             aim = self._lowered(chain, aim, margin_bytes, barriers, groups=groups)
             aims.append(aim)
-            if aim.expected_bytes <= self._limit:
+            if aim.expected_bytes > self._limit:
+                misses = aim
+            else:
+                fits = aim
+            if misses is None or (fits and self._over(fits) >= -SLACK * self._limit):
                 break
-            target = min(target, aim.promise.peak_bytes) - (aim.expected_bytes - self._limit)
-        return min(aims, key=lambda aim: aim.rank(self._limit), default=None)
+            target = self._between(fits, misses)
+        best = min(aims, key=lambda aim: aim.rank(self._limit), default=None)
+        return best if best is not None and self._is_worth_it(best) else None
+
+    def _is_worth_it(self, aim: Aim) -> bool:
+        best = self._candidates.fastest_within(self._limit)
+        return best is None or self._candidates.step_s(aim.promise) <= (1 - _WORTH) * best.step_s
+
+    def _over(self, aim: Aim) -> int:
+        """Bytes by which a schedule is expected to exceed the limit; negative if it fits."""
+        return aim.expected_bytes - self._limit
+
+    def _between(self, fits: Aim | None, misses: Aim) -> int:
+        """The predicted peak of a schedule that is expected to reach the limit: on the straight
+        line between one that fits and one that misses it, or as much lower as the latter misses."""
+        high = misses.promise.peak_bytes
+        if fits is None:
+            return high - self._over(misses)
+        low = fits.promise.peak_bytes
+        part = -self._over(fits) / (self._over(misses) - self._over(fits))
+        return low + int(part * (high - low))
 
     def _lowered(
         self, chain: Chain, aim: Aim, margin_bytes: int, barriers: Barriers, *, groups: bool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jax_hremat._planner.aims import Aims
+from jax_hremat._planner.aims import SLACK, Aims
 from jax_hremat._planner.barriers import (
     LONGER,
     OPTIONAL_BARRIERS,
@@ -24,8 +24,6 @@ from jax_hremat._solve.chain import Chain, Selection
 from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers
 
-# Stop improving a plan that fits once it leaves at most this part of the budget unused.
-_SLACK = 0.0025
 # As long as none of its plans fits, a search has at most this many times as many rounds.
 _PATIENCE = 2
 # After a plan above the limit, the next is predicted lower by at least this part of the limit.
@@ -162,7 +160,7 @@ class BudgetSearch:
                 target = promise.peak_bytes + min(spare_bytes, -least_bytes)
             else:
                 self._fits, margin_bytes = True, 0
-                if self._limit - candidate.peak_bytes <= _SLACK * self._limit:
+                if self._limit - candidate.peak_bytes <= SLACK * self._limit:
                     break
                 target = min(promise.peak_bytes + spare_bytes, missed_at - 1)
 

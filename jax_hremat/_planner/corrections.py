@@ -50,7 +50,7 @@ def expected_peak_bytes(
         theirs = _traits(c.selection, c.barriers, c.prediction.peak)
         return sum(a != b for a, b in zip(theirs, traits, strict=True))
 
-    known = sorted(_as_predicted(compiled), key=lambda c: c.excess_bytes)
+    known = sorted(_as_predicted(compiled, barriers), key=lambda c: c.excess_bytes)
     fewest = min(map(differences, known))
     alike = [c for c in known if differences(c) == fewest]
     excess = {fixed_bytes: 0, **{c.prediction.peak_bytes: c.excess_bytes for c in alike}}
@@ -74,7 +74,7 @@ def excess_near(
     def distance(c: Candidate) -> tuple[bool, int, float]:
         return c.barriers != barriers, abs(c.peak_bytes - peak_bytes), c.step_s
 
-    nearest = min(_as_predicted(compiled), key=distance)
+    nearest = min(_as_predicted(compiled, barriers), key=distance)
     changed_bytes = max(1, nearest.peak_bytes - fixed_bytes)
     part = min(1.0, max(0, peak_bytes - fixed_bytes) / changed_bytes)
     return int(part * nearest.excess_bytes) + fragmentation_near(compiled, peak_bytes)
@@ -131,12 +131,13 @@ def _traits(selection: Selection, barriers: Barriers, peak: Moment) -> _Traits:
     )
 
 
-def _as_predicted(compiled: Sequence[Candidate]) -> list[Candidate]:
+def _as_predicted(compiled: Sequence[Candidate], barriers: Barriers) -> list[Candidate]:
     """The plans but for those part of whose backward the compiler delayed: those far above their
-    prediction, and those that are lower with other barriers. The plan that checkpoints nothing is
-    always among them."""
+    prediction, and those that are lower with other barriers, unless they have these. The plan that
+    checkpoints nothing is always among them."""
     best = [
-        min(alike, key=lambda c: (c.peak_bytes, c.step_s)) for alike in but_for_barriers(compiled)
+        min(alike, key=lambda c: (c.barriers != barriers, c.peak_bytes, c.step_s))
+        for alike in but_for_barriers(compiled)
     ]
     return [
         c
