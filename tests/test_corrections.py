@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
+from compiled_plans import FEW, MANY, PREDICTED_BYTES, compiled, plain_candidate
 
-from jax_hremat import PlannerConfig
-from jax_hremat._emit.step import own_step
 from jax_hremat._plan.region import Region
-from jax_hremat._planner.barriers import Pair, may_do_without, needed_barriers
 from jax_hremat._planner.candidate import Candidate
-from jax_hremat._planner.candidates import Candidates
-from jax_hremat._planner.context import prepare
 from jax_hremat._planner.corrections import (
     excess_near,
     expected_peak_bytes,
@@ -24,70 +16,11 @@ from jax_hremat._planner.corrections import (
     worst_overestimate,
 )
 from jax_hremat._solve.regions import Barriers
-from jax_hremat._trace.trace import trace_loss
-from jax_hremat._xla.compile import MemoryStats
-from jax_hremat._xla.target import get_target
-
-FEW, MANY = Barriers.USUAL, Barriers.USUAL | Barriers.PLAIN
-PREDICTED_BYTES = 100_000
-
-
-def cheap(_: int, __: int) -> float:
-    """The price of bytes where options lower any peak in no time."""
-    return 0.0
-
-
-def dear(_: int, __: int) -> float:
-    """The same where no options lower any peak."""
-    return math.inf
 
 
 @pytest.fixture(scope="module")
 def plain() -> Candidate:
-    def loss(w: jax.Array) -> jax.Array:
-        return jnp.tanh(w).sum()
-
-    program = trace_loss(loss, (jax.ShapeDtypeStruct((8,), np.float32),), {})
-    config = PlannerConfig(cost="analytic")
-    context = prepare(own_step(program), get_target("cpu"), config, 0.0, lambda *_: None)
-    return Candidates(context, lambda *_: None).plain
-
-
-def compiled(
-    plain: Candidate,
-    *,
-    plan: int,
-    more_bytes: int = 0,
-    excess_bytes: int = 0,
-    groups: bool = False,
-    block: int = 0,
-    barriers: Barriers = FEW,
-) -> Candidate:
-    """A compiled plan. Those of the same number differ in barriers alone.
-
-    Args:
-        plan: Its number.
-        more_bytes: Its predicted peak, over that of the others.
-        excess_bytes: Its compiled peak, over the predicted one.
-        groups: Whether it has groups.
-        block: The block whose backward sets the peak.
-        barriers: Its barriers.
-    """
-    peak_bytes = PREDICTED_BYTES + more_bytes
-    late = Barriers.LATE_ARGUMENTS in barriers
-    child = Region(plan, plan + 1, True, barrier=Barriers.PLAIN in barriers, late_arguments=late)
-    return replace(
-        plain,
-        root=Region(0, 99, children=(child,)),
-        selection=replace(plain.selection, groups=((0, 1),) if groups else ()),
-        prediction=replace(
-            plain.prediction,
-            peak_bytes=peak_bytes,
-            peak=replace(plain.prediction.peak, block=block, in_backward=True),
-        ),
-        step=replace(plain.step, memory=MemoryStats(0, 0, peak_bytes + excess_bytes, 0)),
-        barriers=barriers,
-    )
+    return plain_candidate()
 
 
 def test_a_peak_is_corrected_by_the_plans_most_like_it(plain: Candidate) -> None:
@@ -178,88 +111,6 @@ def test_the_optimistic_peak_lies_between_those_of_the_plans_next_to_it(plain: C
     # One part of whose backward the compiler delayed counts as high as the next.
     known.append(compiled(plain, plan=2, more_bytes=-1000, excess_bytes=9 * PREDICTED_BYTES))
     assert estimate(-1000) == PREDICTED_BYTES
-
-
-def both(
-    plain: Candidate,
-    plan: int,
-    few: Barriers,
-    few_bytes: int,
-    many: Barriers,
-    many_bytes: int,
-    longer: float = 0.01,
-) -> list[Candidate]:
-    """A plan compiled with few barriers and with more, and its peaks; with more of them the step is
-    longer by a part."""
-    candidates = [
-        compiled(plain, plan=plan, excess_bytes=peak_bytes - PREDICTED_BYTES, barriers=barriers)
-        for barriers, peak_bytes in ((few, few_bytes), (many, many_bytes))
-    ]
-    slower = replace(candidates[1].step, step_s=(1 + longer) * candidates[1].step_s)
-    return [candidates[0], replace(candidates[1], step=slower)]
-
-
-def test_barriers_are_worth_the_time_that_options_would_take(plain: Candidate) -> None:
-    def per_byte(peak_bytes: int, lower_bytes: int) -> float:
-        return 1e-7 * peak_bytes * plain.step_s * lower_bytes
-
-    for few_bytes, longer, worth in (
-        (1099, 0.01, False),
-        (1101, 0.01, True),
-        (1001, 0.0, True),
-        (1001, -0.01, True),
-        (1000, -0.01, False),
-        (999, 0.0, False),
-    ):
-        few, many = both(plain, 0, FEW, few_bytes, MANY, 1000, longer)
-        assert Pair(many, few).are_worth_it(1000, per_byte) == worth
-        assert not Pair(few, many).are_worth_it(1000, per_byte) or few_bytes < 1000
-
-
-def test_barriers_are_tried_first_where_the_nearest_plan_needed_them(plain: Candidate) -> None:
-    assert needed_barriers([plain], 0, dear) == FEW
-    known = [
-        plain,
-        *both(plain, 0, FEW, 1000, MANY, 900),
-        *both(plain, 1, FEW, 2000, MANY, 2000),
-        compiled(plain, plan=2, excess_bytes=100 - PREDICTED_BYTES),
-    ]
-    assert needed_barriers(known, 800, dear) == MANY
-    assert needed_barriers(known, 1800, dear) == FEW
-    assert needed_barriers(known, 800, cheap) == FEW
-    # What they did is judged by the price here, not there.
-    assert needed_barriers(known, 1400, lambda peak, _: math.inf if peak < 900 else 0) == FEW
-
-
-def test_late_arguments_are_left_out_where_the_nearest_plan_did_not_need_them(
-    plain: Candidate,
-) -> None:
-    fewest = Barriers.CHECKPOINTED
-    known = [
-        plain,
-        *both(plain, 0, fewest, 1000, FEW, 900),
-        *both(plain, 1, fewest, 2000, FEW, 2000),
-    ]
-    assert needed_barriers(known, 800, dear) == FEW
-    assert needed_barriers(known, 1800, dear) == fewest
-    # With barriers at plain blocks or without: what is compared is alike but for late arguments.
-    known += both(plain, 2, fewest | Barriers.PLAIN, 3000, MANY, 2900)
-    # Those of checkpointed regions are no exception.
-    few = both(plain, 3, Barriers.NONE, 5000, fewest, 5000)
-    assert needed_barriers([plain, *few], 5000, dear) == Barriers.LATE_ARGUMENTS
-    assert needed_barriers(known, 2900, dear) == FEW
-
-
-def test_what_a_plan_needs_without_barriers_follows_from_the_nearest_pair(plain: Candidate) -> None:
-    known = [plain, *both(plain, 0, FEW, 1000, MANY, 800), *both(plain, 1, FEW, 3000, MANY, 2000)]
-    near = compiled(plain, plan=3, excess_bytes=840 - PREDICTED_BYTES, barriers=MANY)
-    # What they save is the same number of bytes in a plan of another size.
-    assert may_do_without(known, near, Barriers.PLAIN, 1040)
-    assert not may_do_without(known, near, Barriers.PLAIN, 1039)
-    assert may_do_without(known, near, Barriers.LATE_ARGUMENTS, 0)
-    # Where they took no time, nothing is gained.
-    idle = [plain, *both(plain, 0, FEW, 1000, MANY, 800, longer=0.0005)]
-    assert not may_do_without(idle, near, Barriers.PLAIN, 1040)
 
 
 def test_one_unlucky_plan_is_not_taken_for_the_fragmentation_of_the_next(plain: Candidate) -> None:

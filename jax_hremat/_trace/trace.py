@@ -241,7 +241,8 @@ def positions_among(args: Sequence[Any], argnums: Sequence[int]) -> tuple[int, .
         if not -len(args) <= position < len(args):
             raise UnsupportedProgramError(
                 f"`argnums` names argument {position}, but the function was given {len(args)} "
-                f"positional arguments; differentiated arguments must be passed by position"
+                f"positional arguments; differentiated arguments must be passed by position. "
+                f"Where no gradient is taken, call the function without a plan"
             )
     return tuple(p % len(args) for p in argnums)
 

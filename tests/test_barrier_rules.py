@@ -1,0 +1,110 @@
+"""Which barriers plans are compiled with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from compiled_plans import FEW, MANY, PREDICTED_BYTES, compiled, plain_candidate
+
+from jax_hremat._planner.barriers import Pair, may_do_without, needed_barriers
+from jax_hremat._planner.candidate import Candidate
+from jax_hremat._solve.regions import Barriers
+
+
+def cheap(_: int, __: int) -> float:
+    """The price of bytes where options lower any peak in no time."""
+    return 0.0
+
+
+def dear(_: int, __: int) -> float:
+    """The same where no options lower any peak."""
+    return math.inf
+
+
+@pytest.fixture(scope="module")
+def plain() -> Candidate:
+    return plain_candidate()
+
+
+def both(
+    plain: Candidate,
+    plan: int,
+    few: Barriers,
+    few_bytes: int,
+    many: Barriers,
+    many_bytes: int,
+    longer: float = 0.01,
+) -> list[Candidate]:
+    """A plan compiled with few barriers and with more, and its peaks; with more of them the step is
+    longer by a part."""
+    candidates = [
+        compiled(plain, plan=plan, excess_bytes=peak_bytes - PREDICTED_BYTES, barriers=barriers)
+        for barriers, peak_bytes in ((few, few_bytes), (many, many_bytes))
+    ]
+    slower = replace(candidates[1].step, step_s=(1 + longer) * candidates[1].step_s)
+    return [candidates[0], replace(candidates[1], step=slower)]
+
+
+def test_barriers_are_worth_the_time_that_options_would_take(plain: Candidate) -> None:
+    def per_byte(peak_bytes: int, lower_bytes: int) -> float:
+        return 1e-7 * peak_bytes * plain.step_s * lower_bytes
+
+    for few_bytes, longer, worth in (
+        (1099, 0.01, False),
+        (1101, 0.01, True),
+        (1001, 0.0, True),
+        (1001, -0.01, True),
+        (1000, -0.01, False),
+        (999, 0.0, False),
+    ):
+        few, many = both(plain, 0, FEW, few_bytes, MANY, 1000, longer)
+        assert Pair(many, few).are_worth_it(1000, per_byte) == worth
+        assert not Pair(few, many).are_worth_it(1000, per_byte) or few_bytes < 1000
+
+
+def test_barriers_are_tried_first_where_the_nearest_plan_needed_them(plain: Candidate) -> None:
+    assert needed_barriers([plain], 0, dear) == FEW
+    known = [
+        plain,
+        *both(plain, 0, FEW, 1000, MANY, 900),
+        *both(plain, 1, FEW, 2000, MANY, 2000),
+        compiled(plain, plan=2, excess_bytes=100 - PREDICTED_BYTES),
+    ]
+    assert needed_barriers(known, 800, dear) == MANY
+    assert needed_barriers(known, 1800, dear) == FEW
+    assert needed_barriers(known, 800, cheap) == FEW
+    # What they did is judged by the price here, not there.
+    assert needed_barriers(known, 1400, lambda peak, _: math.inf if peak < 900 else 0) == FEW
+
+
+def test_late_arguments_are_left_out_where_the_nearest_plan_did_not_need_them(
+    plain: Candidate,
+) -> None:
+    fewest = Barriers.CHECKPOINTED
+    known = [
+        plain,
+        *both(plain, 0, fewest, 1000, FEW, 900),
+        *both(plain, 1, fewest, 2000, FEW, 2000),
+    ]
+    assert needed_barriers(known, 800, dear) == FEW
+    assert needed_barriers(known, 1800, dear) == fewest
+    # With barriers at plain blocks or without: what is compared is alike but for late arguments.
+    known += both(plain, 2, fewest | Barriers.PLAIN, 3000, MANY, 2900)
+    # Those of checkpointed regions are no exception.
+    few = both(plain, 3, Barriers.NONE, 5000, fewest, 5000)
+    assert needed_barriers([plain, *few], 5000, dear) == Barriers.LATE_ARGUMENTS
+    assert needed_barriers(known, 2900, dear) == FEW
+
+
+def test_what_a_plan_needs_without_barriers_follows_from_the_nearest_pair(plain: Candidate) -> None:
+    known = [plain, *both(plain, 0, FEW, 1000, MANY, 800), *both(plain, 1, FEW, 3000, MANY, 2000)]
+    near = compiled(plain, plan=3, excess_bytes=840 - PREDICTED_BYTES, barriers=MANY)
+    # What they save is the same number of bytes in a plan of another size.
+    assert may_do_without(known, near, Barriers.PLAIN, 1040)
+    assert not may_do_without(known, near, Barriers.PLAIN, 1039)
+    assert may_do_without(known, near, Barriers.LATE_ARGUMENTS, 0)
+    # Where they took no time, nothing is gained.
+    idle = [plain, *both(plain, 0, FEW, 1000, MANY, 800, longer=0.0005)]
+    assert not may_do_without(idle, near, Barriers.PLAIN, 1040)
