@@ -98,7 +98,7 @@ class Aims:
                 continue
             if self.bound_step_s is None and chain is self._candidates.chains.full:
                 self.bound_step_s = self._candidates.whole_step_s(aim.schedule.bound_s)
-            if not aims and not self._is_worth_it(aim):
+            if not aims and not self._is_worth_it(aim, barriers):
                 return None
             aim = self._lowered(chain, aim, margin_bytes, barriers, groups=groups)
             aims.append(aim)
@@ -110,11 +110,18 @@ class Aims:
                 break
             target = self._between(fits, misses)
         best = min(aims, key=lambda aim: aim.rank(self._limit), default=None)
-        return best if best is not None and self._is_worth_it(best) else None
+        return best if best is not None and self._is_worth_it(best, barriers) else None
 
-    def _is_worth_it(self, aim: Aim) -> bool:
+    def _is_worth_it(self, aim: Aim, barriers: Barriers) -> bool:
+        """Whether a schedule is predicted to be faster than the best plan is. If that has the same
+        barriers and is slower than predicted, so may the schedule be: predictions are compared."""
         best = self._candidates.fastest_within(self._limit)
-        return best is None or self._candidates.step_s(aim.promise) <= (1 - _WORTH) * best.step_s
+        if best is None:
+            return True
+        best_s = best.step_s
+        if best.barriers == barriers:
+            best_s = min(best_s, self._candidates.step_s(best.prediction))
+        return self._candidates.step_s(aim.promise) <= (1 - _WORTH) * best_s
 
     def _over(self, aim: Aim) -> int:
         """Bytes by which a schedule is expected to exceed the limit; negative if it fits."""
