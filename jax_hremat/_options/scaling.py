@@ -8,8 +8,8 @@ compiled, and the differences are interpolated linearly in the bytes that it kee
 
 Beside compiled costs, of DenseNet-121 (whose layers lie on lines), a U-Net and ResNet-50 for the
 H200, interpolated times err by 0.0, 0.2 and 0.7 % of the plain option's time in the median, and by
-8.9, 4.3 and 3.3 % at most; and peaks by 0.8, 2.4 and 0.9 % of its peak, and by 39, 22 and 5 % at
-most.
+8.9, 4.3 and 3.3 % at most; the worst of kept bytes and the two peaks errs by 0.8, 2.4 and 0.9 % of
+the plain option's, and by 39, 22 and 5 % at most.
 
 Unchecked: that XLA fuses all kinds of a family alike. A plan chosen by such costs is compiled as a
 whole, like any other.

@@ -102,7 +102,7 @@ class Aims:
                 return None
             aim = self._lowered(chain, aim, margin_bytes, barriers, groups=groups)
             aims.append(aim)
-            if aim.expected_bytes > self._limit:
+            if self._over(aim) > 0:
                 misses = aim
             else:
                 fits = aim

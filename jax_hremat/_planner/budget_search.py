@@ -193,7 +193,7 @@ class BudgetSearch:
         for some in self._untried:
             misses = candidate.peak_bytes > self._limit
             may_help = misses and candidate.is_delayed(min(expected_bytes, self._limit))
-            if some in Barriers.USUAL and not self._is_known(candidate, some):
+            if some in Barriers.USUAL and not self._is_known(some):
                 may_help |= candidate.is_delayed(candidate.prediction.peak_bytes)
             if some in candidate.barriers or not may_help:
                 continue
@@ -213,7 +213,7 @@ class BudgetSearch:
         self._fits |= candidate.peak_bytes <= self._limit
         for some in reversed(OPTIONAL_BARRIERS):
             is_longer = self._is_longer_than_predicted(candidate)
-            if some in candidate.barriers and is_longer and not self._is_known(candidate, some):
+            if some in candidate.barriers and is_longer and not self._is_known(some):
                 fewer = self._with_barriers(candidate, candidate.barriers & ~some)
                 if fewer.root != candidate.root and not self._are_worth_it(candidate, fewer):
                     self._barriers &= ~some
@@ -234,9 +234,9 @@ class BudgetSearch:
         predicted_s = self._candidates.step_s(candidate.prediction)
         return candidate.step_s > (1 + LONGER) * predicted_s
 
-    def _is_known(self, candidate: Candidate, some: Barriers) -> bool:
+    def _is_known(self, some: Barriers) -> bool:
         """Whether a plan was compiled with and without some barriers."""
-        return nearest_pair(self._candidates.compiled, candidate.peak_bytes, some) is not None
+        return nearest_pair(self._candidates.compiled, self._limit, some) is not None
 
     def _are_worth_it(self, with_them: Candidate, without: Candidate) -> bool:
         price_s = self._candidates.price_s
