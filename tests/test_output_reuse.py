@@ -3,7 +3,6 @@ it."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from itertools import permutations
 from typing import Any
@@ -19,14 +18,12 @@ import jax_hremat
 from jax_hremat._emit.step import own_step
 from jax_hremat._planner.candidates import NO_SOLVE, Candidates
 from jax_hremat._planner.context import PlanningContext, prepare, uniform
-from jax_hremat._solve.chain import BoundaryValue, Chain, Schedule, Selection
-from jax_hremat._solve.groups import single_columns
-from jax_hremat._solve.output_reuse import Buffer, Result, ReusedBytes, ReusedParts, reused_bytes
+from jax_hremat._solve.chain import BoundaryValue, Chain, Selection
+from jax_hremat._solve.output_reuse import Buffer, Result, ReusedBytes, reused_bytes
 from jax_hremat._solve.prediction import Prediction, predict
 from jax_hremat._solve.regions import Barriers
-from jax_hremat._solve.root_program import fastest_of_columns
 from jax_hremat._solve.schedule import Schedules
-from jax_hremat._solve.with_reuse import fastest_with_reuse
+from jax_hremat._solve.with_reuse import fastest_with_reuse, most_reused
 from jax_hremat._trace.trace import trace_loss
 from jax_hremat._xla.target import get_target
 
@@ -131,11 +128,6 @@ def test_the_root_program_takes_what_is_reused_as_given(chain: Chain, data: st.D
         assert found is None or promise.time_s <= predict(chain, found).time_s + 1e-9
 
 
-def of_blocks(chain: Chain, peak_bytes: int, results: list[Result], parts: ReusedParts) -> Schedule:
-    columns = single_columns(chain)
-    return fastest_of_columns(chain, columns, peak_bytes, EXACT, (results, parts))
-
-
 def equal_layers(count: int) -> tuple[Chain, list[Result]]:
     """Layers that keep two buffers of 3 MiB, or recompute them; their gradients take 3 MiB each."""
     keeps = option(1, 2, 6, 6, 6)
@@ -156,7 +148,6 @@ def test_what_is_kept_goes_into_gradients_of_earlier_layers() -> None:
         chain,
         limit_bytes,
         results,
-        lambda parts: of_blocks(chain, limit_bytes, results, parts),
         lambda reused: Schedules(chain).fastest_within(
             limit_bytes, EXACT, groups=False, reused=reused
         ),
@@ -171,17 +162,16 @@ def test_what_is_kept_goes_into_gradients_of_earlier_layers() -> None:
     assert promise.time_s - best_s <= 0.5 * (recomputed.time_s - best_s)
 
 
-def test_the_less_is_reused_the_slower_the_schedule() -> None:
-    chain, results = equal_layers(4)
-    limit_bytes = predict(chain, Selection((1,) * 4), results).peak_bytes + MIB
-
-    def fastest_s(part: float) -> float:
-        parts = ReusedParts((part,) * 4, (part,) * 4)
-        selection = of_blocks(chain, limit_bytes, results, parts).selection
-        return math.inf if selection is None else predict(chain, selection).time_s
-
-    times_s = [fastest_s(part) for part in (1.0, 0.7, 0.3, 0.0)]
-    assert times_s == sorted(times_s) and times_s[0] < times_s[-1]
+@given(chains(), st.data())
+@QUICK
+def test_no_schedule_reuses_more_than_the_most(chain: Chain, data: st.DataObject) -> None:
+    size = st.integers(1, 12).map(lambda n: n * MIB)
+    block = st.integers(0, len(chain) - 1)
+    results = [Result(data.draw(block), data.draw(size)) for _ in range(3)]
+    most = most_reused(results, chain)
+    for found in all_predictions(chain, results=results):
+        for m in found.moments:
+            assert m.reused_bytes <= (most.backward if m.in_backward else most.forward)[m.block]
 
 
 @given(chains(), st.data())
@@ -196,7 +186,6 @@ def test_what_is_found_with_reuse_fits(chain: Chain, data: st.DataObject) -> Non
         chain,
         peak_bytes,
         results,
-        lambda parts: of_blocks(chain, peak_bytes, results, parts),
         lambda reused: Schedules(chain).fastest_within(peak_bytes, EXACT, reused=reused),
         lambda c, s: predict(c, s, results),
     )

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from jax_hremat._plan.fingerprint import Fingerprint
 from jax_hremat._plan.region import Region
@@ -17,12 +16,10 @@ from jax_hremat._planner.cost_table import timed
 from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
 from jax_hremat._solve.chain import Chain, Schedule, Selection
-from jax_hremat._solve.groups import single_columns
-from jax_hremat._solve.output_reuse import ReusedBytes, ReusedParts
+from jax_hremat._solve.output_reuse import ReusedBytes
 from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers, selection_region
-from jax_hremat._solve.root_program import fastest_of_columns
-from jax_hremat._solve.with_reuse import ROUGH_GAP, all_reused, fastest_with_reuse
+from jax_hremat._solve.with_reuse import fastest_with_reuse, most_reused
 from jax_hremat._trace.fingerprint import fingerprint
 
 NO_SOLVE = Outcome(Status.NOT_SOLVED, 0.0, 0.0, 0.0)
@@ -144,18 +141,11 @@ class Candidates:
         results = self.context.results
         if not results:
             return schedules.fastest_within(peak_bytes, solver, groups=groups)
-        solver = replace(solver, relative_gap=max(solver.relative_gap, ROUGH_GAP))
 
         def within(reused: ReusedBytes) -> Schedule:
             return schedules.fastest_within(peak_bytes, solver, groups=groups, reused=reused)
 
-        def of_blocks(parts: ReusedParts) -> Schedule:
-            return fastest_of_columns(
-                chain, single_columns(chain), peak_bytes, solver, (results, parts)
-            )
-
-        predict = self.context.predict
-        return fastest_with_reuse(chain, peak_bytes, results, of_blocks, within, predict)
+        return fastest_with_reuse(chain, peak_bytes, results, within, self.context.predict)
 
     def price_s(self, peak_bytes: int, lower_bytes: int) -> float:
         """The seconds by which the fastest step within a predicted peak gets longer if options are
@@ -172,7 +162,7 @@ class Candidates:
         """A step time that no selection of the strategy's options with a predicted peak of at most
         `peak_bytes` is predicted to undercut, if its groups are those of the root program."""
         chain = self.chains.bounding
-        reused = all_reused(self.context.results, len(chain))
+        reused = most_reused(self.context.results, chain)
         with self._solving():
             schedules = self.chains.schedules(chain)
             least_s = schedules.least_possible_s(peak_bytes, self.context.config.solver, reused)

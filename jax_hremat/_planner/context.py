@@ -30,10 +30,6 @@ from jax_hremat._xla.target import Target
 
 _logger = logging.getLogger("jax_hremat")
 
-# Output-buffer reuse is ignored below this part of the live bytes of a step without
-# rematerialization.
-_WORTH_REUSE = 0.05
-
 
 @dataclass(frozen=True, slots=True)
 class PlanningContext:
@@ -48,8 +44,8 @@ class PlanningContext:
         config: How hard the planner tries.
         timings_s: Seconds spent so far, by stage. For the baseline, only the part of its
             compilation after the costs are known.
-        results: The gradients, if the step returns them unchanged and XLA reuses enough of their
-            memory before they are written; else empty.
+        results: The gradients, if the step returns them unchanged, so that XLA reuses their memory
+            before they are written; else empty.
         surplus_bytes: Compiled peak of the baseline less its predicted peak: memory around the
             program, such as an accumulated gradient, which is alive in every plan. 0 where reuse of
             results is predicted, whose error it could be.
@@ -179,13 +175,10 @@ def prepare(
         timings_s=timings,
         results=() if step.traced is not None else gradients_of(costs.graph, costs.partition),
     )
-    plain = uniform(context.chain(lambda o: (o.plain,)))
-    predicted = context.predict(*plain)
-    if predicted.peak.reused_bytes < _WORTH_REUSE * predicted.peak.live_bytes:
-        context = replace(context, results=())
     if context.results:
         # Less reuse than predicted, which other plans need not share.
         return context
+    plain = uniform(context.chain(lambda o: (o.plain,)))
     surplus_bytes = max(0, compiled.memory.peak_bytes - context.predict(*plain).peak_bytes)
     return replace(context, surplus_bytes=surplus_bytes)
 

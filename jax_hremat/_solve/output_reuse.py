@@ -61,19 +61,6 @@ class ReusedBytes:
     backward: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ReusedParts:
-    """Parts, from 0 to 1, of what could be saved by output-buffer reuse while each block runs.
-
-    Attributes:
-        forward: The part in the forward of each block.
-        backward: The part in the backward of each block.
-    """
-
-    forward: tuple[float, ...]
-    backward: tuple[float, ...]
-
-
 NO_REUSE = ReusedBytes()
 
 

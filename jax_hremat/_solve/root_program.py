@@ -26,72 +26,21 @@ The peak rows are Checkmate's memory accounting (MLSys 2020, eq. 3), restricted 
 that nested checkpoints can express: one row for each block's forward and one for its backward
 (rotor's persistent schedules, Beaumont et al. 2020, with skip values).
 
-HiGHS solves the program where what output-buffer reuse saves is part of it, for columns of single
-blocks. Where F and G are given numbers, label setting solves it for all columns at once, some
-hundred times as fast (`_solve/schedule.py`).
+Label setting solves the program (`_solve/schedule.py`), some hundred times as fast as HiGHS does
+with these rows. HiGHS solves its linear relaxation, whose duals bound what may follow a beginning
+(`_solve/relaxation.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_hremat._solve.backend import SolverConfig, Status, solve
-from jax_hremat._solve.chain import Chain, Schedule, selection_of
+from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.column import MIB, Column
 from jax_hremat._solve.modelling import cp, sp
-from jax_hremat._solve.output_reuse import Result, ReusedParts
-from jax_hremat._solve.reuse_rows import reuse_rows
-
-
-def fastest_of_columns(
-    chain: Chain,
-    columns: Sequence[Column],
-    peak_bytes: int,
-    config: SolverConfig,
-    reuse: tuple[Sequence[Result], ReusedParts] | None = None,
-) -> Schedule:
-    """The fastest schedule of some columns whose peak is at most `peak_bytes`.
-
-    Args:
-        chain: Blocks and their options.
-        columns: The columns to choose from.
-        peak_bytes: Bound on the peak.
-        config: The solver's limits.
-        reuse: Results, and for the forward and backward of each block the part of the bytes that
-            the rows of `reuse_rows` allow which is reused. Without it nothing is.
-
-    Returns:
-        The schedule. Its selection is None with `Status.INFEASIBLE`, or with `Status.UNDECIDED` if
-        the solver's limit was reached first.
-    """
-    program = RootProgram(chain, columns)
-    base_ms = chain.fastest_ms
-    saved: tuple[Any, Any] = (0.0, 0.0)
-    constraints: list[cp.Constraint] = []
-    if reuse is not None:
-        results, parts = reuse
-        allowed = reuse_rows(chain, results, columns, program.x, tuple(program.position), program.h)
-        scaled = allowed.scaled(parts.forward, parts.backward)
-        saved, constraints = (scaled.forward, scaled.backward), [*scaled.rows]
-    constraints += program.rows((peak_bytes - chain.fixed_bytes) / MIB, *saved).all
-    # Objective:  min Σ_p T_p x_p.
-    added = np.array([p.added_ms for p in columns]) @ program.x
-    problem = cp.Problem(cp.Minimize(added), constraints)
-    gap_ms = config.relative_gap * base_ms
-    outcome = solve(problem, config, absolute_gap=gap_ms, may_be_undecided=True)
-    if outcome.status in (Status.INFEASIBLE, Status.UNDECIDED):
-        return Schedule(None, outcome)
-    assert program.x.value is not None
-    chosen = [p for p, on in zip(columns, program.x.value, strict=True) if on > 0.5]
-    lower_ms = outcome.objective - outcome.gap * abs(outcome.objective)
-    gap = max(outcome.objective - lower_ms, 0.0) / max(outcome.objective + base_ms, 1e-12)
-    status = Status.OPTIMAL if gap <= config.relative_gap + 1e-6 else Status.LIMIT
-    outcome = replace(outcome, status=status, gap=gap)
-    return Schedule(selection_of(chosen), outcome, 1e-3 * (base_ms + lower_ms))
 
 
 class Rows(NamedTuple):
