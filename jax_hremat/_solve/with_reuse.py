@@ -1,15 +1,12 @@
 """Schedules within a peak limit, with output-buffer reuse.
 
 How many bytes are reused depends on the whole schedule (`_solve/output_reuse.py`), so the root
-program takes them as given. At first they are the most that can be reused at all. A schedule that
-does not fit shows how much is reused where memory is tight; no more is assumed there from then on.
-One that fits shows how much is reused everywhere; if that is assumed, the next is at least as fast,
-but it has other buffers and may reuse less.
+program takes them as given: at first as the most that can be reused at all. A schedule that does
+not fit shows how much is reused where memory is tight; no more is assumed there from then on.
 """
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +15,7 @@ from jax_hremat._solve.chain import Chain, Schedule, Selection
 from jax_hremat._solve.output_reuse import NO_REUSE, Result, ReusedBytes
 from jax_hremat._solve.prediction import Prediction
 
-_MAX_SOLVES = 12
+_MAX_MISSES = 11
 # A schedule is accepted if its peak exceeds the bound by at most this part of the bound, which is
 # less than the error of predictions.
 _CLOSE = 0.001
@@ -27,8 +24,6 @@ _TIGHT = 0.03
 # With each schedule that does not fit, the reuse assumed there is lowered by this part of the limit
 # once more.
 _SPARE = 0.003
-# A schedule that is faster by less than this part is no better.
-_FASTER = 1e-4
 
 # The fastest schedule, given the reused bytes.
 Solve = Callable[[ReusedBytes], Schedule]
@@ -57,23 +52,18 @@ def fastest_with_reuse(
     """
     limit_bytes = peak_bytes - chain.fixed_bytes
     reused = most_reused(results, chain)
-    best, best_s, bound_s, num_misses = None, math.inf, None, 0
-    for _ in range(_MAX_SOLVES):
-        schedule = solve(reused)
-        # Only the first program assumes all reuse, so that its bound holds for all schedules.
-        bound_s = schedule.bound_s if bound_s is None else bound_s
-        if schedule.selection is None:
-            break
+    first = schedule = solve(reused)
+    num_misses = 0
+    while schedule.selection is not None and num_misses < _MAX_MISSES:
         promise = predict(chain, schedule.selection)
-        if promise.time_s >= (1 - _FASTER) * best_s:
-            break
         if promise.peak_bytes <= (1 + _CLOSE) * peak_bytes:
-            best, best_s = schedule, promise.time_s
-            reused = _as_predicted(promise)
-        else:
-            num_misses += 1
-            reused = _less(reused, promise, limit_bytes, int(num_misses * _SPARE * limit_bytes))
-    return replace(solve(NO_REUSE) if best is None else best, bound_s=bound_s)
+            # Only the first program assumes all reuse, so that its bound holds for all schedules.
+            return replace(schedule, bound_s=first.bound_s)
+        # The next schedule has other buffers, which may reuse less.
+        num_misses += 1
+        reused = _less(reused, promise, limit_bytes, int(num_misses * _SPARE * limit_bytes))
+        schedule = solve(reused)
+    return first if first.selection is None else replace(solve(NO_REUSE), bound_s=first.bound_s)
 
 
 def most_reused(results: Sequence[Result], chain: Chain) -> ReusedBytes:
@@ -88,14 +78,6 @@ def most_reused(results: Sequence[Result], chain: Chain) -> ReusedBytes:
     most = [(r.block, ascending[bisect_right(ascending, r.size_bytes) - 1]) for r in results]
     ahead = (sum(size for block, size in most if block < k) for k in range(len(chain)))
     return ReusedBytes((sum(size for _, size in most),) * len(chain), tuple(ahead))
-
-
-def _as_predicted(promise: Prediction) -> ReusedBytes:
-    """What a predicted schedule reuses."""
-    # The moments are all forwards in the order of the blocks, then all backwards in reverse.
-    num_blocks = len(promise.moments) // 2
-    reused = [m.reused_bytes for m in promise.moments]
-    return ReusedBytes(tuple(reused[:num_blocks]), tuple(reversed(reused[num_blocks:])))
 
 
 def _less(
