@@ -412,6 +412,20 @@ def test_the_integer_program_finds_the_same(chain: Chain, data: st.DataObject) -
 
 @given(chains(), st.data())
 @QUICK
+def test_a_bound_that_is_known_changes_nothing(chain: Chain, data: st.DataObject) -> None:
+    schedules = Schedules(chain)
+    least_bytes = predict(chain, schedules.least_peak(EXACT).selection).peak_bytes
+    limit = least_bytes + data.draw(st.integers(0, 20)) * MIB
+    found = schedules.fastest_within(limit, EXACT)
+    again = schedules.fastest_within(
+        limit, EXACT, at_least_s=data.draw(st.floats(0.0, found.bound_s))
+    )
+    assert again.selection == found.selection
+    assert again.bound_s == found.bound_s
+
+
+@given(chains(), st.data())
+@QUICK
 def test_too_few_labels_are_no_proof(chain: Chain, data: st.DataObject) -> None:
     everything = all_predictions(chain)
     limit = data.draw(st.sampled_from(sorted({p.peak_bytes for p in everything})))

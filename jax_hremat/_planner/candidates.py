@@ -142,8 +142,10 @@ class Candidates:
         if not results:
             return schedules.fastest_within(peak_bytes, solver, groups=groups)
 
-        def within(reused: ReusedBytes) -> Schedule:
-            return schedules.fastest_within(peak_bytes, solver, groups=groups, reused=reused)
+        def within(reused: ReusedBytes, at_least_s: float) -> Schedule:
+            return schedules.fastest_within(
+                peak_bytes, solver, groups=groups, reused=reused, at_least_s=at_least_s
+            )
 
         return fastest_with_reuse(chain, peak_bytes, results, within, self.context.predict)
 

@@ -41,6 +41,8 @@ _FIRST_STEP = 0.001
 # times as much.
 _FIRST_WIDTH = 0.005
 _WIDER = 4.0
+# It is looked for within this many times a time that no schedule undercuts, where that is more.
+_FROM_KNOWN = 2.0
 # A least peak is found to within this part.
 _PRECISION = 1e-4
 # More bytes than any schedule takes.
@@ -111,6 +113,7 @@ class Schedules:
         *,
         groups: bool = True,
         reused: ReusedBytes = NO_REUSE,
+        at_least_s: float = 0.0,
     ) -> Schedule:
         """The fastest schedule whose predicted peak is at most `peak_bytes`.
 
@@ -119,6 +122,7 @@ class Schedules:
             config: The gap that is allowed, and the limit of labels.
             groups: Whether consecutive blocks may be checkpointed together.
             reused: Bytes saved by output-buffer reuse.
+            at_least_s: A time that no schedule undercuts, if one is known; only a matter of speed.
 
         Returns:
             The schedule. Its selection is None with `Status.INFEASIBLE`, or with
@@ -133,7 +137,7 @@ class Schedules:
             status = Status.INFEASIBLE if best.is_exact else Status.UNDECIDED
             return Schedule(None, Outcome(status, math.inf, 0.0, time.perf_counter() - began_s))
         # More and more slow beginnings are looked at, until one goes on to a schedule.
-        lower_ms = search.least_ms(best.added_ms)
+        lower_ms = search.least_ms(best.added_ms, 1e3 * at_least_s - self._base_ms)
         # The bound is often exact.
         step_ms, first_step_ms = 0.0, _FIRST_STEP * self._base_ms
 
@@ -275,9 +279,9 @@ class _Search:
         self._charges = self._columns.relaxation.charges(self._limit, config, self._reused)
         return self._charges is not None
 
-    def least_ms(self, known_ms: float) -> float:
-        """No schedule adds less time, given the time that one adds."""
-        least_ms, within_ms = math.inf, 0.0
+    def least_ms(self, known_ms: float, at_least_ms: float = 0.0) -> float:
+        """No schedule adds less time, given the time that one adds, and one that none undercuts."""
+        least_ms, within_ms = math.inf, _FROM_KNOWN * max(at_least_ms, 0.0) / _WIDER
         while math.isinf(least_ms) and within_ms < known_ms:
             within_ms = max(_WIDER * within_ms, _FIRST_WIDTH * self._columns.base_ms)
             least_ms = float(self._ahead(within_ms)[0].least_ms(np.zeros(1))[0])

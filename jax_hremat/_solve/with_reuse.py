@@ -25,8 +25,8 @@ _TIGHT = 0.03
 # once more.
 _SPARE = 0.003
 
-# The fastest schedule, given the reused bytes.
-Solve = Callable[[ReusedBytes], Schedule]
+# The fastest schedule, given the reused bytes and a time in seconds that none undercuts.
+Solve = Callable[[ReusedBytes, float], Schedule]
 # The predicted cost of a selection, with its own reused bytes.
 Predict = Callable[[Chain, Selection], Prediction]
 
@@ -47,12 +47,13 @@ def fastest_with_reuse(
         chain: Blocks and their options.
         peak_bytes: Bound on the predicted peak.
         results: The gradients that the step returns.
-        solve: Solves the root program under that bound, for given reused bytes.
+        solve: Solves the root program under that bound, for given reused bytes and a time that no
+            schedule undercuts.
         predict: Predicts the cost of a selection.
     """
     limit_bytes = peak_bytes - chain.fixed_bytes
     reused = most_reused(results, chain)
-    first = schedule = solve(reused)
+    first = schedule = solve(reused, 0.0)
     num_misses = 0
     while schedule.selection is not None and num_misses < _MAX_MISSES:
         promise = predict(chain, schedule.selection)
@@ -62,8 +63,11 @@ def fastest_with_reuse(
         # The next schedule has other buffers, which may reuse less.
         num_misses += 1
         reused = _less(reused, promise, limit_bytes, int(num_misses * _SPARE * limit_bytes))
-        schedule = solve(reused)
-    return first if first.selection is None else replace(solve(NO_REUSE), bound_s=first.bound_s)
+        # With less reuse, no schedule is faster.
+        schedule = solve(reused, schedule.bound_s)
+    if first.selection is None:
+        return first
+    return replace(solve(NO_REUSE, first.bound_s), bound_s=first.bound_s)
 
 
 def most_reused(results: Sequence[Result], chain: Chain) -> ReusedBytes:
