@@ -281,12 +281,17 @@ class _Search:
 
     def least_ms(self, known_ms: float, at_least_ms: float = 0.0) -> float:
         """No schedule adds less time, given the time that one adds, and one that none undercuts."""
-        least_ms, within_ms = math.inf, _FROM_KNOWN * max(at_least_ms, 0.0) / _WIDER
+        within_ms = max(_FIRST_WIDTH * self._columns.base_ms, _FROM_KNOWN * at_least_ms)
+        least_ms = self._least_within(within_ms)
         while math.isinf(least_ms) and within_ms < known_ms:
-            within_ms = max(_WIDER * within_ms, _FIRST_WIDTH * self._columns.base_ms)
-            least_ms = float(self._ahead(within_ms)[0].least_ms(np.zeros(1))[0])
+            within_ms *= _WIDER
+            least_ms = self._least_within(within_ms)
         least_ms = min(least_ms, known_ms)
         return least_ms if self._charges is None else max(least_ms, self._charges.least_ms)
+
+    def _least_within(self, within_ms: float) -> float:
+        """The least time of what may follow from the start on; infinite if that is more."""
+        return float(self._ahead(within_ms)[0].least_ms(np.zeros(1))[0])
 
     def _ahead(self, within_ms: float) -> Sequence[_Ahead]:
         """What may follow before each block, and after the last, in at most this time."""
