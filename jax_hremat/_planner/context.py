@@ -46,9 +46,9 @@ class PlanningContext:
             compilation after the costs are known.
         results: The gradients, if the step returns them unchanged, so that XLA reuses their memory
             before they are written; else empty.
-        surplus_bytes: Compiled peak of the baseline less its predicted peak: memory around the
-            program, such as an accumulated gradient, which is alive in every plan. 0 where reuse of
-            results is predicted, whose error it could be.
+        surplus_bytes: Compiled peak of the baseline less its peak as predicted without reuse of
+            results: memory around the program, such as an accumulated gradient, which is alive in
+            every plan. 0 if the compiled peak is lower.
     """
 
     step: Step
@@ -175,12 +175,10 @@ def prepare(
         timings_s=timings,
         results=() if step.traced is not None else gradients_of(costs.graph, costs.partition),
     )
-    if context.results:
-        # Less reuse than predicted, which other plans need not share.
-        return context
-    plain = uniform(context.chain(lambda o: (o.plain,)))
-    surplus_bytes = max(0, compiled.memory.peak_bytes - context.predict(*plain).peak_bytes)
-    return replace(context, surplus_bytes=surplus_bytes)
+    # What is above the prediction without any reuse is no error of the reuse that is predicted,
+    # which other plans need not share.
+    peak_bytes = predict(*uniform(context.chain(lambda o: (o.plain,)))).peak_bytes
+    return replace(context, surplus_bytes=max(0, compiled.memory.peak_bytes - peak_bytes))
 
 
 def _warn_of_unpriced(step: CompiledStep) -> None:
