@@ -237,6 +237,7 @@ def test_a_barrier_that_lowers_no_peak_is_left_out(context: PlanningContext) -> 
     first, *others = (c for c in found.compiled if c is not found.plain)
     assert Barriers.LATE_ARGUMENTS in first.barriers
     assert others and not any(Barriers.LATE_ARGUMENTS in c.barriers for c in others)
+    assert any(c.root.without_barriers() != first.root.without_barriers() for c in others)
 
 
 class Early(Altered):

@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import permutations
 from typing import Any
@@ -161,6 +162,23 @@ def test_what_is_kept_goes_into_gradients_of_earlier_layers() -> None:
     best_s = min(p.time_s for p in every if p.peak_bytes <= limit_bytes)
     assert found.bound_s - 1e-9 <= best_s <= promise.time_s + 1e-9
     assert promise.time_s - best_s <= 0.5 * (recomputed.time_s - best_s)
+
+
+def test_the_less_is_reused_the_slower_the_schedule() -> None:
+    chain, results = equal_layers(4)
+    limit_bytes = predict(chain, Selection((1,) * 4), results).peak_bytes + MIB
+    most = most_reused(results, chain)
+
+    def fastest_s(part: float) -> float:
+        reused = ReusedBytes(
+            tuple(int(part * size) for size in most.forward),
+            tuple(int(part * size) for size in most.backward),
+        )
+        selection = Schedules(chain).fastest_within(limit_bytes, EXACT, reused=reused).selection
+        return math.inf if selection is None else predict(chain, selection).time_s
+
+    times_s = [fastest_s(part) for part in (1.0, 0.7, 0.3, 0.0)]
+    assert times_s == sorted(times_s) and times_s[0] < times_s[-1]
 
 
 def with_sizes(option: Option) -> Option:

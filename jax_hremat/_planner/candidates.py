@@ -138,16 +138,14 @@ class Candidates:
         self, chain: Chain, peak_bytes: int, solver: SolverConfig, *, groups: bool
     ) -> Schedule:
         schedules = self.chains.schedules(chain)
-        results = self.context.results
-        if not results:
-            return schedules.fastest_within(peak_bytes, solver, groups=groups)
 
         def within(reused: ReusedBytes, at_least_s: float) -> Schedule:
             return schedules.fastest_within(
                 peak_bytes, solver, groups=groups, reused=reused, at_least_s=at_least_s
             )
 
-        return fastest_with_reuse(chain, peak_bytes, results, within, self.context.predict)
+        context = self.context
+        return fastest_with_reuse(chain, peak_bytes, context.results, within, context.predict)
 
     def price_s(self, peak_bytes: int, lower_bytes: int) -> float:
         """The seconds by which the fastest step within a predicted peak gets longer if options are

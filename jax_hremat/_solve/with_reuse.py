@@ -7,6 +7,7 @@ not fit shows how much is reused where memory is tight; no more is assumed there
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -55,15 +56,16 @@ def fastest_with_reuse(
     reused = most_reused(results, chain)
     first = schedule = solve(reused, 0.0)
     num_misses = 0
-    while schedule.selection is not None and num_misses < _MAX_MISSES:
+    while schedule.selection is not None:
         promise = predict(chain, schedule.selection)
         if promise.peak_bytes <= (1 + _CLOSE) * peak_bytes:
             # Only the first program assumes all reuse, so that its bound holds for all schedules.
             return replace(schedule, bound_s=first.bound_s)
-        # The next schedule has other buffers, which may reuse less.
         num_misses += 1
+        if num_misses == _MAX_MISSES:
+            break
+        # The next schedule has other buffers, which may reuse less; none is faster than this one.
         reused = _less(reused, promise, limit_bytes, int(num_misses * _SPARE * limit_bytes))
-        # With less reuse, no schedule is faster.
         schedule = solve(reused, schedule.bound_s)
     if first.selection is None:
         return first
@@ -74,7 +76,7 @@ def most_reused(results: Sequence[Result], chain: Chain) -> ReusedBytes:
     """The most that any schedule reuses: in each idle result the largest buffer that fits. In the
     forward of a block all results are idle, in its backward those that earlier blocks complete."""
     sizes = {0, *(value.size_bytes for value in chain.boundary_values)}
-    for option in (option for options in chain.options for option in options):
+    for option in itertools.chain.from_iterable(chain.options):
         cost = option.cost
         sizes.update(cost.kept_sizes, cost.forward_sizes, cost.backward_sizes)
         sizes.add(option.outputs_bytes)
