@@ -81,11 +81,11 @@ def test_no_schedule_adds_less_than_it_is_charged(chain: Chain, data: st.DataObj
     block, charged_ms, chosen = 0, charges.value_ms, []
     while block < len(chain):
         number = data.draw(st.integers(0, len(some[block]) - 1))
-        family = some[block][number]
-        position = data.draw(st.integers(0, len(family.columns) - 1))
+        alike = some[block][number]
+        position = data.draw(st.integers(0, len(alike.columns) - 1))
         charged_ms += charges.reduced_ms[block][number][position]
-        chosen.append(family.columns[position])
-        block = family.blocks.stop
+        chosen.append(alike.columns[position])
+        block = alike.blocks.stop
         assert charged_ms + charges.ahead_ms[block] >= charges.least_ms - 1e-9
     if predict(chain, selection_of(chosen)).peak_bytes <= limit:
         assert charged_ms <= sum(p.added_ms for p in chosen) + 1e-9

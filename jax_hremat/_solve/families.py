@@ -2,13 +2,13 @@
 
 All columns of a family cover the same blocks, keep and hold the same, and have the same forward
 peaks. What follows them is the same, so of a family a schedule takes the fastest column whose
-backward fits.
+backward fits. The families that cover the same blocks are looked at together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,8 @@ Sets = np.ndarray
 
 
 class Effects(NamedTuple):
-    """What a family's columns meet and leave behind, for each of several sets of held values.
+    """What the columns of several families of the same blocks meet and leave behind, for each of
+    several sets of held values. The first axis is that of the families, the second that of sets.
 
     Attributes:
         forward_bytes: For each block, what must fit beside the stock in its forward.
@@ -38,48 +39,86 @@ class Effects(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """The Pareto-optimal columns of a family, by ascending backward peak and descending time.
+class Families:
+    """The families whose columns cover the same blocks, and their Pareto-optimal columns.
 
     Attributes:
-        columns: The columns.
-        added_ms: Their times.
-        backward_bytes: Their backward peaks.
-        holds: For each block, the values that the columns hold as of that block or earlier ones.
+        columns: The columns, family by family, each by ascending backward peak and descending time.
+        added_ms: The time of each column.
+        backward_bytes: The backward peak of each column.
+        first: The position of the first column of each family.
+        family: The family of each column.
+        holds: For each family and block, the values that the columns hold as of that block or
+            earlier ones.
         alone: What the columns meet and leave behind if nothing is held.
     """
 
     columns: tuple[Column, ...]
     added_ms: np.ndarray
     backward_bytes: np.ndarray
+    first: np.ndarray
+    family: np.ndarray
     holds: Sets
     alone: Effects
+
+    def __len__(self) -> int:
+        return len(self.first)
 
     @property
     def blocks(self) -> range:
         """The blocks of each column."""
         return range(self.columns[0].first, self.columns[0].last + 1)
 
-    def fastest(self, room_bytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For each number of bytes, the time and the position of the fastest column whose backward
-        peak is no higher; the time is infinite if there is none."""
-        position = np.searchsorted(self.backward_bytes, room_bytes, side="right") - 1
-        return np.where(position < 0, np.inf, self.added_ms[position]), position
+    def fastest(self, family: np.ndarray, room_bytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """For each pair of a family and a number of bytes, the time and the position of the
+        family's fastest column whose backward peak is no higher; the time is infinite if there is
+        none."""
+        # One search in the peaks of all families, those of each family above those of the last.
+        apart = 2.0 + self.backward_bytes.max()
+        peaks = self.backward_bytes + apart * self.family
+        most = np.clip(room_bytes, -1.0, apart - 2.0) + apart * family
+        position = np.searchsorted(peaks, most, side="right") - 1
+        return np.where(position < self.first[family], np.inf, self.added_ms[position]), position
 
-    def needs_no_more(self, other: Family) -> bool:
-        """Whether the column of least backward peak fits wherever that of another family of the
-        same blocks does."""
-        own, others = self.columns[0], other.columns[0]
+    def least(self, costs: np.ndarray) -> list[int]:
+        """The position of the first column of least cost in each family, given one cost for each
+        column."""
+        return np.lexsort((costs, self.family))[self.first].tolist()
+
+    def smallest(self) -> Families:
+        """Of each family the column of least backward peak, as if it took no time, unless that of
+        another family fits wherever it does."""
+        columns = [self.columns[position] for position in self.first.tolist()]
+        chosen: list[int] = []
+        for new in sorted(
+            range(len(self)), key=lambda i: (columns[i].kept_bytes, columns[i].backward_bytes)
+        ):
+            if not any(self._needs_no_more(old, new) for old in chosen):
+                chosen.append(new)
+        count = len(chosen)
+        return Families(
+            columns=tuple(columns[i] for i in chosen),
+            added_ms=np.zeros(count),
+            backward_bytes=self.backward_bytes[self.first[chosen]],
+            first=np.arange(count),
+            family=np.arange(count),
+            holds=self.holds[chosen],
+            alone=Effects(*(some[chosen] for some in self.alone)),
+        )
+
+    def _needs_no_more(self, one: int, other: int) -> bool:
+        """Whether the first column of one family fits wherever that of another does."""
+        own, others = (self.columns[self.first[family]] for family in (one, other))
         return (
             own.kept_bytes <= others.kept_bytes
             and own.backward_bytes <= others.backward_bytes
             and all(a <= b for a, b in zip(own.forward_bytes, others.forward_bytes, strict=True))
-            and not (self.holds & ~other.holds).any()
+            and not (self.holds[one] & ~self.holds[other]).any()
         )
 
 
 class Values:
-    """The boundary values of a chain, and what a schedule has of them while it runs a family.
+    """The boundary values of a chain, and what a schedule has of them while it runs some blocks.
 
     Attributes:
         size_bytes: Their sizes.
@@ -106,69 +145,65 @@ class Values:
             held[block - column.first :, value] = True
         return held
 
-    def effects(self, column: Column, holds: Sets, held: Sets) -> Effects:
-        """What a column, and all of its family, meet and leave behind.
+    def effects(self, columns: Sequence[Column], holds: Sets, held: Sets) -> Effects:
+        """What the columns of families of the same blocks meet and leave behind.
 
         Args:
-            column: The column.
-            holds: What it holds, as `holds` tells.
+            columns: One column of each family.
+            holds: For each of them, what it holds, as `holds` tells.
             held: Sets of values that the columns before hold.
         """
-        blocks = range(column.first, column.last + 1)
-        # For each set and block: the values held up to the block, and up to the block before.
-        upto = held[:, None, :] | holds
-        before = np.concatenate((held[:, None, :], upto[:, :-1]), axis=1)
+        blocks = range(columns[0].first, columns[0].last + 1)
+        # For each family, set and block: the values held up to the block, and up to the one before.
+        upto = held[:, None, :] | holds[:, None]
+        start = np.broadcast_to(held[:, None, :], (*upto.shape[:2], 1, upto.shape[3]))
+        before = np.concatenate((start, upto[:, :, :-1]), axis=2)
         ended = self._last_reader < np.arange(blocks.start, blocks.stop)[:, None]
         still = self._last_reader > blocks[-1]
+        forward_bytes = np.array([column.forward_bytes for column in columns], float)
+        kept_bytes = np.array([column.kept_bytes for column in columns], float)
         return Effects(
-            self.bytes_of(before & ended) + self._waiting_bytes[blocks] + column.forward_bytes,
+            self.bytes_of(before & ended) + self._waiting_bytes[blocks] + forward_bytes[:, None],
             self.bytes_of(upto),
-            self.bytes_of(upto[:, -1] & ~still) + column.kept_bytes,
-            upto[:, -1] & still,
+            self.bytes_of(upto[:, :, -1] & ~still) + kept_bytes[:, None],
+            upto[:, :, -1] & still,
         )
 
 
-def families(columns: Iterable[Column], values: Values, num_blocks: int) -> list[list[Family]]:
-    """The families of columns, by first block."""
-    alike: dict[tuple[object, ...], list[Column]] = {}
+def families(columns: Iterable[Column], values: Values, num_blocks: int) -> list[list[Families]]:
+    """The families of columns, by first block, then by last block."""
+    alike: dict[tuple[int, int], dict[object, list[Column]]] = {}
     for p in columns:
-        key = (p.first, p.last, p.holds, p.kept_bytes, p.forward_bytes)
-        alike.setdefault(key, []).append(p)
-    found: list[list[Family]] = [[] for _ in range(num_blocks)]
-    for some in alike.values():
-        found[some[0].first].append(_family(some, values))
+        key = p.holds, p.kept_bytes, p.forward_bytes
+        alike.setdefault((p.first, p.last), {}).setdefault(key, []).append(p)
+    found: list[list[Families]] = [[] for _ in range(num_blocks)]
+    for (first, _), some in sorted(alike.items()):
+        found[first].append(
+            _together([_pareto_optimal(family) for family in some.values()], values)
+        )
     return found
 
 
-def _family(columns: Sequence[Column], values: Values) -> Family:
+def _pareto_optimal(family: Iterable[Column]) -> list[Column]:
     chosen: list[Column] = []
-    for p in sorted(columns, key=lambda p: (p.backward_bytes, p.added_ms, p.options)):
+    for p in sorted(family, key=lambda p: (p.backward_bytes, p.added_ms, p.options)):
         if not chosen or p.added_ms < chosen[-1].added_ms:
             chosen.append(p)
-    holds = values.holds(chosen[0])
-    return Family(
-        columns=tuple(chosen),
-        added_ms=np.array([p.added_ms for p in chosen]),
-        backward_bytes=np.array([p.backward_bytes for p in chosen], float),
-        holds=holds,
-        alone=values.effects(chosen[0], holds, values.none),
-    )
-
-
-def smallest(some: Sequence[Family]) -> list[Family]:
-    """Of families that begin at one block, the columns that fit wherever others of the same blocks
-    do, as if they took no time."""
-    chosen: list[Family] = []
-    for family in sorted(
-        some, key=lambda f: (f.columns[0].kept_bytes, f.columns[0].backward_bytes)
-    ):
-        alike = (other for other in chosen if other.blocks == family.blocks)
-        if not any(other.needs_no_more(family) for other in alike):
-            least = replace(
-                family,
-                columns=family.columns[:1],
-                added_ms=np.zeros(1),
-                backward_bytes=family.backward_bytes[:1],
-            )
-            chosen.append(least)
     return chosen
+
+
+def _together(some: Sequence[Sequence[Column]], values: Values) -> Families:
+    """The families of the same blocks."""
+    columns = tuple(column for family in some for column in family)
+    counts = [len(family) for family in some]
+    one_of_each = [family[0] for family in some]
+    holds = np.array([values.holds(column) for column in one_of_each])
+    return Families(
+        columns=columns,
+        added_ms=np.array([p.added_ms for p in columns]),
+        backward_bytes=np.array([p.backward_bytes for p in columns], float),
+        first=np.cumsum([0, *counts[:-1]]),
+        family=np.repeat(np.arange(len(some)), counts),
+        holds=holds,
+        alone=values.effects(one_of_each, holds, values.none),
+    )

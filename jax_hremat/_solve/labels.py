@@ -42,13 +42,16 @@ class Labels:
         return len(self.added_ms)
 
     def only(self, rows: np.ndarray) -> Labels:
-        """Some of the labels."""
+        """Some of the labels, with the sets that they hold."""
+        held = self.held[rows]
+        used = np.zeros(len(self.sets), bool)
+        used[held] = True
         return Labels(
             self.stock_bytes[rows],
             self.added_ms[rows],
             self.charged_ms[rows],
-            self.held[rows],
-            self.sets,
+            (used.cumsum() - 1)[held],
+            self.sets[used],
             self.origin[rows],
         )
 
@@ -69,16 +72,28 @@ def together(labels: Sequence[Labels]) -> Labels:
     """All labels, each set of held values once."""
     offsets = np.cumsum([0, *(len(some.sets) for some in labels)])
     held = np.concatenate([some.held + o for some, o in zip(labels, offsets, strict=False)])
-    every_set = np.concatenate([some.sets for some in labels])
-    sets, place = np.unique(every_set, axis=0, return_inverse=True)
+    sets, place = _distinct(np.concatenate([some.sets for some in labels]))
     return Labels(
         stock_bytes=np.concatenate([some.stock_bytes for some in labels]),
         added_ms=np.concatenate([some.added_ms for some in labels]),
         charged_ms=np.concatenate([some.charged_ms for some in labels]),
-        held=place.ravel()[held],
+        held=place[held],
         sets=sets,
         origin=np.concatenate([some.origin for some in labels]),
     )
+
+
+def _distinct(sets: Sets) -> tuple[Sets, np.ndarray]:
+    """Each set once, in lexicographic order, and for each given one its position among them."""
+    # As words of 64 bits, at least one even if there are no values at all.
+    padded = np.pad(sets, ((0, 0), (0, 64 - sets.shape[1] % 64)))
+    words = np.packbits(padded, axis=1).view(">u8").astype(np.uint64)
+    order = np.lexsort(words.T[::-1])
+    new = np.ones(len(sets), bool)
+    new[1:] = (words[order[1:]] != words[order[:-1]]).any(axis=1)
+    place = np.empty(len(sets), int)
+    place[order] = new.cumsum() - 1
+    return sets[order[new]], place
 
 
 def undominated(labels: Labels, values: Values) -> Labels:

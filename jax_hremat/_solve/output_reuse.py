@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from jax_hremat._partition.blocks import Partition
@@ -64,24 +64,6 @@ class ReusedBytes:
 NO_REUSE = ReusedBytes()
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """The memory of a result.
-
-    Attributes:
-        written: The moment at which the result is written.
-        buffers: What is placed there before.
-    """
-
-    written: int
-    buffers: list[Buffer] = field(default_factory=list)
-
-    def has_room_for(self, buffer: Buffer) -> bool:
-        return buffer.end < self.written and all(
-            buffer.end < other.first or other.end < buffer.first for other in self.buffers
-        )
-
-
 def gradients_of(graph: Graph, partition: Partition) -> tuple[Result, ...]:
     """Gradients of the program's arguments, each complete in the backward of the first block that
     reads the argument."""
@@ -107,15 +89,24 @@ def reused_bytes(
 
     Unchecked: buffers that live within one moment only in part are taken to live throughout it.
     """
+    num_moments = 2 * num_blocks
     ordered = sorted(results, key=lambda r: (r.size_bytes, r.block))
     sizes = [r.size_bytes for r in ordered]
-    places = [_Place(2 * num_blocks - 1 - r.block) for r in ordered]
-    reused = [0] * (2 * num_blocks)
+    # For each result the moments at which its memory is taken, as bits: at first those from which
+    # on it holds the result.
+    taken = [_moments(num_moments - 1 - r.block, num_moments - 1) for r in ordered]
+    reused = [0] * num_moments
     for buffer in sorted(buffers, key=lambda b: (-b.size_bytes, b.first, b.last, b.end)):
-        fitting = places[bisect_left(sizes, buffer.size_bytes) :]
-        place = next((place for place in fitting if place.has_room_for(buffer)), None)
+        lives = _moments(buffer.first, buffer.end)
+        fitting = range(bisect_left(sizes, buffer.size_bytes), len(sizes))
+        place = next((place for place in fitting if not taken[place] & lives), None)
         if place is not None:
-            place.buffers.append(buffer)
+            taken[place] |= lives
             for moment in range(buffer.first, buffer.last + 1):
                 reused[moment] += buffer.size_bytes
     return reused
+
+
+def _moments(first: int, last: int) -> int:
+    """The moments from one to another, as bits."""
+    return (1 << last + 1) - (1 << first)

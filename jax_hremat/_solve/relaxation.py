@@ -19,7 +19,7 @@ import numpy as np
 from jax_hremat._solve.backend import SolverConfig, Status, solve
 from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.column import MIB, Column
-from jax_hremat._solve.families import Family
+from jax_hremat._solve.families import Families
 from jax_hremat._solve.modelling import cp, sp
 from jax_hremat._solve.output_reuse import ReusedBytes
 from jax_hremat._solve.root_program import RootProgram
@@ -40,8 +40,8 @@ class Charges:
 
     Attributes:
         value_ms: The value of the relaxation.
-        reduced_ms: For each block, for each family that begins there, the reduced cost of each
-            column.
+        reduced_ms: For each block, for the families of the same blocks that begin there, the
+            reduced cost of each column.
         ahead_ms: For each block, and after the last, the least sum of reduced costs from there on.
     """
 
@@ -58,7 +58,7 @@ class Charges:
 class Relaxation:
     """The relaxation over all columns of some families."""
 
-    def __init__(self, chain: Chain, families: Sequence[Sequence[Family]]) -> None:
+    def __init__(self, chain: Chain, families: Sequence[Sequence[Families]]) -> None:
         self._chain = chain
         self._families = families
         slowest = [max(o.cost.time_s for o in opts) for opts in chain.options]
@@ -79,17 +79,17 @@ class Relaxation:
             reused: Bytes saved by output-buffer reuse.
         """
         chosen = [
-            (family, position)
+            (families, position)
             for some in self._families
-            for family in some
-            if len(family.blocks) == 1
-            for position in range(len(family.columns))
+            for families in some
+            if len(families.blocks) == 1
+            for position in range(len(families.columns))
         ]
-        known = {(id(family), position) for family, position in chosen}
+        known = {(id(families), position) for families, position in chosen}
         fine_ms = 0.3 * config.relative_gap * self._base_ms
         best: Charges | None = None
         for _ in range(_MAX_ROUNDS):
-            columns = [family.columns[position] for family, position in chosen]
+            columns = [families.columns[position] for families, position in chosen]
             found = self._priced(columns, limit_bytes, config, reused)
             if found is None:
                 break
@@ -101,7 +101,7 @@ class Relaxation:
                 (float(costs[position]), block, number, position)
                 for block, some in enumerate(found.reduced_ms)
                 for number, costs in enumerate(some)
-                for position in [int(np.argmin(costs))]
+                for position in self._families[block][number].least(costs)
                 if costs[position] < 0
                 and (id(self._families[block][number]), position) not in known
             )
@@ -109,7 +109,7 @@ class Relaxation:
             if not new:
                 break
             chosen += new
-            known |= {(id(family), position) for family, position in new}
+            known |= {(id(families), position) for families, position in new}
         return best
 
     def _priced(
@@ -150,32 +150,37 @@ class Relaxation:
         row = 0
         for some in self._families:
             reduced.append([])
-            for family in some:
-                blocks = family.blocks
+            for families in some:
+                blocks = families.blocks
                 per_mib = upto[blocks.stop] - upto[blocks.start]
-                own_ms = family.added_ms + per_mib * family.backward_bytes / MIB
-                reduced[-1].append(own_ms + constant_ms[row])
-                row += 1
+                own_ms = families.added_ms + per_mib * families.backward_bytes / MIB
+                reduced[-1].append(own_ms + constant_ms[row + families.family])
+                row += len(families)
         ahead = [0.0] * (len(self._families) + 1)
         for block in reversed(range(len(self._families))):
             ahead[block] = min(
-                float(costs.min()) + ahead[family.blocks.stop]
-                for family, costs in zip(self._families[block], reduced[block], strict=True)
+                float(costs.min()) + ahead[families.blocks.stop]
+                for families, costs in zip(self._families[block], reduced[block], strict=True)
             )
         return Charges(outcome.objective - _ROUNDING * self._base_ms, reduced, ahead)
 
     def _coefficients(self) -> tuple[sp.csr_array, list[tuple[int, int]]]:
         """For each family its coefficients in the families of rows cover, forward, stock and hold,
         but for those of backward peaks; and the pairs of value and block that are held."""
-        every = [family for some in self._families for family in some]
-        keys = sorted({key for family in every for key in family.columns[0].holds})
+        every = [
+            families.columns[position]
+            for some in self._families
+            for families in some
+            for position in families.first.tolist()
+        ]
+        keys = sorted({key for p in every for key in p.holds})
         n = len(self._chain)
         place = {key: 3 * n + i for i, key in enumerate(keys)}
         rows: list[int] = []
         places: list[int] = []
         entries: list[float] = []
-        for i, family in enumerate(every):
-            p, blocks = family.columns[0], family.blocks
+        for i, p in enumerate(every):
+            blocks = range(p.first, p.last + 1)
             places += [*blocks, *(n + k for k in blocks), 2 * n + p.last]
             entries += [1.0] * len(blocks)
             entries += [own / MIB for own in p.forward_bytes]

@@ -1,0 +1,327 @@
+"""The search for the schedules of some columns within a limit, by label setting.
+
+A schedule is a sequence of columns. What follows a beginning depends on three things alone: the
+stock, the values held, and the time (`_solve/labels.py`). So beginnings are extended by one column
+at a time, and of those that end before the same block only the undominated are kept. This is the
+dynamic program of rotor's persistent schedules (Beaumont et al. 2020) with several options for a
+block, groups of blocks, and values that skip blocks; memory is not discretized.
+
+A beginning is left out if it cannot become faster than wanted: no schedule goes on from it in less
+time than the bound of `_Ahead`, which leaves out what the beginning holds. The bound is exact where
+no value is read later than in the next block. Where that leaves too many, the duals of the linear
+relaxation bound them too (`_solve/relaxation.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jax_hremat._solve.backend import SolverConfig
+from jax_hremat._solve.chain import Chain
+from jax_hremat._solve.column import Column
+from jax_hremat._solve.families import Effects, Families, Sets, Values, families
+from jax_hremat._solve.labels import Labels, new_minima, start, together, undominated
+from jax_hremat._solve.output_reuse import ReusedBytes
+from jax_hremat._solve.relaxation import Charges, Relaxation
+
+# What may follow is looked for within this part of the step's time first, and then within this many
+# times as much.
+_FIRST_WIDTH = 0.005
+_WIDER = 4.0
+# It is looked for within this many times a time that no schedule undercuts, where that is more.
+_FROM_KNOWN = 2.0
+# Sums of times that differ by less than this count as equal.
+_ROUNDING_MS = 1e-9
+
+# The families of columns that begin at each block.
+_Families = Sequence[Sequence[Families]]
+
+
+class _Ahead(NamedTuple):
+    """The least time of what may follow before a block, whatever is held: a step function of the
+    stock.
+
+    Attributes:
+        stock_bytes: The largest stock of each step, ascending.
+        added_ms: The time of each step, ascending, and infinity for larger stocks.
+    """
+
+    stock_bytes: np.ndarray
+    added_ms: np.ndarray
+
+    def least_ms(self, stock_bytes: np.ndarray) -> np.ndarray:
+        """The least time from each stock on; infinite if nothing can follow."""
+        step = np.searchsorted(self.stock_bytes, stock_bytes, side="left")
+        return self.added_ms[step]
+
+    def joined(self, stock_bytes: np.ndarray, added_ms: np.ndarray) -> _Ahead:
+        """The least time of this and of others, given by their stocks and times."""
+        stock_bytes = np.concatenate((self.stock_bytes, stock_bytes))
+        added_ms = np.concatenate((self.added_ms[:-1], added_ms))
+        order = np.lexsort((-stock_bytes, added_ms))
+        stock_bytes, added_ms = stock_bytes[order], added_ms[order]
+        steps = new_minima(-stock_bytes)
+        return _Ahead(stock_bytes[steps], np.append(added_ms[steps], np.inf))
+
+
+# Nothing needs to follow.
+_NOTHING = _Ahead(np.full(1, np.inf), np.array([0.0, np.inf]))
+
+
+class _Wanted(NamedTuple):
+    """What is asked for: a schedule that adds at most some time.
+
+    Attributes:
+        added_ms: That time.
+        ahead: What may follow before each block, and after the last.
+        charges: What the relaxation charges all columns, if it is known.
+    """
+
+    added_ms: float
+    ahead: Sequence[_Ahead]
+    charges: Charges | None
+
+    def start(self, values: Values) -> Labels:
+        """The label before the first block."""
+        return start(values, 0.0 if self.charges is None else self.charges.value_ms)
+
+    def charged_ms(self, block: int, position: int, column: np.ndarray) -> np.ndarray:
+        """What columns are charged, those of one position among the families that begin at a
+        block."""
+        if self.charges is None:
+            return np.zeros(len(column))
+        return self.charges.reduced_ms[block][position][column]
+
+    def rows(
+        self,
+        block: int,
+        stock_bytes: np.ndarray,
+        added_ms: np.ndarray,
+        charged_ms: np.ndarray,
+    ) -> np.ndarray:
+        """The rows of labels before a block that may lead to such a schedule."""
+        hoped_ms = added_ms + self.ahead[block].least_ms(stock_bytes)
+        if self.charges is not None:
+            hoped_ms = np.maximum(hoped_ms, charged_ms + self.charges.ahead_ms[block])
+        return np.flatnonzero(hoped_ms <= self.added_ms + _ROUNDING_MS)
+
+    def best(self, labels: Labels, block: int, count: int) -> Labels:
+        """Of labels before a block the most hopeful."""
+        hoped_ms = labels.added_ms + self.ahead[block].least_ms(labels.stock_bytes)
+        return labels.only(np.sort(np.argsort(hoped_ms, kind="stable")[:count]))
+
+
+class Found(NamedTuple):
+    """The best schedule of one search.
+
+    Attributes:
+        columns: Its columns; None if there is none as fast as wanted.
+        added_ms: Its time.
+        is_exact: Whether no label was dropped for their number.
+    """
+
+    columns: tuple[Column, ...] | None
+    added_ms: float
+    is_exact: bool
+
+
+class Columns:
+    """Columns to choose from.
+
+    Attributes:
+        base_ms: The time of the fastest options.
+        values: The boundary values of their chain.
+        families: The columns as families.
+        smallest: Those that fit wherever any do, as if they took no time.
+    """
+
+    def __init__(self, chain: Chain, columns: Sequence[Column]) -> None:
+        self._chain = chain
+        self.base_ms = chain.fastest_ms
+        self.values = Values(chain)
+        self.families: _Families = families(columns, self.values, len(chain))
+        self.smallest: _Families = [[each.smallest() for each in some] for some in self.families]
+
+    @functools.cached_property
+    def relaxation(self) -> Relaxation:
+        """The relaxation of the root program over all of them."""
+        return Relaxation(self._chain, self.families)
+
+
+class Search:
+    """The schedules of some columns within a limit."""
+
+    def __init__(
+        self, columns: Columns, limit: float, max_labels: int, reused: ReusedBytes
+    ) -> None:
+        self._columns = columns
+        self._values = columns.values
+        self._limit = limit
+        self._max_labels = max_labels
+        self._reused = reused
+        self._charges: Charges | None = None
+        self._is_sharp = False
+        # For the most time asked for so far.
+        self._known_ahead: tuple[float, Sequence[_Ahead]] = (-1.0, ())
+
+    def feasible(self) -> Found:
+        """A schedule of columns of least backward peaks."""
+        columns = self._columns.smallest
+        anything = _Wanted(math.inf, [_NOTHING] * (len(columns) + 1), None)
+        found = self._labelled(columns, anything)
+        if found.columns is None:
+            return found
+        return found._replace(added_ms=sum(column.added_ms for column in found.columns))
+
+    def fastest(self, wanted_ms: float) -> Found:
+        """The fastest schedule, if it adds at most `wanted_ms`."""
+        wanted = _Wanted(wanted_ms, self._ahead(wanted_ms), self._charges)
+        return self._labelled(self._columns.families, wanted)
+
+    def sharpen(self, config: SolverConfig) -> bool:
+        """Bound schedules by the relaxation as well; whether that is new."""
+        if self._is_sharp:
+            return False
+        self._is_sharp = True
+        self._charges = self._columns.relaxation.charges(self._limit, config, self._reused)
+        return self._charges is not None
+
+    def least_ms(self, known_ms: float, at_least_ms: float = 0.0) -> float:
+        """No schedule adds less time, given the time that one adds, and one that none undercuts."""
+        within_ms = max(_FIRST_WIDTH * self._columns.base_ms, _FROM_KNOWN * at_least_ms)
+        least_ms = self._least_within(within_ms)
+        while math.isinf(least_ms) and within_ms < known_ms:
+            within_ms *= _WIDER
+            least_ms = self._least_within(within_ms)
+        least_ms = min(least_ms, known_ms)
+        return least_ms if self._charges is None else max(least_ms, self._charges.least_ms)
+
+    def _least_within(self, within_ms: float) -> float:
+        """The least time of what may follow from the start on; infinite if that is more."""
+        return float(self._ahead(within_ms)[0].least_ms(np.zeros(1))[0])
+
+    def _ahead(self, within_ms: float) -> Sequence[_Ahead]:
+        """What may follow before each block, and after the last, in at most this time."""
+        if within_ms > self._known_ahead[0]:
+            self._known_ahead = within_ms, self._ahead_within(within_ms)
+        return self._known_ahead[1]
+
+    def _ahead_within(self, within_ms: float) -> Sequence[_Ahead]:
+        ahead = [_NOTHING]
+        # By the number of blocks that follow.
+        for some in reversed(self._columns.families):
+            found = _Ahead(np.zeros(0), np.full(1, np.inf))
+            # Shorter ones come first. Most of the longer are no better than what is found by then.
+            for each in some:
+                stock_bytes, added_ms = self._before(each, ahead[-len(each.blocks)])
+                better = (added_ms <= within_ms) & (added_ms < found.least_ms(stock_bytes))
+                found = found.joined(stock_bytes[better], added_ms[better])
+            ahead.append(found)
+        return ahead[::-1]
+
+    def _before(self, some: Families, after: _Ahead) -> tuple[np.ndarray, np.ndarray]:
+        """What may follow before the columns of some families, if `after` follows after them."""
+        met, most_bytes, room_bytes = self._room(some, self._values.none)
+        # One set, the empty one.
+        kept_bytes, most_bytes, room_bytes = (
+            figures[:, 0] for figures in (met.stock_bytes, most_bytes, room_bytes)
+        )
+        # The least time changes only where a column or what follows no longer fits.
+        steps_bytes = (after.stock_bytes - kept_bytes[:, None]).ravel()
+        family = np.concatenate(
+            (some.family, np.repeat(np.arange(len(some)), len(after.stock_bytes)))
+        )
+        stock_bytes = np.concatenate((room_bytes[some.family] - some.backward_bytes, steps_bytes))
+        stock_bytes = np.minimum(stock_bytes, most_bytes[family])
+        possible = stock_bytes >= 0
+        stock_bytes, family = stock_bytes[possible], family[possible]
+        added_ms, _ = some.fastest(family, room_bytes[family] - stock_bytes)
+        added_ms += after.least_ms(stock_bytes + kept_bytes[family])
+        fits = np.isfinite(added_ms)
+        return stock_bytes[fits], added_ms[fits]
+
+    def _labelled(self, columns: _Families, wanted: _Wanted) -> Found:
+        """The fastest schedule of some families, as far as wanted."""
+        count = len(columns)
+        waiting: list[list[Labels]] = [[] for _ in range(count + 1)]
+        waiting[0].append(wanted.start(self._values))
+        labels: list[Labels | None] = []
+        is_exact = True
+        for block in range(count + 1):
+            here = None
+            if waiting[block]:
+                here = undominated(together(waiting[block]), self._values)
+                if len(here) > self._max_labels:
+                    is_exact = False
+                    here = wanted.best(here, block, self._max_labels)
+            waiting[block] = []
+            labels.append(here)
+            if here is None or block == count:
+                continue
+            for position, some in enumerate(columns[block]):
+                longer = self._extended(here, block, position, some, wanted)
+                if len(longer):
+                    waiting[some.blocks.stop].append(longer)
+        last = labels[count]
+        if last is None:
+            return Found(None, math.inf, is_exact)
+        best = int(np.argmin(last.added_ms))
+        return Found(_columns_of(columns, labels, best), float(last.added_ms[best]), is_exact)
+
+    def _room(self, some: Families, held: Sets) -> tuple[Effects, np.ndarray, np.ndarray]:
+        """What the columns of some families meet and leave behind for each set of held values; the
+        most that the stock may be for the forwards, and for the backwards together with a column's
+        peak."""
+        met = some.alone
+        if held.any():
+            columns = [some.columns[position] for position in some.first.tolist()]
+            met = self._values.effects(columns, some.holds, held)
+        forward, backward = met.forward_bytes, met.backward_bytes
+        if self._reused.forward:
+            blocks = slice(some.blocks.start, some.blocks.stop)
+            forward = forward - self._reused.forward[blocks]
+            backward = backward - self._reused.backward[blocks]
+        return met, self._limit - forward.max(axis=2), self._limit - backward.max(axis=2)
+
+    def _extended(
+        self, labels: Labels, block: int, position: int, some: Families, wanted: _Wanted
+    ) -> Labels:
+        """The labels extended by the fastest column of each family that fits, as far as wanted."""
+        met, most_bytes, room_bytes = self._room(some, labels.sets)
+        every = np.arange(len(some))[:, None]
+        own_ms, column = some.fastest(every, room_bytes[:, labels.held] - labels.stock_bytes)
+        fits = (labels.stock_bytes <= most_bytes[:, labels.held]) & np.isfinite(own_ms)
+        family, row = np.nonzero(fits)
+        own_ms, column, held = own_ms[fits], column[fits], labels.held[row]
+        stock_bytes = labels.stock_bytes[row] + met.stock_bytes[family, held]
+        added_ms = labels.added_ms[row] + own_ms
+        charged_ms = labels.charged_ms[row] + wanted.charged_ms(block, position, column)
+        rows = wanted.rows(some.blocks.stop, stock_bytes, added_ms, charged_ms)
+        family, row, column, held = family[rows], row[rows], column[rows], held[rows]
+        return Labels(
+            stock_bytes=stock_bytes[rows],
+            added_ms=added_ms[rows],
+            charged_ms=charged_ms[rows],
+            held=len(labels.sets) * family + held,
+            sets=met.held.reshape(-1, met.held.shape[2]),
+            origin=np.column_stack(np.broadcast_arrays(block, row, position, column)),
+        )
+
+
+def _columns_of(
+    columns: _Families, labels: Sequence[Labels | None], row: int
+) -> tuple[Column, ...]:
+    """The columns by which a label after the last block was reached."""
+    found: list[Column] = []
+    block = len(columns)
+    while block > 0:
+        here = labels[block]
+        assert here is not None
+        block, row, position, column = here.origin[row].tolist()
+        found.append(columns[block][position].columns[column])
+    return tuple(reversed(found))
