@@ -308,7 +308,7 @@ class Search:
             added_ms=added_ms[rows],
             charged_ms=charged_ms[rows],
             held=len(labels.sets) * family + held,
-            sets=met.held.reshape(-1, met.held.shape[2]),
+            sets=np.concatenate(met.held),
             origin=np.column_stack(np.broadcast_arrays(block, row, position, column)),
         )
 
