@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_schedule import EXACT, MIB, QUICK, all_predictions, chains, make, option
 
+from jax_hremat._solve.assumed_reuse import NO_REUSE
 from jax_hremat._solve.chain import BoundaryValue, Chain, selection_of
 from jax_hremat._solve.families import Values, families
 from jax_hremat._solve.groups import group_columns, single_columns
 from jax_hremat._solve.labels import Labels, together, undominated
-from jax_hremat._solve.output_reuse import NO_REUSE
 from jax_hremat._solve.prediction import predict
 from jax_hremat._solve.relaxation import Relaxation
 from jax_hremat._solve.schedule import Schedules

@@ -20,12 +20,13 @@ from jax_hremat._cost.option import Option
 from jax_hremat._emit.step import own_step
 from jax_hremat._planner.candidates import NO_SOLVE, Candidates
 from jax_hremat._planner.context import PlanningContext, prepare, uniform
+from jax_hremat._solve.assumed_reuse import AssumedReuse, Prices, at_prices, most_reused
 from jax_hremat._solve.chain import BoundaryValue, Chain, Selection
-from jax_hremat._solve.output_reuse import Buffer, Result, ReusedBytes, reused_bytes
+from jax_hremat._solve.output_reuse import Buffer, Result, reused_bytes
 from jax_hremat._solve.prediction import Prediction, predict
 from jax_hremat._solve.regions import Barriers
 from jax_hremat._solve.schedule import Schedules
-from jax_hremat._solve.with_reuse import fastest_with_reuse, most_reused
+from jax_hremat._solve.with_reuse import fastest_with_reuse
 from jax_hremat._trace.trace import trace_loss
 from jax_hremat._xla.target import get_target
 
@@ -98,7 +99,7 @@ def test_a_result_lends_until_its_own_backward() -> None:
     assert with_reuse.time_s == plain.time_s
 
 
-def fits(found: Prediction, reused: ReusedBytes, limit_bytes: int) -> bool:
+def fits(found: Prediction, reused: AssumedReuse, limit_bytes: int) -> bool:
     return all(
         m.live_bytes
         <= limit_bytes + (reused.backward if m.in_backward else reused.forward)[m.block]
@@ -112,7 +113,7 @@ def test_the_root_program_takes_what_is_reused_as_given(chain: Chain, data: st.D
     some = st.lists(
         st.integers(0, 9).map(lambda n: n * MIB), min_size=len(chain), max_size=len(chain)
     )
-    reused = ReusedBytes(tuple(data.draw(some)), tuple(data.draw(some)))
+    reused = AssumedReuse(tuple(data.draw(some)), tuple(data.draw(some)))
     everything = all_predictions(chain, groups=False)
     peak_bytes = data.draw(st.sampled_from(sorted({p.peak_bytes for p in everything})))
     limit_bytes = peak_bytes - chain.fixed_bytes
@@ -170,7 +171,7 @@ def test_the_less_is_reused_the_slower_the_schedule() -> None:
     most = most_reused(results, chain)
 
     def fastest_s(part: float) -> float:
-        reused = ReusedBytes(
+        reused = AssumedReuse(
             tuple(int(part * size) for size in most.forward),
             tuple(int(part * size) for size in most.backward),
         )
@@ -204,6 +205,39 @@ def test_no_schedule_reuses_more_than_the_most(chain: Chain, data: st.DataObject
     for found in all_predictions(chain, results=results):
         for m in found.moments:
             assert m.reused_bytes <= (most.backward if m.in_backward else most.forward)[m.block]
+
+
+@given(chains(), st.data())
+@QUICK
+def test_no_schedule_is_excluded_at_prices(chain: Chain, data: st.DataObject) -> None:
+    chain = replace(chain, options=tuple(tuple(map(with_sizes, some)) for some in chain.options))
+    size = st.integers(1, 12).map(lambda n: n * MIB)
+    block = st.integers(0, len(chain) - 1)
+    results = [Result(data.draw(block), data.draw(size)) for _ in range(3)]
+    everything = all_predictions(chain, results=results)
+    shown = data.draw(st.sampled_from(everything))
+    reused = at_prices(results, shown, len(chain))
+    peak_bytes = data.draw(st.sampled_from(sorted({p.peak_bytes for p in everything})))
+    found = Schedules(chain).fastest_within(peak_bytes, EXACT, reused=reused)
+    assert found.selection is not None
+    within = [p.time_s for p in everything if p.peak_bytes <= peak_bytes]
+    assert found.bound_s <= min(within) + 1e-6
+
+
+def test_prices_are_those_of_the_largest_buffers_without_a_result() -> None:
+    chain, results = equal_layers(4)
+    # The last forward: the other layers keep six buffers of 3 MiB, for four results.
+    shown = predict(chain, Selection((0,) * 4), results)
+    assert (shown.peak.block, shown.peak.in_backward) == (3, False)
+    found = at_prices(results, shown, len(chain))
+    assert found.prices == Prices((3 * MIB,), (3 * MIB,))
+    assert found.forward == (12 * MIB,) * 4
+    assert found.backward == (0, 3 * MIB, 6 * MIB, 9 * MIB)
+    # Nothing is kept: results are worth no more than a boundary value.
+    cheap = predict(chain, Selection((1,) * 4), results)
+    assert at_prices(results, cheap, len(chain)).prices == Prices((3 * MIB,), (0,))
+    assert [found.prices.counted_bytes(n * MIB) for n in (2, 3, 4)] == [2 * MIB, 3 * MIB, 4 * MIB]
+    assert Prices((3, 8), (2, 5)).spared_bytes((1, 3, 6, 9)) == 0 + 1 + 1 + 0
 
 
 @given(chains(), st.data())

@@ -14,12 +14,12 @@ from jax_hremat._planner.chains import Chains
 from jax_hremat._planner.context import PlanningContext, uniform
 from jax_hremat._planner.cost_table import timed
 from jax_hremat._shared.progress import Progress
+from jax_hremat._solve.assumed_reuse import AssumedReuse, at_prices, most_reused
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
 from jax_hremat._solve.chain import Chain, Schedule, Selection
-from jax_hremat._solve.output_reuse import ReusedBytes
 from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers, selection_region
-from jax_hremat._solve.with_reuse import fastest_with_reuse, most_reused
+from jax_hremat._solve.with_reuse import fastest_with_reuse
 from jax_hremat._trace.fingerprint import fingerprint
 
 NO_SOLVE = Outcome(Status.NOT_SOLVED, 0.0, 0.0, 0.0)
@@ -139,7 +139,7 @@ class Candidates:
     ) -> Schedule:
         schedules = self.chains.schedules(chain)
 
-        def within(reused: ReusedBytes, at_least_s: float) -> Schedule:
+        def within(reused: AssumedReuse, at_least_s: float) -> Schedule:
             return schedules.fastest_within(
                 peak_bytes, solver, groups=groups, reused=reused, at_least_s=at_least_s
             )
@@ -158,15 +158,29 @@ class Candidates:
         lower_s, higher_s = (self.step_s(self.context.predict(chain, s)) for s in (lower, higher))
         return lower_s - higher_s
 
+    def bound_step_s(self, peak_bytes: int, schedule: Schedule) -> float:
+        """A step time that no selection of all options with a predicted peak of at most
+        `peak_bytes` is predicted to undercut, given what `solve` found for it with all options."""
+        chain, results = self.chains.full, self.context.results
+        least_s = schedule.bound_s
+        if schedule.selection is not None:
+            promise = self.context.predict(chain, schedule.selection)
+            if results and least_s < promise.time_s:
+                shown = at_prices(results, promise, len(chain))
+                least_s = max(least_s, self._least_possible_s(chain, peak_bytes, shown))
+        return self.whole_step_s(least_s)
+
     def least_possible_step_s(self, peak_bytes: int) -> float:
         """A step time that no selection of the strategy's options with a predicted peak of at most
         `peak_bytes` is predicted to undercut, if its groups are those of the root program."""
         chain = self.chains.bounding
-        reused = most_reused(self.context.results, chain)
+        most = most_reused(self.context.results, chain)
+        return self.whole_step_s(self._least_possible_s(chain, peak_bytes, most))
+
+    def _least_possible_s(self, chain: Chain, peak_bytes: int, reused: AssumedReuse) -> float:
+        schedules = self.chains.schedules(chain)
         with self._solving():
-            schedules = self.chains.schedules(chain)
-            least_s = schedules.least_possible_s(peak_bytes, self.context.config.solver, reused)
-        return self.whole_step_s(least_s)
+            return schedules.least_possible_s(peak_bytes, self.context.config.solver, reused)
 
     @contextlib.contextmanager
     def _solving(self) -> Iterator[None]:

@@ -162,11 +162,16 @@ class Schedule:
             relative to the whole time, or to that peak.
         bound_s: No schedule of these options and groups within the peak takes less predicted time
             (`fastest_within`).
+        forward_bytes: What the root program counts in the forward of each block, arguments,
+            outputs and what is assumed to be saved not included (`fastest_within`).
+        backward_bytes: The same in the backward of each block.
     """
 
     selection: Selection | None
     outcome: Outcome
     bound_s: float = 0.0
+    forward_bytes: tuple[int, ...] = ()
+    backward_bytes: tuple[int, ...] = ()
 
 
 def selection_of(columns: Sequence[Column]) -> Selection:

@@ -8,7 +8,7 @@ backward fits. The families that cover the same blocks are looked at together.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -86,34 +86,15 @@ class Families:
         return np.lexsort((costs, self.family))[self.first].tolist()
 
     def smallest(self) -> Families:
-        """Of each family the column of least backward peak, as if it took no time, unless that of
-        another family fits wherever it does."""
-        columns = [self.columns[position] for position in self.first.tolist()]
-        chosen: list[int] = []
-        for new in sorted(
-            range(len(self)), key=lambda i: (columns[i].kept_bytes, columns[i].backward_bytes)
-        ):
-            if not any(self._needs_no_more(old, new) for old in chosen):
-                chosen.append(new)
-        count = len(chosen)
-        return Families(
-            columns=tuple(columns[i] for i in chosen),
+        """Of each family the column of least backward peak, as if it took no time."""
+        count = len(self)
+        return replace(
+            self,
+            columns=tuple(self.columns[position] for position in self.first.tolist()),
             added_ms=np.zeros(count),
-            backward_bytes=self.backward_bytes[self.first[chosen]],
+            backward_bytes=self.backward_bytes[self.first],
             first=np.arange(count),
             family=np.arange(count),
-            holds=self.holds[chosen],
-            alone=Effects(*(some[chosen] for some in self.alone)),
-        )
-
-    def _needs_no_more(self, one: int, other: int) -> bool:
-        """Whether the first column of one family fits wherever that of another does."""
-        own, others = (self.columns[self.first[family]] for family in (one, other))
-        return (
-            own.kept_bytes <= others.kept_bytes
-            and own.backward_bytes <= others.backward_bytes
-            and all(a <= b for a, b in zip(own.forward_bytes, others.forward_bytes, strict=True))
-            and not (self.holds[one] & ~self.holds[other]).any()
         )
 
 

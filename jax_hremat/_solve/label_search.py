@@ -21,20 +21,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jax_hremat._solve.assumed_reuse import AssumedReuse
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.column import Column
 from jax_hremat._solve.families import Effects, Families, Sets, Values, families
 from jax_hremat._solve.labels import Labels, new_minima, start, together, undominated
-from jax_hremat._solve.output_reuse import ReusedBytes
 from jax_hremat._solve.relaxation import Charges, Relaxation
 
 # What may follow is looked for within this part of the step's time first, and then within this many
 # times as much.
 _FIRST_WIDTH = 0.005
 _WIDER = 4.0
-# It is looked for within this many times a time that no schedule undercuts, where that is more.
-_FROM_KNOWN = 2.0
+# The same, where a time that no schedule undercuts is known: within so many times that time.
+_FROM_KNOWN = 1.25
 # Sums of times that differ by less than this count as equal.
 _ROUNDING_MS = 1e-9
 
@@ -147,6 +147,19 @@ class Columns:
         self.families: _Families = families(columns, self.values, len(chain))
         self.smallest: _Families = [[each.smallest() for each in some] for some in self.families]
 
+    def counted_bytes(self, schedule: Sequence[Column]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What is counted in the forward and in the backward of each block of a schedule."""
+        forward: list[float] = []
+        backward: list[float] = []
+        stock_bytes, held = 0.0, self.values.none
+        for column in schedule:
+            met = self.values.effects([column], self.values.holds(column)[None], held)
+            forward += (stock_bytes + met.forward_bytes[0, 0]).tolist()
+            backward += (stock_bytes + met.backward_bytes[0, 0] + column.backward_bytes).tolist()
+            stock_bytes += float(met.stock_bytes[0, 0])
+            held = met.held[0]
+        return tuple(map(int, forward)), tuple(map(int, backward))
+
     @functools.cached_property
     def relaxation(self) -> Relaxation:
         """The relaxation of the root program over all of them."""
@@ -157,7 +170,7 @@ class Search:
     """The schedules of some columns within a limit."""
 
     def __init__(
-        self, columns: Columns, limit: float, max_labels: int, reused: ReusedBytes
+        self, columns: Columns, limit: float, max_labels: int, reused: AssumedReuse
     ) -> None:
         self._columns = columns
         self._values = columns.values
@@ -193,10 +206,12 @@ class Search:
 
     def least_ms(self, known_ms: float, at_least_ms: float = 0.0) -> float:
         """No schedule adds less time, given the time that one adds, and one that none undercuts."""
-        within_ms = max(_FIRST_WIDTH * self._columns.base_ms, _FROM_KNOWN * at_least_ms)
+        within_ms, wider = _FIRST_WIDTH * self._columns.base_ms, _WIDER
+        if at_least_ms > within_ms:
+            within_ms, wider = _FROM_KNOWN * at_least_ms, _FROM_KNOWN
         least_ms = self._least_within(within_ms)
         while math.isinf(least_ms) and within_ms < known_ms:
-            within_ms *= _WIDER
+            within_ms *= wider
             least_ms = self._least_within(within_ms)
         least_ms = min(least_ms, known_ms)
         return least_ms if self._charges is None else max(least_ms, self._charges.least_ms)

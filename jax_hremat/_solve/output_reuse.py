@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from jax_hremat._partition.blocks import Partition
@@ -44,24 +43,6 @@ class Buffer(NamedTuple):
     first: int
     last: int
     end: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReusedBytes:
-    """Bytes saved by output-buffer reuse while each block runs; empty tuples where there is none.
-
-    XLA places other buffers in the memory of a result before the result is written.
-
-    Attributes:
-        forward: Bytes saved in the forward of each block.
-        backward: Bytes saved in the backward of each block.
-    """
-
-    forward: tuple[int, ...] = ()
-    backward: tuple[int, ...] = ()
-
-
-NO_REUSE = ReusedBytes()
 
 
 def gradients_of(graph: Graph, partition: Partition) -> tuple[Result, ...]:

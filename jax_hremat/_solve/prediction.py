@@ -30,12 +30,15 @@ class Prediction:
         peak_bytes: Largest sum of live bytes, arguments and outputs included.
         peak: The moment with the largest sum.
         moments: The moments of the step in time order: all forwards, then all backwards.
+        at_peak_bytes: Sizes of the buffers alive at the peak, as far as they are known; empty if
+            there are no results.
     """
 
     time_s: float
     peak_bytes: int
     peak: Moment
     moments: tuple[Moment, ...]
+    at_peak_bytes: tuple[int, ...] = ()
 
 
 def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) -> Prediction:
@@ -129,6 +132,7 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
         peak_bytes=chain.fixed_bytes + peak.live_bytes,
         peak=peak,
         moments=moments,
+        at_peak_bytes=tuple(alive[moments.index(peak)].values()),
     )
 
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jax_hremat._solve.assumed_reuse import AssumedReuse
 from jax_hremat._solve.backend import SolverConfig, Status, solve
 from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.column import MIB, Column
 from jax_hremat._solve.families import Families
 from jax_hremat._solve.modelling import cp, sp
-from jax_hremat._solve.output_reuse import ReusedBytes
 from jax_hremat._solve.root_program import RootProgram
 
 # The most columns that enter in one round, and the most rounds.
@@ -67,7 +67,7 @@ class Relaxation:
         self._entries, self._keys = self._coefficients()
 
     def charges(
-        self, limit_bytes: float, config: SolverConfig, reused: ReusedBytes
+        self, limit_bytes: float, config: SolverConfig, reused: AssumedReuse
     ) -> Charges | None:
         """The charges for a limit, arguments and outputs not counted; None if the solver did not
         solve the relaxation.
@@ -76,7 +76,7 @@ class Relaxation:
             limit_bytes: The limit on the peak.
             config: The solver's limits. Columns enter until they could raise the bound by less
                 than a third of the gap.
-            reused: Bytes saved by output-buffer reuse.
+            reused: What is assumed of output-buffer reuse.
         """
         chosen = [
             (families, position)
@@ -117,7 +117,7 @@ class Relaxation:
         columns: Sequence[Column],
         limit_bytes: float,
         config: SolverConfig,
-        reused: ReusedBytes,
+        reused: AssumedReuse,
     ) -> Charges | None:
         """The charges from the relaxation over some columns."""
         limit_mib = limit_bytes / MIB

@@ -11,13 +11,14 @@ import functools
 import math
 import time
 
+from jax_hremat._solve.assumed_reuse import NO_PRICES, NO_REUSE, AssumedReuse, Prices
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
 from jax_hremat._solve.chain import Chain, Schedule, selection_of
-from jax_hremat._solve.column import MIB
+from jax_hremat._solve.column import MIB, Column
 from jax_hremat._solve.groups import group_columns, single_columns
 from jax_hremat._solve.label_search import Columns, Found, Search
-from jax_hremat._solve.output_reuse import NO_REUSE, ReusedBytes
 from jax_hremat._solve.prediction import predict
+from jax_hremat._solve.priced import priced_chain, priced_columns
 
 # The first search looks for schedules as fast as the lower bound, the second for those slower by at
 # most this part of the step's time, each further one by at most twice as much as the one before.
@@ -34,6 +35,7 @@ class Schedules:
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
         self._base_ms = chain.fastest_ms
+        self._priced = False, NO_PRICES, self._singles
 
     def fastest_within(
         self,
@@ -41,7 +43,7 @@ class Schedules:
         config: SolverConfig,
         *,
         groups: bool = True,
-        reused: ReusedBytes = NO_REUSE,
+        reused: AssumedReuse = NO_REUSE,
         at_least_s: float = 0.0,
     ) -> Schedule:
         """The fastest schedule whose predicted peak is at most `peak_bytes`.
@@ -50,7 +52,7 @@ class Schedules:
             peak_bytes: Bound on the predicted peak.
             config: The gap that is allowed, and the limit of labels.
             groups: Whether consecutive blocks may be checkpointed together.
-            reused: Bytes saved by output-buffer reuse.
+            reused: What is assumed of output-buffer reuse.
             at_least_s: A time that no schedule undercuts, if one is known; only a matter of speed.
 
         Returns:
@@ -59,7 +61,7 @@ class Schedules:
         """
         began_s = time.perf_counter()
         limit = peak_bytes - self._chain.fixed_bytes
-        columns = self._with_groups if groups else self._singles
+        columns = self._columns(groups, reused.prices)
         search = Search(columns, limit, config.max_labels, reused)
         best = search.feasible()
         if best.columns is None:
@@ -91,16 +93,19 @@ class Schedules:
         outcome = Outcome(status, best.added_ms, gap(), time.perf_counter() - began_s)
         bound_s = 1e-3 * (self._base_ms + lower_ms)
         assert best.columns is not None
-        return Schedule(selection_of(best.columns), outcome, bound_s)
+        return Schedule(
+            selection_of(best.columns), outcome, bound_s, *columns.counted_bytes(best.columns)
+        )
 
     def least_possible_s(
-        self, peak_bytes: int, config: SolverConfig, reused: ReusedBytes = NO_REUSE
+        self, peak_bytes: int, config: SolverConfig, reused: AssumedReuse = NO_REUSE
     ) -> float:
         """A time in seconds that no schedule with a predicted peak of at most `peak_bytes`
         undercuts, from the lower bounds of `fastest_within` alone; infinite if there is none. The
         arguments are the same."""
         limit = peak_bytes - self._chain.fixed_bytes
-        search = Search(self._with_groups, limit, config.max_labels, reused)
+        columns = self._columns(True, reused.prices)
+        search = Search(columns, limit, config.max_labels, reused)
         slow = search.feasible()
         if slow.columns is None:
             return math.inf if slow.is_exact else 1e-3 * self._base_ms
@@ -112,7 +117,7 @@ class Schedules:
         """The least predicted peak, to a ten-thousandth; of the schedules with that peak, the
         fastest."""
         began_s = time.perf_counter()
-        columns = self._with_groups if groups else self._singles
+        columns = self._columns(groups, NO_PRICES)
 
         def found(limit: float) -> Found:
             return Search(columns, limit, config.max_labels, NO_REUSE).feasible()
@@ -135,10 +140,29 @@ class Schedules:
         chain = self._chain
         return predict(chain, selection_of(found.columns)).peak_bytes - chain.fixed_bytes
 
+    def _columns(self, groups: bool, prices: Prices) -> Columns:
+        """The columns to choose from, at prices. The last at prices are remembered."""
+        if prices == NO_PRICES:
+            return self._with_groups if groups else self._singles
+        if self._priced[:2] != (groups, prices):
+            chain = self._chain
+            some = [*self._single_columns, *(self._group_columns if groups else ())]
+            columns = Columns(priced_chain(chain, prices), priced_columns(chain, some, prices))
+            self._priced = groups, prices, columns
+        return self._priced[2]
+
+    @functools.cached_property
+    def _single_columns(self) -> list[Column]:
+        return single_columns(self._chain)
+
+    @functools.cached_property
+    def _group_columns(self) -> list[Column]:
+        return group_columns(self._chain)
+
     @functools.cached_property
     def _singles(self) -> Columns:
-        return Columns(self._chain, single_columns(self._chain))
+        return Columns(self._chain, self._single_columns)
 
     @functools.cached_property
     def _with_groups(self) -> Columns:
-        return Columns(self._chain, [*single_columns(self._chain), *group_columns(self._chain)])
+        return Columns(self._chain, [*self._single_columns, *self._group_columns])

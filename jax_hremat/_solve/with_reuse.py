@@ -1,22 +1,26 @@
 """Schedules within a peak limit, with output-buffer reuse.
 
-How many bytes are reused depends on the whole schedule (`_solve/output_reuse.py`), so the root
-program takes them as given: at first as the most that can be reused at all. A schedule that does
-not fit shows how much is reused where memory is tight; no more is assumed there from then on.
+How many bytes are reused depends on the whole schedule, so the root program is solved for
+assumptions (`_solve/assumed_reuse.py`): at first the most that any schedule reuses. A schedule that
+does not fit shows how much is reused where memory is tight; no more is assumed there from then on.
+Where that leads to no schedule that fits, because a smaller buffer frees less than it shrinks by,
+buffers count at prices from then on.
 """
 
 from __future__ import annotations
 
-import itertools
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
+from jax_hremat._solve.assumed_reuse import NO_REUSE, AssumedReuse, at_prices, most_reused
+from jax_hremat._solve.backend import Status
 from jax_hremat._solve.chain import Chain, Schedule, Selection
-from jax_hremat._solve.output_reuse import NO_REUSE, Result, ReusedBytes
+from jax_hremat._solve.output_reuse import Result
 from jax_hremat._solve.prediction import Prediction
 
-_MAX_MISSES = 11
+# The most schedules that do not fit, with prices and without.
+_MAX_MISSES = 7
 # A schedule is accepted if its peak exceeds the bound by at most this part of the bound, which is
 # less than the error of predictions.
 _CLOSE = 0.001
@@ -26,8 +30,8 @@ _TIGHT = 0.03
 # once more.
 _SPARE = 0.003
 
-# The fastest schedule, given the reused bytes and a time in seconds that none undercuts.
-Solve = Callable[[ReusedBytes, float], Schedule]
+# The fastest schedule under assumptions, given a time in seconds that none undercuts.
+Solve = Callable[[AssumedReuse, float], Schedule]
 # The predicted cost of a selection, with its own reused bytes.
 Predict = Callable[[Chain, Selection], Prediction]
 
@@ -41,60 +45,99 @@ def fastest_with_reuse(
 ) -> Schedule:
     """The fastest schedule found within a predicted peak.
 
-    Its predicted peak may exceed the bound by a thousandth. Infeasibility is proved only if the
-    first program is infeasible. Optimality is proved only for the reused bytes that were assumed.
+    Its predicted peak may exceed the bound by a thousandth. Infeasibility is proved only if a
+    program that excludes no schedule is infeasible. Optimality is proved only under the last
+    assumptions; the bound on time holds for all schedules.
 
     Args:
         chain: Blocks and their options.
         peak_bytes: Bound on the predicted peak.
         results: The gradients that the step returns.
-        solve: Solves the root program under that bound, for given reused bytes and a time that no
-            schedule undercuts.
+        solve: Solves the root program under that bound.
         predict: Predicts the cost of a selection.
     """
-    limit_bytes = peak_bytes - chain.fixed_bytes
-    reused = most_reused(results, chain)
-    first = schedule = solve(reused, 0.0)
-    num_misses = 0
-    while schedule.selection is not None:
-        promise = predict(chain, schedule.selection)
-        if promise.peak_bytes <= (1 + _CLOSE) * peak_bytes:
-            # Only the first program assumes all reuse, so that its bound holds for all schedules.
-            return replace(schedule, bound_s=first.bound_s)
-        num_misses += 1
-        if num_misses == _MAX_MISSES:
+    question = _Question(chain, peak_bytes, solve, predict)
+    first = question.answer(most_reused(results, chain), 0.0)
+    bound_s = first.schedule.bound_s
+    *misses, last = question.corrected(first)
+    if last.fits or not misses:
+        return replace(last.schedule, bound_s=bound_s)
+    tightest, answer = first, misses[-1]
+    while answer.promise is not None:
+        reused = at_prices(results, answer.promise, len(chain))
+        if reused == answer.reused:
             break
-        # The next schedule has other buffers, which may reuse less; none is faster than this one.
-        reused = _less(reused, promise, limit_bytes, int(num_misses * _SPARE * limit_bytes))
-        schedule = solve(reused, schedule.bound_s)
-    if first.selection is None:
-        return first
-    return replace(solve(NO_REUSE, first.bound_s), bound_s=first.bound_s)
+        answer = question.answer(reused, bound_s)
+        bound_s = max(bound_s, answer.schedule.bound_s)
+        if answer.fits or answer.schedule.outcome.status is Status.INFEASIBLE:
+            return replace(answer.schedule, bound_s=bound_s)
+        if answer.schedule.bound_s <= tightest.schedule.bound_s:
+            break
+        tightest = answer
+    *_, last = question.corrected(tightest)
+    if last.fits:
+        return replace(last.schedule, bound_s=bound_s)
+    return replace(solve(NO_REUSE, bound_s), bound_s=bound_s)
 
 
-def most_reused(results: Sequence[Result], chain: Chain) -> ReusedBytes:
-    """The most that any schedule reuses: in each idle result the largest buffer that fits. In the
-    forward of a block all results are idle, in its backward those that earlier blocks complete."""
-    sizes = {0, *(value.size_bytes for value in chain.boundary_values)}
-    for option in itertools.chain.from_iterable(chain.options):
-        cost = option.cost
-        sizes.update(cost.kept_sizes, cost.forward_sizes, cost.backward_sizes)
-        sizes.add(option.outputs_bytes)
-    ascending = sorted(sizes)
-    most = [(r.block, ascending[bisect_right(ascending, r.size_bytes) - 1]) for r in results]
-    ahead = (sum(size for block, size in most if block < k) for k in range(len(chain)))
-    return ReusedBytes((sum(size for _, size in most),) * len(chain), tuple(ahead))
+class _Answer(NamedTuple):
+    """The fastest schedule under assumptions, and what it is predicted to cost; None if there is no
+    schedule."""
+
+    reused: AssumedReuse
+    schedule: Schedule
+    promise: Prediction | None
+    fits: bool
+
+
+class _Question(NamedTuple):
+    """The search for a schedule within a peak."""
+
+    chain: Chain
+    peak_bytes: int
+    solve: Solve
+    predict: Predict
+
+    def answer(self, reused: AssumedReuse, at_least_s: float) -> _Answer:
+        """The answer under assumptions."""
+        schedule = self.solve(reused, at_least_s)
+        if schedule.selection is None:
+            return _Answer(reused, schedule, None, fits=False)
+        promise = self.predict(self.chain, schedule.selection)
+        fits = promise.peak_bytes <= (1 + _CLOSE) * self.peak_bytes
+        return _Answer(reused, schedule, promise, fits)
+
+    def corrected(self, answer: _Answer) -> list[_Answer]:
+        """An answer, and those with less and less reuse up to one that fits, one that has no
+        schedule, or the last that is tried."""
+        limit_bytes = self.peak_bytes - self.chain.fixed_bytes
+        answers = [answer]
+        while answer.promise is not None and not answer.fits and len(answers) <= _MAX_MISSES:
+            # The next schedule has other buffers, which may reuse less.
+            spare_bytes = int(len(answers) * _SPARE * limit_bytes)
+            reused = _less(answer.reused, answer.schedule, answer.promise, limit_bytes, spare_bytes)
+            answer = self.answer(reused, answer.schedule.bound_s)
+            answers.append(answer)
+        return answers
 
 
 def _less(
-    reused: ReusedBytes, promise: Prediction, limit_bytes: int, spare_bytes: int
-) -> ReusedBytes:
-    """The assumed reuse, lowered where the predicted schedule leaves little memory or none: there
-    to the bytes that this schedule reuses, less `spare_bytes`."""
+    reused: AssumedReuse,
+    schedule: Schedule,
+    promise: Prediction,
+    limit_bytes: int,
+    spare_bytes: int,
+) -> AssumedReuse:
+    """The same assumptions, but for where a schedule leaves little memory or none: there no more is
+    saved than the schedule takes less than the program counts, less `spare_bytes`."""
     forward, backward = list(reused.forward), list(reused.backward)
     for moment in promise.moments:
         if moment.live_bytes > (1 - _TIGHT) * limit_bytes:
-            of_pass = backward if moment.in_backward else forward
-            lowered = moment.reused_bytes - spare_bytes
+            of_pass, counted = (
+                (backward, schedule.backward_bytes)
+                if moment.in_backward
+                else (forward, schedule.forward_bytes)
+            )
+            lowered = counted[moment.block] - moment.live_bytes - spare_bytes
             of_pass[moment.block] = min(of_pass[moment.block], lowered)
-    return ReusedBytes(tuple(forward), tuple(backward))
+    return reused._replace(forward=tuple(forward), backward=tuple(backward))
