@@ -33,8 +33,10 @@ from jax_hremat._solve.relaxation import Charges, Relaxation
 # times as much.
 _FIRST_WIDTH = 0.005
 _WIDER = 4.0
-# The same, where a time that no schedule undercuts is known: within so many times that time.
-_FROM_KNOWN = 1.25
+# Where a time that no schedule undercuts is known, it is looked for within hardly more than that
+# first.
+_BEYOND_KNOWN = 1.1
+_WIDER_THAN_KNOWN = 1.25
 # Sums of times that differ by less than this count as equal.
 _ROUNDING_MS = 1e-9
 
@@ -208,7 +210,7 @@ class Search:
         """No schedule adds less time, given the time that one adds, and one that none undercuts."""
         within_ms, wider = _FIRST_WIDTH * self._columns.base_ms, _WIDER
         if at_least_ms > within_ms:
-            within_ms, wider = _FROM_KNOWN * at_least_ms, _FROM_KNOWN
+            within_ms, wider = _BEYOND_KNOWN * at_least_ms, _WIDER_THAN_KNOWN
         least_ms = self._least_within(within_ms)
         while math.isinf(least_ms) and within_ms < known_ms:
             within_ms *= wider
