@@ -62,18 +62,20 @@ def fastest_with_reuse(
     *misses, last = question.corrected(first)
     if last.fits or not misses:
         return replace(last.schedule, bound_s=bound_s)
-    tightest, answer = first, misses[-1]
+    answer = misses[-1]
+    at_their_prices: list[_Answer] = []
     while answer.promise is not None:
         reused = at_prices(results, answer.promise, len(chain))
-        if reused == answer.reused:
+        if any(reused == known.reused for known in at_their_prices):
             break
         answer = question.answer(reused, bound_s)
-        bound_s = max(bound_s, answer.schedule.bound_s)
         if answer.fits or answer.schedule.outcome.status is Status.INFEASIBLE:
-            return replace(answer.schedule, bound_s=bound_s)
-        if answer.schedule.bound_s <= tightest.schedule.bound_s:
+            return replace(answer.schedule, bound_s=max(bound_s, answer.schedule.bound_s))
+        at_their_prices.append(answer)
+        if answer.schedule.bound_s <= bound_s:
             break
-        tightest = answer
+        bound_s = answer.schedule.bound_s
+    tightest = max(at_their_prices, key=lambda answer: answer.schedule.bound_s)
     *_, last = question.corrected(tightest)
     if last.fits:
         return replace(last.schedule, bound_s=bound_s)
