@@ -151,8 +151,8 @@ def test_what_is_kept_goes_into_gradients_of_earlier_layers() -> None:
         chain,
         limit_bytes,
         results,
-        lambda reused, at_least_s: Schedules(chain).fastest_within(
-            limit_bytes, EXACT, groups=False, reused=reused, at_least_s=at_least_s
+        lambda reused, guess_s: Schedules(chain).fastest_within(
+            limit_bytes, EXACT, groups=False, reused=reused, guess_s=guess_s
         ),
         lambda c, s: predict(c, s, results),
     )
@@ -252,8 +252,8 @@ def test_what_is_found_with_reuse_fits(chain: Chain, data: st.DataObject) -> Non
         chain,
         peak_bytes,
         results,
-        lambda reused, at_least_s: Schedules(chain).fastest_within(
-            peak_bytes, EXACT, reused=reused, at_least_s=at_least_s
+        lambda reused, guess_s: Schedules(chain).fastest_within(
+            peak_bytes, EXACT, reused=reused, guess_s=guess_s
         ),
         lambda c, s: predict(c, s, results),
     )

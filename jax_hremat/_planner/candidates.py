@@ -139,9 +139,9 @@ class Candidates:
     ) -> Schedule:
         schedules = self.chains.schedules(chain)
 
-        def within(reused: AssumedReuse, at_least_s: float) -> Schedule:
+        def within(reused: AssumedReuse, guess_s: float) -> Schedule:
             return schedules.fastest_within(
-                peak_bytes, solver, groups=groups, reused=reused, at_least_s=at_least_s
+                peak_bytes, solver, groups=groups, reused=reused, guess_s=guess_s
             )
 
         context = self.context

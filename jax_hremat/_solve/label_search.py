@@ -33,10 +33,9 @@ from jax_hremat._solve.relaxation import Charges, Relaxation
 # times as much.
 _FIRST_WIDTH = 0.005
 _WIDER = 4.0
-# Where a time that no schedule undercuts is known, it is looked for within hardly more than that
-# first.
-_BEYOND_KNOWN = 1.1
-_WIDER_THAN_KNOWN = 1.25
+# The same where there is a guess: within hardly more than that first.
+_BEYOND_GUESS = 1.1
+_WIDER_THAN_GUESS = 1.25
 # Sums of times that differ by less than this count as equal.
 _ROUNDING_MS = 1e-9
 
@@ -206,11 +205,11 @@ class Search:
         self._charges = self._columns.relaxation.charges(self._limit, config, self._reused)
         return self._charges is not None
 
-    def least_ms(self, known_ms: float, at_least_ms: float = 0.0) -> float:
-        """No schedule adds less time, given the time that one adds, and one that none undercuts."""
+    def least_ms(self, known_ms: float, guess_ms: float = 0.0) -> float:
+        """No schedule adds less time, given the time that one adds, and a guess of the least."""
         within_ms, wider = _FIRST_WIDTH * self._columns.base_ms, _WIDER
-        if at_least_ms > within_ms:
-            within_ms, wider = _BEYOND_KNOWN * at_least_ms, _WIDER_THAN_KNOWN
+        if guess_ms > within_ms:
+            within_ms, wider = _BEYOND_GUESS * guess_ms, _WIDER_THAN_GUESS
         least_ms = self._least_within(within_ms)
         while math.isinf(least_ms) and within_ms < known_ms:
             within_ms *= wider

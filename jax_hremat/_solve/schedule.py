@@ -44,7 +44,7 @@ class Schedules:
         *,
         groups: bool = True,
         reused: AssumedReuse = NO_REUSE,
-        at_least_s: float = 0.0,
+        guess_s: float = 0.0,
     ) -> Schedule:
         """The fastest schedule whose predicted peak is at most `peak_bytes`.
 
@@ -53,7 +53,7 @@ class Schedules:
             config: The gap that is allowed, and the limit of labels.
             groups: Whether consecutive blocks may be checkpointed together.
             reused: What is assumed of output-buffer reuse.
-            at_least_s: A time that no schedule undercuts, if one is known; only a matter of speed.
+            guess_s: A guess of its time, if there is one; only a matter of speed.
 
         Returns:
             The schedule. Its selection is None with `Status.INFEASIBLE`, or with
@@ -68,7 +68,7 @@ class Schedules:
             status = Status.INFEASIBLE if best.is_exact else Status.UNDECIDED
             return Schedule(None, Outcome(status, math.inf, 0.0, time.perf_counter() - began_s))
         # More and more slow beginnings are looked at, until one goes on to a schedule.
-        lower_ms = search.least_ms(best.added_ms, 1e3 * at_least_s - self._base_ms)
+        lower_ms = search.least_ms(best.added_ms, 1e3 * guess_s - self._base_ms)
         # The bound is often exact.
         step_ms, first_step_ms = 0.0, _FIRST_STEP * self._base_ms
 

@@ -30,7 +30,7 @@ _TIGHT = 0.03
 # once more.
 _SPARE = 0.003
 
-# The fastest schedule under assumptions, given a time in seconds that none undercuts.
+# The fastest schedule under assumptions, given a guess of its time in seconds.
 Solve = Callable[[AssumedReuse, float], Schedule]
 # The predicted cost of a selection, with its own reused bytes.
 Predict = Callable[[Chain, Selection], Prediction]
@@ -68,7 +68,7 @@ def fastest_with_reuse(
         reused = at_prices(results, answer.promise, len(chain))
         if any(reused == known.reused for known in at_their_prices):
             break
-        answer = question.answer(reused, bound_s)
+        answer = question.answer(reused, answer.promise.time_s)
         if answer.fits or answer.schedule.outcome.status is Status.INFEASIBLE:
             return replace(answer.schedule, bound_s=max(bound_s, answer.schedule.bound_s))
         at_their_prices.append(answer)
@@ -79,7 +79,7 @@ def fastest_with_reuse(
     *_, last = question.corrected(tightest)
     if last.fits:
         return replace(last.schedule, bound_s=bound_s)
-    return replace(solve(NO_REUSE, bound_s), bound_s=bound_s)
+    return replace(solve(NO_REUSE, 0.0), bound_s=bound_s)
 
 
 class _Answer(NamedTuple):
@@ -100,9 +100,9 @@ class _Question(NamedTuple):
     solve: Solve
     predict: Predict
 
-    def answer(self, reused: AssumedReuse, at_least_s: float) -> _Answer:
+    def answer(self, reused: AssumedReuse, guess_s: float) -> _Answer:
         """The answer under assumptions."""
-        schedule = self.solve(reused, at_least_s)
+        schedule = self.solve(reused, guess_s)
         if schedule.selection is None:
             return _Answer(reused, schedule, None, fits=False)
         promise = self.predict(self.chain, schedule.selection)
@@ -118,7 +118,7 @@ class _Question(NamedTuple):
             # The next schedule has other buffers, which may reuse less.
             spare_bytes = int(len(answers) * _SPARE * limit_bytes)
             reused = _less(answer.reused, answer.schedule, answer.promise, limit_bytes, spare_bytes)
-            answer = self.answer(reused, answer.schedule.bound_s)
+            answer = self.answer(reused, answer.promise.time_s)
             answers.append(answer)
         return answers
 
