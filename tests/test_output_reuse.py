@@ -21,7 +21,7 @@ from jax_hremat._emit.step import own_step
 from jax_hremat._planner.candidates import NO_SOLVE, Candidates
 from jax_hremat._planner.context import PlanningContext, prepare, uniform
 from jax_hremat._solve.assumed_reuse import AssumedReuse, Prices, at_prices, most_reused
-from jax_hremat._solve.chain import BoundaryValue, Chain, Selection
+from jax_hremat._solve.chain import BoundaryValue, Chain, Schedule, Selection
 from jax_hremat._solve.output_reuse import Buffer, Result, reused_bytes
 from jax_hremat._solve.prediction import Prediction, predict
 from jax_hremat._solve.regions import Barriers
@@ -163,6 +163,49 @@ def test_what_is_kept_goes_into_gradients_of_earlier_layers() -> None:
     best_s = min(p.time_s for p in every if p.peak_bytes <= limit_bytes)
     assert found.bound_s - 1e-9 <= best_s <= promise.time_s + 1e-9
     assert promise.time_s - best_s <= 0.5 * (recomputed.time_s - best_s)
+
+
+def two_buffers_a_layer(count: int) -> tuple[Chain, list[Result]]:
+    """Layers that keep a buffer of 6 MiB, or one of 2 MiB, or both, or none; their gradients take
+    6 MiB each."""
+
+    def way(added_s: float, *kept: int) -> Option:
+        sizes = tuple(size * MIB for size in kept)
+        found = option(1, 2 + added_s, sum(kept), 4, 4)
+        return replace(found, cost=replace(found.cost, kept_sizes=sizes))
+
+    ways = [way(0, 6, 2), way(0.3, 6), way(0.5, 2), way(1)]
+    stream = [
+        BoundaryValue(MIB, k, (k + 1,), True, frozenset({(k + 1, o) for o in range(4)}))
+        for k in range(count - 1)
+    ]
+    return make([ways] * count, [1.0] * count, stream, fixed=9), [
+        Result(k, 6 * MIB) for k in range(count)
+    ]
+
+
+def test_prices_find_the_best_schedule_where_numbers_find_none() -> None:
+    chain, results = two_buffers_a_layer(6)
+    every = all_predictions(chain, groups=False, results=results)
+    least_bytes = min(p.peak_bytes for p in every)
+    has_prices: list[bool] = []
+
+    def solve(reused: AssumedReuse, guess_s: float) -> Schedule:
+        has_prices.append(bool(reused.prices.sizes_bytes))
+        return Schedules(chain).fastest_within(
+            least_bytes, EXACT, groups=False, reused=reused, guess_s=guess_s
+        )
+
+    found = fastest_with_reuse(
+        chain, least_bytes, results, solve, lambda c, s: predict(c, s, results)
+    )
+    assert has_prices == [False, False, True]
+    assert found.selection is not None
+    promise = predict(chain, found.selection, results)
+    assert promise.peak_bytes == least_bytes
+    best_s = min(p.time_s for p in every if p.peak_bytes == least_bytes)
+    assert promise.time_s == pytest.approx(best_s)
+    assert found.bound_s == pytest.approx(best_s)
 
 
 def test_the_less_is_reused_the_slower_the_schedule() -> None:

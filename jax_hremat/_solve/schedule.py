@@ -35,7 +35,8 @@ class Schedules:
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
         self._base_ms = chain.fastest_ms
-        self._priced = False, NO_PRICES, self._singles
+        # The last columns at prices.
+        self._priced: tuple[tuple[bool, Prices], Columns] | None = None
 
     def fastest_within(
         self,
@@ -141,15 +142,15 @@ class Schedules:
         return predict(chain, selection_of(found.columns)).peak_bytes - chain.fixed_bytes
 
     def _columns(self, groups: bool, prices: Prices) -> Columns:
-        """The columns to choose from, at prices. The last at prices are remembered."""
+        """The columns to choose from, at prices."""
         if prices == NO_PRICES:
             return self._with_groups if groups else self._singles
-        if self._priced[:2] != (groups, prices):
+        if self._priced is None or self._priced[0] != (groups, prices):
             chain = self._chain
             some = [*self._single_columns, *(self._group_columns if groups else ())]
             columns = Columns(priced_chain(chain, prices), priced_columns(chain, some, prices))
-            self._priced = groups, prices, columns
-        return self._priced[2]
+            self._priced = (groups, prices), columns
+        return self._priced[1]
 
     @functools.cached_property
     def _single_columns(self) -> list[Column]:

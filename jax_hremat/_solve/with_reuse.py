@@ -20,7 +20,7 @@ from jax_hremat._solve.output_reuse import Result
 from jax_hremat._solve.prediction import Prediction
 
 # The most schedules that do not fit, with prices and without.
-_MAX_MISSES = 7
+_MAX_MISSES = 11
 # A schedule is accepted if its peak exceeds the bound by at most this part of the bound, which is
 # less than the error of predictions.
 _CLOSE = 0.001
