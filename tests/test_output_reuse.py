@@ -237,13 +237,17 @@ def with_sizes(option: Option) -> Option:
     return replace(option, cost=replace(cost, **sizes))
 
 
+def some_results(chain: Chain, data: st.DataObject) -> list[Result]:
+    size = st.integers(1, 12).map(lambda n: n * MIB)
+    block = st.integers(0, len(chain) - 1)
+    return [Result(data.draw(block), data.draw(size)) for _ in range(3)]
+
+
 @given(chains(), st.data())
 @QUICK
 def test_no_schedule_reuses_more_than_the_most(chain: Chain, data: st.DataObject) -> None:
     chain = replace(chain, options=tuple(tuple(map(with_sizes, some)) for some in chain.options))
-    size = st.integers(1, 12).map(lambda n: n * MIB)
-    block = st.integers(0, len(chain) - 1)
-    results = [Result(data.draw(block), data.draw(size)) for _ in range(3)]
+    results = some_results(chain, data)
     most = most_reused(results, chain)
     for found in all_predictions(chain, results=results):
         for m in found.moments:
@@ -254,9 +258,7 @@ def test_no_schedule_reuses_more_than_the_most(chain: Chain, data: st.DataObject
 @QUICK
 def test_no_schedule_is_excluded_at_prices(chain: Chain, data: st.DataObject) -> None:
     chain = replace(chain, options=tuple(tuple(map(with_sizes, some)) for some in chain.options))
-    size = st.integers(1, 12).map(lambda n: n * MIB)
-    block = st.integers(0, len(chain) - 1)
-    results = [Result(data.draw(block), data.draw(size)) for _ in range(3)]
+    results = some_results(chain, data)
     everything = all_predictions(chain, results=results)
     shown = data.draw(st.sampled_from(everything))
     reused = at_prices(results, shown, len(chain))
@@ -286,9 +288,7 @@ def test_prices_are_those_of_the_largest_buffers_without_a_result() -> None:
 @given(chains(), st.data())
 @QUICK
 def test_what_is_found_with_reuse_fits(chain: Chain, data: st.DataObject) -> None:
-    size = st.integers(1, 12).map(lambda n: n * MIB)
-    block = st.integers(0, len(chain) - 1)
-    results = [Result(data.draw(block), data.draw(size)) for _ in range(3)]
+    results = some_results(chain, data)
     peaks = sorted({p.peak_bytes for p in all_predictions(chain)})
     peak_bytes = data.draw(st.sampled_from(peaks))
     found = fastest_with_reuse(

@@ -158,12 +158,13 @@ class Candidates:
         lower_s, higher_s = (self.step_s(self.context.predict(chain, s)) for s in (lower, higher))
         return lower_s - higher_s
 
-    def bound_step_s(self, chain: Chain, peak_bytes: int, schedule: Schedule) -> float:
+    def bound_step_s(
+        self, chain: Chain, peak_bytes: int, schedule: Schedule, promise: Prediction
+    ) -> float:
         """A step time that no selection of a chain's options with a predicted peak of at most
-        `peak_bytes` is predicted to undercut, given the schedule that `solve` found."""
+        `peak_bytes` is predicted to undercut, given the schedule that `solve` found and what it is
+        predicted to cost."""
         results, least_s = self.context.results, schedule.bound_s
-        assert schedule.selection is not None, "a schedule was found"
-        promise = self.context.predict(chain, schedule.selection)
         if results and least_s < promise.time_s:
             at_its_prices = at_prices(results, promise, len(chain))
             least_s = max(least_s, self._least_possible_s(chain, peak_bytes, at_its_prices))
@@ -175,7 +176,8 @@ class Candidates:
         chain = self.chains.bounding
         schedule = self.solve(chain, peak_bytes, self.context.config.solver)
         if schedule.selection is not None:
-            return self.bound_step_s(chain, peak_bytes, schedule)
+            promise = self.context.predict(chain, schedule.selection)
+            return self.bound_step_s(chain, peak_bytes, schedule, promise)
         most = most_reused(self.context.results, chain)
         return self.whole_step_s(self._least_possible_s(chain, peak_bytes, most))
 

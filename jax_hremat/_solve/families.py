@@ -69,6 +69,11 @@ class Families:
         """The blocks of each column."""
         return range(self.columns[0].first, self.columns[0].last + 1)
 
+    @property
+    def one_of_each(self) -> tuple[Column, ...]:
+        """The first column of each family."""
+        return tuple(self.columns[position] for position in self.first.tolist())
+
     def fastest(self, family: np.ndarray, room_bytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """For each pair of a family and a number of bytes, the time and the position of the
         family's fastest column whose backward peak is no higher; the time is infinite if there is
@@ -90,7 +95,7 @@ class Families:
         count = len(self)
         return replace(
             self,
-            columns=tuple(self.columns[position] for position in self.first.tolist()),
+            columns=self.one_of_each,
             added_ms=np.zeros(count),
             backward_bytes=self.backward_bytes[self.first],
             first=np.arange(count),

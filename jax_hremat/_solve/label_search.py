@@ -295,8 +295,7 @@ class Search:
         peak."""
         met = some.alone
         if held.any():
-            columns = [some.columns[position] for position in some.first.tolist()]
-            met = self._values.effects(columns, some.holds, held)
+            met = self._values.effects(some.one_of_each, some.holds, held)
         forward, backward = met.forward_bytes, met.backward_bytes
         if self._reused.forward:
             blocks = slice(some.blocks.start, some.blocks.stop)

@@ -167,12 +167,7 @@ class Relaxation:
     def _coefficients(self) -> tuple[sp.csr_array, list[tuple[int, int]]]:
         """For each family its coefficients in the families of rows cover, forward, stock and hold,
         but for those of backward peaks; and the pairs of value and block that are held."""
-        every = [
-            families.columns[position]
-            for some in self._families
-            for families in some
-            for position in families.first.tolist()
-        ]
+        every = [p for some in self._families for families in some for p in families.one_of_each]
         keys = sorted({key for p in every for key in p.holds})
         n = len(self._chain)
         place = {key: 3 * n + i for i, key in enumerate(keys)}
