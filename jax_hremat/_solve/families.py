@@ -74,6 +74,11 @@ class Families:
         """The first column of each family."""
         return tuple(self.columns[position] for position in self.first.tolist())
 
+    @property
+    def least_ms(self) -> np.ndarray:
+        """The least time of each family."""
+        return np.minimum.reduceat(self.added_ms, self.first)
+
     def fastest(self, family: np.ndarray, room_bytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """For each pair of a family and a number of bytes, the time and the position of the
         family's fastest column whose backward peak is no higher; the time is infinite if there is

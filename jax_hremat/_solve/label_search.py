@@ -7,9 +7,9 @@ dynamic program of rotor's persistent schedules (Beaumont et al. 2020) with seve
 block, groups of blocks, and values that skip blocks; memory is not discretized.
 
 A beginning is left out if it cannot become faster than wanted: no schedule goes on from it in less
-time than the bound of `_Ahead`, which leaves out what the beginning holds. The bound is exact where
-no value is read later than in the next block. Where that leaves too many, the duals of the linear
-relaxation bound them too (`_solve/relaxation.py`).
+time than `_solve/ahead.py` says, which leaves out what the beginning holds. That bound is exact
+where no value is read later than in the next block. Where that leaves too many, the duals of the
+linear relaxation bound them too (`_solve/relaxation.py`).
 """
 
 from __future__ import annotations
@@ -21,57 +21,28 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jax_hremat._solve.ahead import (
+    NOTHING,
+    ROUNDING_MS,
+    Ahead,
+    Beginnings,
+    ByBlock,
+    Room,
+    what_may_follow,
+)
 from jax_hremat._solve.assumed_reuse import AssumedReuse
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.column import Column
-from jax_hremat._solve.families import Effects, Families, Sets, Values, families
-from jax_hremat._solve.labels import Labels, new_minima, start, together, undominated
+from jax_hremat._solve.families import Families, Values, families
+from jax_hremat._solve.labels import Labels, start, together, undominated
 from jax_hremat._solve.relaxation import Charges, Relaxation
 
-# What may follow is looked for within this part of the step's time first, and then within this many
-# times as much.
+# What may follow is looked for within this part of the time of the step first, or, with a guess,
+# within hardly more than that; and then within this many times as much.
 _FIRST_WIDTH = 0.005
-_WIDER = 4.0
-# The same where there is a guess: within hardly more than that first.
-_BEYOND_GUESS = 1.1
-_WIDER_THAN_GUESS = 1.25
-# Sums of times that differ by less than this count as equal.
-_ROUNDING_MS = 1e-9
-
-# The families of columns that begin at each block.
-_Families = Sequence[Sequence[Families]]
-
-
-class _Ahead(NamedTuple):
-    """The least time of what may follow before a block, whatever is held: a step function of the
-    stock.
-
-    Attributes:
-        stock_bytes: The largest stock of each step, ascending.
-        added_ms: The time of each step, ascending, and infinity for larger stocks.
-    """
-
-    stock_bytes: np.ndarray
-    added_ms: np.ndarray
-
-    def least_ms(self, stock_bytes: np.ndarray) -> np.ndarray:
-        """The least time from each stock on; infinite if nothing can follow."""
-        step = np.searchsorted(self.stock_bytes, stock_bytes, side="left")
-        return self.added_ms[step]
-
-    def joined(self, stock_bytes: np.ndarray, added_ms: np.ndarray) -> _Ahead:
-        """The least time of this and of others, given by their stocks and times."""
-        stock_bytes = np.concatenate((self.stock_bytes, stock_bytes))
-        added_ms = np.concatenate((self.added_ms[:-1], added_ms))
-        order = np.lexsort((-stock_bytes, added_ms))
-        stock_bytes, added_ms = stock_bytes[order], added_ms[order]
-        steps = new_minima(-stock_bytes)
-        return _Ahead(stock_bytes[steps], np.append(added_ms[steps], np.inf))
-
-
-# Nothing needs to follow.
-_NOTHING = _Ahead(np.full(1, np.inf), np.array([0.0, np.inf]))
+_BEYOND_GUESS = 1.02
+_WIDER = 1.1
 
 
 class _Wanted(NamedTuple):
@@ -84,7 +55,7 @@ class _Wanted(NamedTuple):
     """
 
     added_ms: float
-    ahead: Sequence[_Ahead]
+    ahead: Sequence[Ahead]
     charges: Charges | None
 
     def start(self, values: Values) -> Labels:
@@ -109,7 +80,7 @@ class _Wanted(NamedTuple):
         hoped_ms = added_ms + self.ahead[block].least_ms(stock_bytes)
         if self.charges is not None:
             hoped_ms = np.maximum(hoped_ms, charged_ms + self.charges.ahead_ms[block])
-        return np.flatnonzero(hoped_ms <= self.added_ms + _ROUNDING_MS)
+        return np.flatnonzero(hoped_ms <= self.added_ms + ROUNDING_MS)
 
     def best(self, labels: Labels, block: int, count: int) -> Labels:
         """Of labels before a block the most hopeful."""
@@ -145,8 +116,8 @@ class Columns:
         self._chain = chain
         self.base_ms = chain.fastest_ms
         self.values = Values(chain)
-        self.families: _Families = families(columns, self.values, len(chain))
-        self.smallest: _Families = [[each.smallest() for each in some] for some in self.families]
+        self.families: ByBlock = families(columns, self.values, len(chain))
+        self.smallest: ByBlock = [[each.smallest() for each in some] for some in self.families]
 
     def counted_bytes(self, schedule: Sequence[Column]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What is counted in the forward and in the backward of each block of a schedule."""
@@ -162,6 +133,11 @@ class Columns:
         return tuple(map(int, forward)), tuple(map(int, backward))
 
     @functools.cached_property
+    def beginnings(self) -> Beginnings:
+        """Bounds on the time of their beginnings."""
+        return Beginnings(self.families)
+
+    @functools.cached_property
     def relaxation(self) -> Relaxation:
         """The relaxation of the root program over all of them."""
         return Relaxation(self._chain, self.families)
@@ -175,18 +151,17 @@ class Search:
     ) -> None:
         self._columns = columns
         self._values = columns.values
-        self._limit = limit
+        self._room = Room(columns.values, limit, reused)
         self._max_labels = max_labels
-        self._reused = reused
         self._charges: Charges | None = None
         self._is_sharp = False
         # For the most time asked for so far.
-        self._known_ahead: tuple[float, Sequence[_Ahead]] = (-1.0, ())
+        self._known_ahead: tuple[float, Sequence[Ahead]] = (-1.0, ())
 
     def feasible(self) -> Found:
         """A schedule of columns of least backward peaks."""
         columns = self._columns.smallest
-        anything = _Wanted(math.inf, [_NOTHING] * (len(columns) + 1), None)
+        anything = _Wanted(math.inf, [NOTHING] * (len(columns) + 1), None)
         found = self._labelled(columns, anything)
         if found.columns is None:
             return found
@@ -202,17 +177,17 @@ class Search:
         if self._is_sharp:
             return False
         self._is_sharp = True
-        self._charges = self._columns.relaxation.charges(self._limit, config, self._reused)
+        self._charges = self._columns.relaxation.charges(
+            self._room.limit_bytes, config, self._room.reused
+        )
         return self._charges is not None
 
     def least_ms(self, known_ms: float, guess_ms: float = 0.0) -> float:
         """No schedule adds less time, given the time that one adds, and a guess of the least."""
-        within_ms, wider = _FIRST_WIDTH * self._columns.base_ms, _WIDER
-        if guess_ms > within_ms:
-            within_ms, wider = _BEYOND_GUESS * guess_ms, _WIDER_THAN_GUESS
+        within_ms = max(_FIRST_WIDTH * self._columns.base_ms, _BEYOND_GUESS * guess_ms)
         least_ms = self._least_within(within_ms)
         while math.isinf(least_ms) and within_ms < known_ms:
-            within_ms *= wider
+            within_ms *= _WIDER
             least_ms = self._least_within(within_ms)
         least_ms = min(least_ms, known_ms)
         return least_ms if self._charges is None else max(least_ms, self._charges.least_ms)
@@ -221,47 +196,15 @@ class Search:
         """The least time of what may follow from the start on; infinite if that is more."""
         return float(self._ahead(within_ms)[0].least_ms(np.zeros(1))[0])
 
-    def _ahead(self, within_ms: float) -> Sequence[_Ahead]:
+    def _ahead(self, within_ms: float) -> Sequence[Ahead]:
         """What may follow before each block, and after the last, in at most this time."""
         if within_ms > self._known_ahead[0]:
-            self._known_ahead = within_ms, self._ahead_within(within_ms)
+            families, beginnings = self._columns.families, self._columns.beginnings
+            ahead = what_may_follow(families, beginnings, self._room, within_ms)
+            self._known_ahead = within_ms, ahead
         return self._known_ahead[1]
 
-    def _ahead_within(self, within_ms: float) -> Sequence[_Ahead]:
-        ahead = [_NOTHING]
-        # By the number of blocks that follow.
-        for some in reversed(self._columns.families):
-            found = _Ahead(np.zeros(0), np.full(1, np.inf))
-            # Shorter ones come first. Most of the longer are no better than what is found by then.
-            for each in some:
-                stock_bytes, added_ms = self._before(each, ahead[-len(each.blocks)])
-                better = (added_ms <= within_ms) & (added_ms < found.least_ms(stock_bytes))
-                found = found.joined(stock_bytes[better], added_ms[better])
-            ahead.append(found)
-        return ahead[::-1]
-
-    def _before(self, some: Families, after: _Ahead) -> tuple[np.ndarray, np.ndarray]:
-        """What may follow before the columns of some families, if `after` follows after them."""
-        met, most_bytes, room_bytes = self._room(some, self._values.none)
-        # One set, the empty one.
-        kept_bytes, most_bytes, room_bytes = (
-            figures[:, 0] for figures in (met.stock_bytes, most_bytes, room_bytes)
-        )
-        # The least time changes only where a column or what follows no longer fits.
-        steps_bytes = (after.stock_bytes - kept_bytes[:, None]).ravel()
-        family = np.concatenate(
-            (some.family, np.repeat(np.arange(len(some)), len(after.stock_bytes)))
-        )
-        stock_bytes = np.concatenate((room_bytes[some.family] - some.backward_bytes, steps_bytes))
-        stock_bytes = np.minimum(stock_bytes, most_bytes[family])
-        possible = stock_bytes >= 0
-        stock_bytes, family = stock_bytes[possible], family[possible]
-        added_ms, _ = some.fastest(family, room_bytes[family] - stock_bytes)
-        added_ms += after.least_ms(stock_bytes + kept_bytes[family])
-        fits = np.isfinite(added_ms)
-        return stock_bytes[fits], added_ms[fits]
-
-    def _labelled(self, columns: _Families, wanted: _Wanted) -> Found:
+    def _labelled(self, columns: ByBlock, wanted: _Wanted) -> Found:
         """The fastest schedule of some families, as far as wanted."""
         count = len(columns)
         waiting: list[list[Labels]] = [[] for _ in range(count + 1)]
@@ -289,25 +232,11 @@ class Search:
         best = int(np.argmin(last.added_ms))
         return Found(_columns_of(columns, labels, best), float(last.added_ms[best]), is_exact)
 
-    def _room(self, some: Families, held: Sets) -> tuple[Effects, np.ndarray, np.ndarray]:
-        """What the columns of some families meet and leave behind for each set of held values; the
-        most that the stock may be for the forwards, and for the backwards together with a column's
-        peak."""
-        met = some.alone
-        if held.any():
-            met = self._values.effects(some.one_of_each, some.holds, held)
-        forward, backward = met.forward_bytes, met.backward_bytes
-        if self._reused.forward:
-            blocks = slice(some.blocks.start, some.blocks.stop)
-            forward = forward - self._reused.forward[blocks]
-            backward = backward - self._reused.backward[blocks]
-        return met, self._limit - forward.max(axis=2), self._limit - backward.max(axis=2)
-
     def _extended(
         self, labels: Labels, block: int, position: int, some: Families, wanted: _Wanted
     ) -> Labels:
         """The labels extended by the fastest column of each family that fits, as far as wanted."""
-        met, most_bytes, room_bytes = self._room(some, labels.sets)
+        met, most_bytes, room_bytes = self._room.of(some, labels.sets)
         every = np.arange(len(some))[:, None]
         own_ms, column = some.fastest(every, room_bytes[:, labels.held] - labels.stock_bytes)
         fits = (labels.stock_bytes <= most_bytes[:, labels.held]) & np.isfinite(own_ms)
@@ -328,9 +257,7 @@ class Search:
         )
 
 
-def _columns_of(
-    columns: _Families, labels: Sequence[Labels | None], row: int
-) -> tuple[Column, ...]:
+def _columns_of(columns: ByBlock, labels: Sequence[Labels | None], row: int) -> tuple[Column, ...]:
     """The columns by which a label after the last block was reached."""
     found: list[Column] = []
     block = len(columns)

@@ -3,8 +3,8 @@
 How many bytes are reused depends on the whole schedule, so the root program is solved for
 assumptions (`_solve/assumed_reuse.py`): at first the most that any schedule reuses. A schedule that
 does not fit shows how much is reused where memory is tight; no more is assumed there from then on.
-Where that leads to no schedule that fits, because a smaller buffer frees less than it shrinks by,
-buffers count at prices from then on.
+Where that leads to no schedule that fits, or only slowly to one, because a smaller buffer frees
+less than it shrinks by, buffers count at prices from then on.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from jax_hremat._solve.prediction import Prediction
 
 # The most schedules that do not fit, with prices and without.
 _MAX_MISSES = 11
+# Corrections lead slowly to a schedule that fits if one of them leaves more than this part of what
+# the schedule before it exceeds the limit by.
+_SLOW = 0.5
 # A schedule is accepted if its peak exceeds the bound by at most this part of the bound, which is
 # less than the error of predictions.
 _CLOSE = 0.001
@@ -59,10 +62,10 @@ def fastest_with_reuse(
     question = _Question(chain, peak_bytes, solve, predict)
     first = question.answer(most_reused(results, chain), 0.0)
     bound_s = first.schedule.bound_s
-    *misses, last = question.corrected(first)
-    if last.fits or not misses:
+    *misses, last = question.corrected(first, slowly=False)
+    if last.fits or (last.promise is None and not misses):
         return replace(last.schedule, bound_s=bound_s)
-    answer = misses[-1]
+    answer = misses[-1] if last.promise is None else last
     at_their_prices: list[_Answer] = []
     while answer.promise is not None:
         reused = at_prices(results, answer.promise, len(chain))
@@ -76,9 +79,10 @@ def fastest_with_reuse(
             break
         bound_s = answer.schedule.bound_s
     tightest = max(at_their_prices, key=lambda answer: answer.schedule.bound_s)
-    *_, last = question.corrected(tightest)
-    if last.fits:
-        return replace(last.schedule, bound_s=bound_s)
+    for start in (tightest, last):
+        *_, answer = question.corrected(start, slowly=True)
+        if answer.fits:
+            return replace(answer.schedule, bound_s=bound_s)
     return replace(solve(NO_REUSE, 0.0), bound_s=bound_s)
 
 
@@ -109,17 +113,23 @@ class _Question(NamedTuple):
         fits = promise.peak_bytes <= (1 + _CLOSE) * self.peak_bytes
         return _Answer(reused, schedule, promise, fits)
 
-    def corrected(self, answer: _Answer) -> list[_Answer]:
+    def corrected(self, answer: _Answer, *, slowly: bool) -> list[_Answer]:
         """An answer, and those with less and less reuse up to one that fits, one that has no
-        schedule, or the last that is tried."""
+        schedule, one that shows that corrections lead slowly to another if `slowly` is false, or
+        the last that is tried."""
         limit_bytes = self.peak_bytes - self.chain.fixed_bytes
         answers = [answer]
         while answer.promise is not None and not answer.fits and len(answers) <= _MAX_MISSES:
             # The next schedule has other buffers, which may reuse less.
             spare_bytes = int(len(answers) * _SPARE * limit_bytes)
             reused = _less(answer.reused, answer.schedule, answer.promise, limit_bytes, spare_bytes)
+            before_bytes = answer.promise.peak_bytes - self.peak_bytes
             answer = self.answer(reused, answer.promise.time_s)
             answers.append(answer)
+            if answer.promise is not None and not slowly:
+                left_bytes = answer.promise.peak_bytes - self.peak_bytes
+                if left_bytes > _SLOW * before_bytes:
+                    break
         return answers
 
 
