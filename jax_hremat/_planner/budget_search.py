@@ -34,7 +34,8 @@ _MARGIN = 0.0025
 # A plan misses widely if what is used at its compiled peak exceeds the limit by more than this part
 # of the limit.
 _WIDE_MISS = 0.1
-# Also compile a standard plan if its optimistic peak is at most this many times the limit …
+# Also compile a standard plan if its optimistic peak is at most this many times the limit, beyond
+# the bytes that no plan changes, …
 _TOLERANCE = 1.25
 # … or this many times the worst overestimate of standard plans like it, if that is less.
 _TOLERANCE_SEEN = 1.05
@@ -183,7 +184,8 @@ class BudgetSearch:
         tolerance, seen = _TOLERANCE, worst_overestimate(compiled, selection, fixed_bytes)
         if seen is not None:
             tolerance = min(tolerance, _TOLERANCE_SEEN * seen)
-        return optimistic_peak_bytes(compiled, prediction, fixed_bytes) <= tolerance * self._limit
+        optimistic_bytes = optimistic_peak_bytes(compiled, prediction, fixed_bytes) - fixed_bytes
+        return optimistic_bytes <= tolerance * (self._limit - fixed_bytes)
 
     def _with_more_barriers(self, candidate: Candidate, expected_bytes: int) -> Candidate:
         """The same plan with more barriers, as long as they may lower its peak: the usual ones, if

@@ -110,15 +110,18 @@ def worst_overestimate(
     compiled: Sequence[Candidate], selection: Selection, fixed_bytes: int
 ) -> float | None:
     """The worst ratio, at least 1, of the optimistic estimate, made from the other plans, to the
-    compiled peak, among the plans without barriers that have groups, and keep values in groups, if
-    this one does; None if none was compiled."""
+    compiled peak, both beyond the bytes that no plan changes, among the plans without barriers that
+    have groups, and keep values in groups, if this one does; None if none was compiled."""
 
     def family(selection: Selection) -> tuple[bool, bool]:
         return bool(selection.groups), bool(selection.keeps)
 
+    def beyond_bytes(c: Candidate) -> float:
+        others = [other for other in compiled if other is not c]
+        return optimistic_peak_bytes(others, c.prediction, fixed_bytes) - fixed_bytes
+
     ratios = [
-        optimistic_peak_bytes([o for o in compiled if o is not c], c.prediction, fixed_bytes)
-        / c.peak_bytes
+        beyond_bytes(c) / max(1, c.peak_bytes - fixed_bytes)
         for c in compiled
         if c.barriers == Barriers.NONE and family(c.selection) == family(selection)
     ]

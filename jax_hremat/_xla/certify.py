@@ -18,8 +18,8 @@ from jax_hremat._primitives.kernels import KernelBook
 from jax_hremat._trace.mesh import abstract_mesh
 from jax_hremat._xla.cache import CompileCache
 from jax_hremat._xla.compile import MemoryStats, compile_flat, never_run
-from jax_hremat._xla.hlo.buffer import Buffer
-from jax_hremat._xla.hlo.liveness import buffer_timeline, live_at_peak
+from jax_hremat._xla.hlo.buffer import Buffer, own_temps
+from jax_hremat._xla.hlo.liveness import live_at_peak
 from jax_hremat._xla.hlo.parse import Computation, HloModule, Instruction, parse_hlo
 from jax_hremat._xla.hlo.roofline import estimate_step
 from jax_hremat._xla.rates import rates
@@ -85,7 +85,7 @@ def compile_step(
     roofline = estimate_step(module, rates(target, kernels))
     live = sorted(live_at_peak(module), key=lambda at: (-at[1].nbytes, at[1].name))
     own = [(c, b) for c, b in live if b.inside is None and b.kind != "constant" and b.nbytes > 0]
-    _, live_bytes = buffer_timeline(module).peak()
+    live_bytes = sum(b.nbytes for b in own_temps([b for _, b in live]))
     return CompiledStep(
         memory=compiled.memory,
         fragmentation_bytes=max(0, compiled.memory.temp_bytes - live_bytes),

@@ -3,6 +3,10 @@ operand that is not read again, and temporaries are placed in results that are n
 
 from __future__ import annotations
 
+import functools
+import itertools
+import operator
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -141,6 +145,7 @@ def borrowed(
     reverse order.
     """
     pairs = frozenset((pair.source, pair.target) for pair in hand_overs)
+    paired = frozenset(itertools.chain.from_iterable(pairs))
     last = max(b.end for b in buffers) if buffers else 0
     busy: dict[str, list[Buffer]] = {}
     for host in buffers:
@@ -150,17 +155,29 @@ def borrowed(
             busy.setdefault(host.name, []).append(host)
     by_name = {b.name: b for b in buffers}
     hosts = sorted((by_name[name] for name in busy), key=lambda b: (b.nbytes, -rank_of[b.name]))
+    sizes = [host.nbytes for host in hosts]
+    # The positions at which the memory of each host is taken, as bits.
+    taken = [functools.reduce(operator.or_, map(_lives, busy[host.name])) for host in hosts]
     temps = [b for b in buffers if b.kind == "temp" and b.nbytes]
     placed: dict[str, Buffer] = {}
     for temp in sorted(temps, key=lambda b: (-b.nbytes, rank_of[b.name])):
-        for host in hosts:
-            if host.nbytes >= temp.nbytes and not any(
-                _overlap(temp, other, pairs) for other in busy[host.name]
-            ):
-                placed[temp.name] = replace(temp, inside=host.name)
-                busy[host.name].append(temp)
+        lives = _lives(temp)
+        for number in range(bisect_left(sizes, temp.nbytes), len(hosts)):
+            name = hosts[number].name
+            is_taken = taken[number] & lives
+            if is_taken and temp.name in paired:
+                is_taken = any(_overlap(temp, other, pairs) for other in busy[name])
+            if not is_taken:
+                placed[temp.name] = replace(temp, inside=name)
+                busy[name].append(temp)
+                taken[number] |= lives
                 break
     return [placed.get(b.name, b) for b in buffers]
+
+
+def _lives(buffer: Buffer) -> int:
+    """The positions at which a buffer is alive, as bits."""
+    return (1 << buffer.end + 1) - (1 << buffer.start)
 
 
 def _overlap(one: Buffer, other: Buffer, pairs: frozenset[tuple[str, str]]) -> bool:
