@@ -116,8 +116,7 @@ class Beginnings:
         # where both say the same, and each price says most between its two neighbours.
         alike_bytes = np.diff(least_ms) / np.diff(price_ms)
         price = len(alike_bytes) - np.searchsorted(alike_bytes[::-1], stock_bytes)
-        # Not even at infinite stocks does a price of zero count.
-        return least_ms[price] - np.where(price > 0, price_ms[price] * stock_bytes, 0.0)
+        return least_ms[price] - price_ms[price] * stock_bytes
 
 
 def _prices(families: ByBlock) -> np.ndarray:
