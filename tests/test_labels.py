@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,6 +14,7 @@ from jax_hremat._solve.assumed_reuse import NO_REUSE
 from jax_hremat._solve.chain import BoundaryValue, Chain, selection_of
 from jax_hremat._solve.families import Values, families
 from jax_hremat._solve.groups import group_columns, single_columns
+from jax_hremat._solve.label_search import Columns, Search
 from jax_hremat._solve.labels import Labels, together, undominated
 from jax_hremat._solve.prediction import predict
 from jax_hremat._solve.relaxation import Relaxation
@@ -99,8 +102,10 @@ def test_where_nothing_skips_the_first_bound_is_the_time_itself() -> None:
     blocks = [[option(2, 3, 9, 10, 14), option(2, 5, 0, 3, 14)] for _ in range(8)]
     chain = make(blocks, [2.0] * 8, stream)
     schedules = Schedules(chain)
+    columns = Columns(chain, [*single_columns(chain), *group_columns(chain)])
     for limit in range(50 * MIB, 100 * MIB, 5 * MIB):
         found = schedules.fastest_within(limit, EXACT)
         if found.selection is not None:
-            least_s = schedules.least_possible_s(limit, EXACT)
-            assert least_s == pytest.approx(found.bound_s, abs=1e-9)
+            search = Search(columns, limit - chain.fixed_bytes, EXACT.max_labels, NO_REUSE)
+            least_ms = search.least_ms(math.inf)
+            assert least_ms == pytest.approx(1e3 * found.bound_s - chain.fastest_ms, abs=1e-6)

@@ -66,7 +66,7 @@ def test_no_selection_of_blocks_groups_and_nests_is_faster_by_a_hundredth(
     for limit in data.draw(st.sets(st.sampled_from(peaks), min_size=1, max_size=4)):
         best_s = min(p.time_s for p in everything if p.peak_bytes <= limit)
         config = jax_hremat.SolverConfig()
-        found = Schedules(chain).fastest_within(limit, config).selection
-        assert found is not None
-        assert predict(chain, found).time_s <= 1.01 * best_s
-        assert Schedules(chain).least_possible_s(limit, config) <= best_s + 1e-9
+        found = Schedules(chain).fastest_within(limit, config)
+        assert found.selection is not None
+        assert predict(chain, found.selection).time_s <= 1.01 * best_s
+        assert found.bound_s <= best_s + 1e-9

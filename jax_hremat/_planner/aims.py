@@ -97,9 +97,7 @@ class Aims:
                 target = highest
                 continue
             if self.bound_step_s is None and chain is self._candidates.chains.full:
-                self.bound_step_s = self._candidates.bound_step_s(
-                    chain, target, aim.schedule, aim.promise
-                )
+                self.bound_step_s = self._candidates.whole_step_s(aim.schedule.bound_s)
             if not aims and not self._is_worth_it(aim, barriers):
                 return None
             aim = self._lowered(chain, aim, margin_bytes, barriers, groups=groups)

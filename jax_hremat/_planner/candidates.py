@@ -14,7 +14,7 @@ from jax_hremat._planner.chains import Chains
 from jax_hremat._planner.context import PlanningContext, uniform
 from jax_hremat._planner.cost_table import timed
 from jax_hremat._shared.progress import Progress
-from jax_hremat._solve.assumed_reuse import AssumedReuse, at_prices, most_reused
+from jax_hremat._solve.assumed_reuse import AssumedReuse
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
 from jax_hremat._solve.chain import Chain, Schedule, Selection
 from jax_hremat._solve.prediction import Prediction
@@ -158,33 +158,12 @@ class Candidates:
         lower_s, higher_s = (self.step_s(self.context.predict(chain, s)) for s in (lower, higher))
         return lower_s - higher_s
 
-    def bound_step_s(
-        self, chain: Chain, peak_bytes: int, schedule: Schedule, promise: Prediction
-    ) -> float:
-        """A step time that no selection of a chain's options with a predicted peak of at most
-        `peak_bytes` is predicted to undercut, given the schedule that `solve` found and what it is
-        predicted to cost."""
-        results, least_s = self.context.results, schedule.bound_s
-        if results and least_s < promise.time_s:
-            at_its_prices = at_prices(results, promise, len(chain))
-            least_s = max(least_s, self._least_possible_s(chain, peak_bytes, at_its_prices))
-        return self.whole_step_s(least_s)
-
     def least_possible_step_s(self, peak_bytes: int) -> float:
         """A step time that no selection of the strategy's options with a predicted peak of at most
-        `peak_bytes` is predicted to undercut, if its groups are those of the root program."""
-        chain = self.chains.bounding
-        schedule = self.solve(chain, peak_bytes, self.context.config.solver)
-        if schedule.selection is not None:
-            promise = self.context.predict(chain, schedule.selection)
-            return self.bound_step_s(chain, peak_bytes, schedule, promise)
-        most = most_reused(self.context.results, chain)
-        return self.whole_step_s(self._least_possible_s(chain, peak_bytes, most))
-
-    def _least_possible_s(self, chain: Chain, peak_bytes: int, reused: AssumedReuse) -> float:
-        schedules = self.chains.schedules(chain)
-        with self._solving():
-            return schedules.least_possible_s(peak_bytes, self.context.config.solver, reused)
+        `peak_bytes` is predicted to undercut, if its groups are those of the root program; infinite
+        if there is none."""
+        schedule = self.solve(self.chains.bounding, peak_bytes, self.context.config.solver)
+        return self.whole_step_s(schedule.bound_s)
 
     @contextlib.contextmanager
     def _solving(self) -> Iterator[None]:

@@ -160,8 +160,8 @@ class Schedule:
         outcome: What was proved. The objective is in ms over the fastest options
             (`fastest_within`), or in MiB without arguments and outputs (`least_peak`); the gap is
             relative to the whole time, or to that peak.
-        bound_s: No schedule of these options and groups within the peak takes less predicted time
-            (`fastest_within`).
+        bound_s: No schedule of these options and groups within the peak takes less predicted time;
+            infinite if there is none (`fastest_within`).
         forward_bytes: What the root program counts in the forward of each block, arguments,
             outputs and what is assumed to be saved not included (`fastest_within`).
         backward_bytes: The same in the backward of each block.

@@ -67,7 +67,8 @@ class Schedules:
         best = search.feasible()
         if best.columns is None:
             status = Status.INFEASIBLE if best.is_exact else Status.UNDECIDED
-            return Schedule(None, Outcome(status, math.inf, 0.0, time.perf_counter() - began_s))
+            outcome = Outcome(status, math.inf, 0.0, time.perf_counter() - began_s)
+            return Schedule(None, outcome, math.inf if best.is_exact else 1e-3 * self._base_ms)
         # More and more slow beginnings are looked at, until one goes on to a schedule.
         lower_ms = search.least_ms(best.added_ms, 1e3 * guess_s - self._base_ms)
         # The bound is often exact.
@@ -97,22 +98,6 @@ class Schedules:
         return Schedule(
             selection_of(best.columns), outcome, bound_s, *columns.counted_bytes(best.columns)
         )
-
-    def least_possible_s(
-        self, peak_bytes: int, config: SolverConfig, reused: AssumedReuse = NO_REUSE
-    ) -> float:
-        """A time in seconds that no schedule with a predicted peak of at most `peak_bytes`
-        undercuts, from the lower bounds of `fastest_within` alone; infinite if there is none. The
-        arguments are the same."""
-        limit = peak_bytes - self._chain.fixed_bytes
-        columns = self._columns(True, reused.prices)
-        search = Search(columns, limit, config.max_labels, reused)
-        slow = search.feasible()
-        if slow.columns is None:
-            return math.inf if slow.is_exact else 1e-3 * self._base_ms
-        if search.fastest(search.least_ms(slow.added_ms)).columns is None:
-            search.sharpen(config)
-        return 1e-3 * (self._base_ms + search.least_ms(slow.added_ms))
 
     def least_peak(self, config: SolverConfig, *, groups: bool = True) -> Schedule:
         """The least predicted peak, to a ten-thousandth; of the schedules with that peak, the

@@ -1,10 +1,11 @@
 """Schedules within a peak limit, with output-buffer reuse.
 
 How many bytes are reused depends on the whole schedule, so the root program is solved for
-assumptions (`_solve/assumed_reuse.py`): at first the most that any schedule reuses. A schedule that
-does not fit shows how much is reused where memory is tight; no more is assumed there from then on.
-Where that leads to no schedule that fits, or only slowly to one, because a smaller buffer frees
-less than it shrinks by, buffers count at prices from then on.
+assumptions (`_solve/assumed_reuse.py`). At first they are the most that any schedule reuses, then
+prices, which exclude no schedule either and usually lead to one that fits: the fastest there is. If
+not, both are corrected: a schedule that does not fit shows how much is reused where memory is
+tight, and no more is assumed there from then on. Of the two, always the one that is corrected
+promises the faster schedule.
 """
 
 from __future__ import annotations
@@ -19,18 +20,14 @@ from jax_hremat._solve.chain import Chain, Schedule, Selection
 from jax_hremat._solve.output_reuse import Result
 from jax_hremat._solve.prediction import Prediction
 
-# The most schedules that do not fit, with prices and without.
-_MAX_MISSES = 11
-# Corrections lead slowly to a schedule that fits if one of them leaves more than this part of what
-# the schedule before it exceeds the limit by.
-_SLOW = 0.5
+# The most corrections of assumptions.
+_MAX_CORRECTIONS = 22
 # A schedule is accepted if its peak exceeds the bound by at most this part of the bound, which is
 # less than the error of predictions.
 _CLOSE = 0.001
 # Memory is tight at a moment at which less than this part of the limit is free.
 _TIGHT = 0.03
-# With each schedule that does not fit, the reuse assumed there is lowered by this part of the limit
-# once more.
+# With each correction, the reuse assumed there is lowered by this part of the limit once more.
 _SPARE = 0.003
 
 # The fastest schedule under assumptions, given a guess of its time in seconds.
@@ -59,30 +56,30 @@ def fastest_with_reuse(
         solve: Solves the root program under that bound.
         predict: Predicts the cost of a selection.
     """
-    question = _Question(chain, peak_bytes, solve, predict)
+    question = _Question(chain, peak_bytes, results, solve, predict)
     first = question.answer(most_reused(results, chain), 0.0)
-    bound_s = first.schedule.bound_s
-    *misses, last = question.corrected(first, slowly=False)
-    if last.fits or (last.promise is None and not misses):
+    if first.fits or first.promise is None:
+        return first.schedule
+    priced = question.at_their_prices(first)
+    tightest = max((first, *priced), key=lambda answer: answer.schedule.bound_s)
+    bound_s = tightest.schedule.bound_s
+    last = priced[-1]
+    if last.fits or last.schedule.outcome.status is Status.INFEASIBLE:
         return replace(last.schedule, bound_s=bound_s)
-    answer = misses[-1] if last.promise is None else last
-    at_their_prices: list[_Answer] = []
-    while answer.promise is not None:
-        reused = at_prices(results, answer.promise, len(chain))
-        if any(reused == known.reused for known in at_their_prices):
+    waiting = [(first, first.promise)]
+    if tightest is not first and tightest.promise is not None:
+        waiting.append((tightest, tightest.promise))
+    for _ in range(_MAX_CORRECTIONS):
+        if not waiting:
             break
-        answer = question.answer(reused, answer.promise.time_s)
-        if answer.fits or answer.schedule.outcome.status is Status.INFEASIBLE:
-            return replace(answer.schedule, bound_s=max(bound_s, answer.schedule.bound_s))
-        at_their_prices.append(answer)
-        if answer.schedule.bound_s <= bound_s:
-            break
-        bound_s = answer.schedule.bound_s
-    tightest = max(at_their_prices, key=lambda answer: answer.schedule.bound_s)
-    for start in (tightest, last):
-        *_, answer = question.corrected(start, slowly=True)
+        fastest = min(waiting, key=lambda pair: pair[1].time_s)
+        answer, promise = fastest
         if answer.fits:
             return replace(answer.schedule, bound_s=bound_s)
+        waiting.remove(fastest)
+        corrected = question.corrected(answer, promise)
+        if corrected.promise is not None:
+            waiting.append((corrected, corrected.promise))
     return replace(solve(NO_REUSE, 0.0), bound_s=bound_s)
 
 
@@ -91,6 +88,7 @@ class _Answer(NamedTuple):
     schedule."""
 
     reused: AssumedReuse
+    num_corrections: int
     schedule: Schedule
     promise: Prediction | None
     fits: bool
@@ -101,36 +99,44 @@ class _Question(NamedTuple):
 
     chain: Chain
     peak_bytes: int
+    results: Sequence[Result]
     solve: Solve
     predict: Predict
 
-    def answer(self, reused: AssumedReuse, guess_s: float) -> _Answer:
-        """The answer under assumptions."""
+    def answer(self, reused: AssumedReuse, guess_s: float, num_corrections: int = 0) -> _Answer:
+        """The answer under assumptions that were corrected so often."""
         schedule = self.solve(reused, guess_s)
         if schedule.selection is None:
-            return _Answer(reused, schedule, None, fits=False)
+            return _Answer(reused, num_corrections, schedule, None, fits=False)
         promise = self.predict(self.chain, schedule.selection)
         fits = promise.peak_bytes <= (1 + _CLOSE) * self.peak_bytes
-        return _Answer(reused, schedule, promise, fits)
+        return _Answer(reused, num_corrections, schedule, promise, fits)
 
-    def corrected(self, answer: _Answer, *, slowly: bool) -> list[_Answer]:
-        """An answer, and those with less and less reuse up to one that fits, one that has no
-        schedule, one that shows that corrections lead slowly to another if `slowly` is false, or
-        the last that is tried."""
-        limit_bytes = self.peak_bytes - self.chain.fixed_bytes
-        answers = [answer]
-        while answer.promise is not None and not answer.fits and len(answers) <= _MAX_MISSES:
-            # The next schedule has other buffers, which may reuse less.
-            spare_bytes = int(len(answers) * _SPARE * limit_bytes)
-            reused = _less(answer.reused, answer.schedule, answer.promise, limit_bytes, spare_bytes)
-            before_bytes = answer.promise.peak_bytes - self.peak_bytes
+    def at_their_prices(self, answer: _Answer) -> list[_Answer]:
+        """The answer at the prices that an answer shows, then at those that this one shows, and so
+        on as long as the bound rises, up to one that fits or one that has no schedule."""
+        answers: list[_Answer] = []
+        bound_s = answer.schedule.bound_s
+        while answer.promise is not None and not answer.fits:
+            reused = at_prices(self.results, answer.promise, len(self.chain))
+            if any(reused == known.reused for known in answers):
+                break
             answer = self.answer(reused, answer.promise.time_s)
             answers.append(answer)
-            if answer.promise is not None and not slowly:
-                left_bytes = answer.promise.peak_bytes - self.peak_bytes
-                if left_bytes > _SLOW * before_bytes:
-                    break
+            if answer.schedule.bound_s <= bound_s:
+                break
+            bound_s = answer.schedule.bound_s
         return answers
+
+    def corrected(self, answer: _Answer, promise: Prediction) -> _Answer:
+        """The answer with less reuse where this one, which is predicted to cost so much, shows that
+        too much is assumed."""
+        number = answer.num_corrections + 1
+        limit_bytes = self.peak_bytes - self.chain.fixed_bytes
+        # The next schedule has other buffers, which may reuse less.
+        spare_bytes = int(number * _SPARE * limit_bytes)
+        reused = _less(answer.reused, answer.schedule, promise, limit_bytes, spare_bytes)
+        return self.answer(reused, promise.time_s, number)
 
 
 def _less(
