@@ -5,7 +5,7 @@ assumptions (`_solve/assumed_reuse.py`). At first they are the most that any sch
 prices, which exclude no schedule either and usually lead to one that fits: the fastest there is. If
 not, both are corrected: a schedule that does not fit shows how much is reused where memory is
 tight, and no more is assumed there from then on. Of the two, always the one that is corrected
-promises the faster schedule.
+has the faster schedule.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def fastest_with_reuse(
 
     Its predicted peak may exceed the bound by a thousandth. Infeasibility is proved only if a
     program that excludes no schedule is infeasible. Optimality is proved only under the last
-    assumptions; the bound on time holds for all schedules.
+    assumptions, which after corrections exclude schedules; the bound on time holds for all.
 
     Args:
         chain: Blocks and their options.
@@ -69,17 +69,18 @@ def fastest_with_reuse(
     waiting = [(first, first.promise)]
     if tightest is not first and tightest.promise is not None:
         waiting.append((tightest, tightest.promise))
-    for _ in range(_MAX_CORRECTIONS):
-        if not waiting:
-            break
+    num_corrections = 0
+    while waiting:
         fastest = min(waiting, key=lambda pair: pair[1].time_s)
         answer, promise = fastest
         if answer.fits:
             return replace(answer.schedule, bound_s=bound_s)
         waiting.remove(fastest)
-        corrected = question.corrected(answer, promise)
-        if corrected.promise is not None:
-            waiting.append((corrected, corrected.promise))
+        if num_corrections < _MAX_CORRECTIONS:
+            num_corrections += 1
+            corrected = question.corrected(answer, promise)
+            if corrected.promise is not None:
+                waiting.append((corrected, corrected.promise))
     return replace(solve(NO_REUSE, 0.0), bound_s=bound_s)
 
 
