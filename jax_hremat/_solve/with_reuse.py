@@ -27,7 +27,8 @@ _MAX_CORRECTIONS = 22
 _CLOSE = 0.001
 # Memory is tight at a moment at which less than this part of the limit is free.
 _TIGHT = 0.03
-# With each correction, the reuse assumed there is lowered by this part of the limit once more.
+# With each correction, the reuse assumed there is lowered by this part of the limit once more, as
+# long as that leaves any schedule.
 _SPARE = 0.003
 
 # The fastest schedule under assumptions, given a guess of its time in seconds.
@@ -89,7 +90,7 @@ class _Answer(NamedTuple):
     schedule."""
 
     reused: AssumedReuse
-    num_corrections: int
+    num_spares: int
     schedule: Schedule
     promise: Prediction | None
     fits: bool
@@ -104,14 +105,14 @@ class _Question(NamedTuple):
     solve: Solve
     predict: Predict
 
-    def answer(self, reused: AssumedReuse, guess_s: float, num_corrections: int = 0) -> _Answer:
-        """The answer under assumptions that were corrected so often."""
+    def answer(self, reused: AssumedReuse, guess_s: float, num_spares: int = 0) -> _Answer:
+        """The answer under assumptions with so many times the spare bytes."""
         schedule = self.solve(reused, guess_s)
         if schedule.selection is None:
-            return _Answer(reused, num_corrections, schedule, None, fits=False)
+            return _Answer(reused, num_spares, schedule, None, fits=False)
         promise = self.predict(self.chain, schedule.selection)
         fits = promise.peak_bytes <= (1 + _CLOSE) * self.peak_bytes
-        return _Answer(reused, num_corrections, schedule, promise, fits)
+        return _Answer(reused, num_spares, schedule, promise, fits)
 
     def at_their_prices(self, answer: _Answer) -> list[_Answer]:
         """The answer at the prices that an answer shows, then at those that this one shows, and so
@@ -132,12 +133,16 @@ class _Question(NamedTuple):
     def corrected(self, answer: _Answer, promise: Prediction) -> _Answer:
         """The answer with less reuse where this one, which is predicted to cost so much, shows that
         too much is assumed."""
-        number = answer.num_corrections + 1
         limit_bytes = self.peak_bytes - self.chain.fixed_bytes
+
+        def less(num_spares: int) -> _Answer:
+            spare_bytes = int(num_spares * _SPARE * limit_bytes)
+            reused = _less(answer.reused, answer.schedule, promise, limit_bytes, spare_bytes)
+            return self.answer(reused, promise.time_s, num_spares)
+
         # The next schedule has other buffers, which may reuse less.
-        spare_bytes = int(number * _SPARE * limit_bytes)
-        reused = _less(answer.reused, answer.schedule, promise, limit_bytes, spare_bytes)
-        return self.answer(reused, promise.time_s, number)
+        with_spare = less(answer.num_spares + 1)
+        return less(0) if with_spare.promise is None else with_spare
 
 
 def _less(
