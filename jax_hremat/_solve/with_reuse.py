@@ -4,8 +4,8 @@ How many bytes are reused depends on the whole schedule, so the root program is 
 assumptions (`_solve/assumed_reuse.py`). At first they are the most that any schedule reuses, then
 prices, which exclude no schedule either and usually lead to one that fits: the fastest there is. If
 not, both are corrected: a schedule that does not fit shows how much is reused where memory is
-tight, and no more is assumed there from then on. Of the two, always the one that is corrected
-has the faster schedule.
+tight, and no more is assumed there from then on. The next to be corrected is always the one of the
+two whose schedule is faster.
 """
 
 from __future__ import annotations
