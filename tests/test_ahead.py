@@ -13,17 +13,18 @@ from jax_hremat._solve.ahead import Ahead, Beginnings, ByBlock, Room, what_may_f
 from jax_hremat._solve.assumed_reuse import NO_REUSE
 from jax_hremat._solve.chain import Chain, selection_of
 from jax_hremat._solve.column import Column
-from jax_hremat._solve.families import Values, families
+from jax_hremat._solve.families import Values
 from jax_hremat._solve.groups import group_columns, single_columns
+from jax_hremat._solve.label_search import Columns
 from jax_hremat._solve.prediction import predict
+from jax_hremat._solve.spans import spans
 
 _ROUNDING_MS = 1e-9
 
 
 def by_block(chain: Chain) -> tuple[Values, ByBlock]:
-    values = Values(chain)
-    columns = [*single_columns(chain), *group_columns(chain)]
-    return values, families(columns, values, len(chain))
+    columns = Columns(chain, spans(chain, [*single_columns(chain), *group_columns(chain)]))
+    return columns.values, columns.families
 
 
 def some_schedule(data: st.DataObject, some: ByBlock) -> list[Column]:
@@ -40,7 +41,7 @@ def stocks(values: Values, chosen: list[Column]) -> list[tuple[int, float, float
     block, stock_bytes, added_ms, held = 0, 0.0, 0.0, values.none
     found = [(block, stock_bytes, added_ms)]
     for column in chosen:
-        met = values.effects([column], values.holds(column)[None], held)
+        met = values.effects_of(column, held)
         stock_bytes += float(met.stock_bytes[0, 0])
         added_ms += column.added_ms
         held, block = met.held[0], column.last + 1

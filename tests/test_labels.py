@@ -12,13 +12,14 @@ from test_schedule import EXACT, MIB, QUICK, all_predictions, chains, make, opti
 
 from jax_hremat._solve.assumed_reuse import NO_REUSE
 from jax_hremat._solve.chain import BoundaryValue, Chain, selection_of
-from jax_hremat._solve.families import Values, families
+from jax_hremat._solve.families import Values
 from jax_hremat._solve.groups import group_columns, single_columns
 from jax_hremat._solve.label_search import Columns, Search
 from jax_hremat._solve.labels import Labels, together, undominated
 from jax_hremat._solve.prediction import predict
 from jax_hremat._solve.relaxation import Relaxation
 from jax_hremat._solve.schedule import Schedules
+from jax_hremat._solve.spans import spans
 
 SIZES = (3, 1, 2)
 
@@ -73,7 +74,7 @@ def test_no_schedule_adds_less_than_it_is_charged(chain: Chain, data: st.DataObj
     everything = all_predictions(chain)
     limit = data.draw(st.sampled_from(sorted({p.peak_bytes for p in everything})))
     columns = [*single_columns(chain), *group_columns(chain)]
-    some = families(columns, Values(chain), len(chain))
+    some = Columns(chain, spans(chain, columns)).families
     inside = limit - chain.fixed_bytes
     charges = Relaxation(chain, some).charges(inside, EXACT, NO_REUSE)
     assert charges is not None
@@ -102,7 +103,7 @@ def test_where_nothing_skips_the_first_bound_is_the_time_itself() -> None:
     blocks = [[option(2, 3, 9, 10, 14), option(2, 5, 0, 3, 14)] for _ in range(8)]
     chain = make(blocks, [2.0] * 8, stream)
     schedules = Schedules(chain)
-    columns = Columns(chain, [*single_columns(chain), *group_columns(chain)])
+    columns = Columns(chain, spans(chain, [*single_columns(chain), *group_columns(chain)]))
     for limit in range(50 * MIB, 100 * MIB, 5 * MIB):
         found = schedules.fastest_within(limit, EXACT)
         if found.selection is not None:

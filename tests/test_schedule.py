@@ -79,6 +79,7 @@ def make(
         handing_on_bytes=tuple(
             min(option.cost.forward_peak_bytes for option in opts) for opts in options
         ),
+        handing_on_sizes=((),) * len(options),
         last_recompute_s=(
             tuple(
                 tuple(r * 1e-3 for _ in opts) for r, opts in zip(recompute_ms, options, strict=True)

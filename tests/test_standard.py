@@ -19,6 +19,7 @@ def chain_of(num_blocks: int, effectful: frozenset[int] = frozenset()) -> Chain:
         options=((BARE, KEEPING),) * num_blocks,
         recompute_s=(1e-3,) * num_blocks,
         handing_on_bytes=(0,) * num_blocks,
+        handing_on_sizes=((),) * num_blocks,
         last_recompute_s=((1e-3,),) * num_blocks,
         shared_bytes=(0,) * num_blocks,
         boundary_values=(),

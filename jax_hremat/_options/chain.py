@@ -66,6 +66,9 @@ def make_chain(
         handing_on_bytes=tuple(
             options[kind].checkpointed.cost.forward_peak_bytes for kind in partition.kinds
         ),
+        handing_on_sizes=tuple(
+            options[kind].checkpointed.cost.forward_sizes for kind in partition.kinds
+        ),
         last_recompute_s=tuple(
             tuple(_last_recompute_s(options[kind], option) for option in chosen[index])
             for index, kind in enumerate(partition.kinds)

@@ -141,6 +141,7 @@ def _schedules(graph: Graph, line: Line) -> Schedules | None:
             graph.operations[i].output_bytes + graph.operations[i].workspace_bytes
             for i in line.forward
         ),
+        handing_on_sizes=((),) * len(line.forward),
         last_recompute_s=tuple(
             (s if i in own else 0.0, s if i in own else 0.0, 0.0)
             for s, i, own in zip(forward_s, line.forward, read_back, strict=True)

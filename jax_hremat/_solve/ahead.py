@@ -83,9 +83,7 @@ class Room(NamedTuple):
         """What the columns of some families meet and leave behind for each set of held values; the
         most that the stock may be for the forwards, and for the backwards together with a column's
         peak."""
-        met = some.alone
-        if held.any():
-            met = self.values.effects(some.one_of_each, some.holds, held)
+        met = some.effects(self.values, held)
         forward, backward = met.forward_bytes, met.backward_bytes
         if self.reused.forward:
             blocks = slice(some.blocks.start, some.blocks.stop)

@@ -74,14 +74,22 @@ NO_REUSE = AssumedReuse()
 def most_reused(results: Sequence[Result], chain: Chain) -> AssumedReuse:
     """The most that any schedule reuses: in each result still to be written the largest buffer that
     fits."""
-    sizes = {0, *(value.size_bytes for value in chain.boundary_values)}
+    anywhere = {0, *(value.size_bytes for value in chain.boundary_values)}
+    # No group contains the last block.
+    in_forward = set(itertools.chain.from_iterable(chain.handing_on_sizes[:-1]))
+    in_backward = set[int]()
     for option in itertools.chain.from_iterable(chain.options):
-        cost = option.cost
-        sizes.update(cost.kept_sizes, cost.forward_sizes, cost.backward_sizes)
-        sizes.add(option.outputs_bytes)
-    ascending = sorted(sizes)
-    most = [ascending[bisect_right(ascending, r.size_bytes) - 1] for r in results]
-    return _saved(results, most, len(chain), NO_PRICES)
+        anywhere |= {*option.cost.kept_sizes, option.outputs_bytes}
+        in_forward |= {*option.cost.forward_sizes}
+        in_backward |= {*option.cost.backward_sizes}
+
+    def saved(sizes: Iterable[int]) -> AssumedReuse:
+        ascending = sorted(sizes)
+        most = [ascending[bisect_right(ascending, r.size_bytes) - 1] for r in results]
+        return _saved(results, most, len(chain), NO_PRICES)
+
+    backward = saved(anywhere | in_backward).backward
+    return saved(anywhere | in_forward)._replace(backward=backward)
 
 
 def at_prices(results: Sequence[Result], promise: Prediction, num_blocks: int) -> AssumedReuse:

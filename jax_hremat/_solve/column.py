@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 # The most blocks in a group.
 MAX_GROUP = 8
@@ -38,3 +39,14 @@ class Column:
     holds: tuple[tuple[int, int], ...]
     keeps: tuple[tuple[int, int], ...] = ()
     inner: tuple[tuple[int, int], ...] = ()
+
+    def moved(self, by: int, value_of: Mapping[int, int]) -> Column:
+        """The same column of equal blocks, `by` blocks later, given their values for those here."""
+        return replace(
+            self,
+            first=self.first + by,
+            last=self.last + by,
+            holds=tuple((value_of[v], block + by) for v, block in self.holds),
+            keeps=tuple((block + by, option) for block, option in self.keeps),
+            inner=tuple((a + by, b + by) for a, b in self.inner),
+        )

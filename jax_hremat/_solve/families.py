@@ -7,7 +7,6 @@ backward fits. The families that cover the same blocks are looked at together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -43,9 +42,12 @@ class Families:
     """The families whose columns cover the same blocks, and their Pareto-optimal columns.
 
     Attributes:
-        columns: The columns, family by family, each by ascending backward peak and descending time.
+        columns: The columns, family by family, each by ascending backward peak and descending time;
+            as they are without prices.
         added_ms: The time of each column.
-        backward_bytes: The backward peak of each column.
+        backward_bytes: The backward peak that each column counts.
+        kept_bytes: What each family keeps, as it counts.
+        forward_bytes: The forward peaks that each family counts, one column for each block.
         first: The position of the first column of each family.
         family: The family of each column.
         holds: For each family and block, the values that the columns hold as of that block or
@@ -56,6 +58,8 @@ class Families:
     columns: tuple[Column, ...]
     added_ms: np.ndarray
     backward_bytes: np.ndarray
+    kept_bytes: np.ndarray
+    forward_bytes: np.ndarray
     first: np.ndarray
     family: np.ndarray
     holds: Sets
@@ -69,10 +73,21 @@ class Families:
         """The blocks of each column."""
         return range(self.columns[0].first, self.columns[0].last + 1)
 
-    @property
-    def one_of_each(self) -> tuple[Column, ...]:
-        """The first column of each family."""
-        return tuple(self.columns[position] for position in self.first.tolist())
+    def column(self, position: int) -> Column:
+        """A column, with what it counts."""
+        family = self.family[position]
+        return replace(
+            self.columns[position],
+            kept_bytes=int(self.kept_bytes[family]),
+            forward_bytes=tuple(map(int, self.forward_bytes[family])),
+            backward_bytes=int(self.backward_bytes[position]),
+        )
+
+    def effects(self, values: Values, held: Sets) -> Effects:
+        """What the columns meet and leave behind for each set of held values."""
+        if not held.any():
+            return self.alone
+        return values.effects(self.blocks, self.kept_bytes, self.forward_bytes, self.holds, held)
 
     @property
     def least_ms(self) -> np.ndarray:
@@ -100,7 +115,7 @@ class Families:
         count = len(self)
         return replace(
             self,
-            columns=self.one_of_each,
+            columns=tuple(self.columns[position] for position in self.first.tolist()),
             added_ms=np.zeros(count),
             backward_bytes=self.backward_bytes[self.first],
             first=np.arange(count),
@@ -136,65 +151,38 @@ class Values:
             held[block - column.first :, value] = True
         return held
 
-    def effects(self, columns: Sequence[Column], holds: Sets, held: Sets) -> Effects:
-        """What the columns of families of the same blocks meet and leave behind.
+    def effects_of(self, column: Column, held: Sets) -> Effects:
+        """What one column meets and leaves behind for each set of values held before it."""
+        blocks = range(column.first, column.last + 1)
+        kept, forward = np.array([column.kept_bytes]), np.array([column.forward_bytes])
+        return self.effects(blocks, kept, forward, self.holds(column)[None], held)
+
+    def effects(
+        self,
+        blocks: range,
+        kept_bytes: np.ndarray,
+        forward_bytes: np.ndarray,
+        holds: Sets,
+        held: Sets,
+    ) -> Effects:
+        """What the columns of families meet and leave behind.
 
         Args:
-            columns: One column of each family.
-            holds: For each of them, what it holds, as `holds` tells.
+            blocks: The blocks that they cover.
+            kept_bytes: What each family keeps.
+            forward_bytes: The forward peaks of each family, one column for each block.
+            holds: For each family, what it holds, as `holds` tells.
             held: Sets of values that the columns before hold.
         """
-        blocks = range(columns[0].first, columns[0].last + 1)
         # For each family, set and block: the values held up to the block, and up to the one before.
         upto = held[:, None, :] | holds[:, None]
         start = np.broadcast_to(held[:, None, :], (*upto.shape[:2], 1, upto.shape[3]))
         before = np.concatenate((start, upto[:, :, :-1]), axis=2)
         ended = self._last_reader < np.arange(blocks.start, blocks.stop)[:, None]
         still = self._last_reader > blocks[-1]
-        forward_bytes = np.array([column.forward_bytes for column in columns], float)
-        kept_bytes = np.array([column.kept_bytes for column in columns], float)
         return Effects(
             self.bytes_of(before & ended) + self._waiting_bytes[blocks] + forward_bytes[:, None],
             self.bytes_of(upto),
             self.bytes_of(upto[:, :, -1] & ~still) + kept_bytes[:, None],
             upto[:, :, -1] & still,
         )
-
-
-def families(columns: Iterable[Column], values: Values, num_blocks: int) -> list[list[Families]]:
-    """The families of columns, by first block, then by last block."""
-    alike: dict[tuple[int, int], dict[object, list[Column]]] = {}
-    for p in columns:
-        key = p.holds, p.kept_bytes, p.forward_bytes
-        alike.setdefault((p.first, p.last), {}).setdefault(key, []).append(p)
-    found: list[list[Families]] = [[] for _ in range(num_blocks)]
-    for (first, _), some in sorted(alike.items()):
-        found[first].append(
-            _together([_pareto_optimal(family) for family in some.values()], values)
-        )
-    return found
-
-
-def _pareto_optimal(family: Iterable[Column]) -> list[Column]:
-    chosen: list[Column] = []
-    for p in sorted(family, key=lambda p: (p.backward_bytes, p.added_ms, p.options)):
-        if not chosen or p.added_ms < chosen[-1].added_ms:
-            chosen.append(p)
-    return chosen
-
-
-def _together(some: Sequence[Sequence[Column]], values: Values) -> Families:
-    """The families of the same blocks."""
-    columns = tuple(column for family in some for column in family)
-    counts = [len(family) for family in some]
-    one_of_each = [family[0] for family in some]
-    holds = np.array([values.holds(column) for column in one_of_each])
-    return Families(
-        columns=columns,
-        added_ms=np.array([p.added_ms for p in columns]),
-        backward_bytes=np.array([p.backward_bytes for p in columns], float),
-        first=np.cumsum([0, *counts[:-1]]),
-        family=np.repeat(np.arange(len(some)), counts),
-        holds=holds,
-        alone=values.effects(one_of_each, holds, values.none),
-    )

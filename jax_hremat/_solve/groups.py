@@ -27,6 +27,7 @@ import numpy as np
 
 from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.column import MAX_GROUP, Column
+from jax_hremat._solve.kinds import found_once
 
 
 def single_columns(chain: Chain) -> list[Column]:
@@ -59,12 +60,10 @@ def group_columns(chain: Chain) -> list[Column]:
     Of the latter, none contains the last block, whose backward follows its forward at once, so that
     checkpointing it gains nothing, or an effectful block.
     """
-    needs = chain.needs()
-    columns = [*chain.listed]
-    for first in range(len(chain) - 1):
-        last = min(first + MAX_GROUP, len(chain) - 1) - 1
-        columns += _columns(_GroupStart(chain, needs, first, last))
-    return columns
+    needs, end = chain.needs(), len(chain) - 1
+    several = (range(first, min(first + MAX_GROUP, end)) for first in range(end))
+    groups = found_once(chain, several, lambda blocks: _columns(_GroupStart(chain, needs, blocks)))
+    return [*chain.listed, *groups]
 
 
 class _Labels(NamedTuple):
@@ -130,15 +129,15 @@ class _GroupStart:
     """The blocks of the groups that begin at one block, with the figures that are the same for all
     choices of options."""
 
-    def __init__(self, chain: Chain, needs: list[list[list[int]]], first: int, last: int) -> None:
+    def __init__(self, chain: Chain, needs: list[list[list[int]]], blocks: range) -> None:
         self.chain = chain
-        self.first = first
-        end = min((k for k in chain.effectful if first <= k <= last), default=last + 1)
+        self.first = first = blocks.start
+        end = min((k for k in chain.effectful if k in blocks), default=blocks.stop)
         self.blocks = range(first, end)
         near = [
             (v, c)
             for v, c in enumerate(chain.boundary_values)
-            if c.producer <= last and c.readers[-1] >= first
+            if c.producer < blocks.stop and c.readers[-1] >= first
         ]
         # For each block: the values from before the group that a group ending there reads.
         read = [

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.column import MAX_GROUP, Column
+from jax_hremat._solve.kinds import found_once
 from jax_hremat._solve.prediction import block_recompute_s, kept_cost
 
 # The most choices of kept values per range of blocks, spread over the bytes kept.
@@ -101,19 +102,22 @@ def keeping_columns(chain: Chain) -> tuple[Column, ...]:
                     (*label.keeps, *keeps),
                 )
 
-    found: list[Column] = []
-    for first in range(len(chain) - 2):
+    def found(blocks: range) -> Iterator[Column]:
+        first = blocks.start
         labels = [_Label(0.0, 0, frozenset(), (), ())]
-        for last in range(first, min(first + MAX_GROUP, len(chain) - 1)):
+        for last in blocks:
             if last in chain.effectful or plain[last] is None:
                 break
             if last > first:
                 ends = _few(chain, extended(labels, last, at_end=True))
                 options = [o for o in plain[first : last + 1] if o is not None]
                 keeping = [end for end in ends if end.keeps]
-                found += _columns(chain, needs, first, options, keeping)
+                yield from _columns(chain, needs, first, options, keeping)
             labels = _few(chain, extended(labels, last, at_end=False))
-    return tuple(found)
+
+    end = len(chain) - 1
+    several = (range(first, min(first + MAX_GROUP, end)) for first in range(end - 1))
+    return tuple(found_once(chain, several, found))
 
 
 def _made_in(chain: Chain, block: int, values: Sequence[int]) -> list[int]:

@@ -30,13 +30,15 @@ from jax_hremat._solve.ahead import (
     Room,
     what_may_follow,
 )
-from jax_hremat._solve.assumed_reuse import AssumedReuse
+from jax_hremat._solve.assumed_reuse import NO_PRICES, AssumedReuse, Prices
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.column import Column
-from jax_hremat._solve.families import Families, Values, families
+from jax_hremat._solve.families import Families, Values
 from jax_hremat._solve.labels import Labels, start, together, undominated
+from jax_hremat._solve.priced import Spared, priced_chain
 from jax_hremat._solve.relaxation import Charges, Relaxation
+from jax_hremat._solve.spans import Span
 
 # What may follow is looked for within this part of the time of the step first, or, with a guess,
 # within hardly more than that; and then within this many times as much.
@@ -103,7 +105,7 @@ class Found(NamedTuple):
 
 
 class Columns:
-    """Columns to choose from.
+    """Columns to choose from, with what they count at prices.
 
     Attributes:
         base_ms: The time of the fastest options.
@@ -112,11 +114,16 @@ class Columns:
         smallest: Those that fit wherever any do, as if they took no time.
     """
 
-    def __init__(self, chain: Chain, columns: Sequence[Column]) -> None:
-        self._chain = chain
+    def __init__(
+        self, chain: Chain, spans: Sequence[Sequence[Span]], prices: Prices = NO_PRICES
+    ) -> None:
+        self._chain = priced_chain(chain, prices)
         self.base_ms = chain.fastest_ms
-        self.values = Values(chain)
-        self.families: ByBlock = families(columns, self.values, len(chain))
+        self.values = Values(self._chain)
+        spared = Spared(chain, prices)
+        self.families: ByBlock = [
+            [span.families(self.values, spared) for span in some] for some in spans
+        ]
         self.smallest: ByBlock = [[each.smallest() for each in some] for some in self.families]
 
     def counted_bytes(self, schedule: Sequence[Column]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -125,7 +132,7 @@ class Columns:
         backward: list[float] = []
         stock_bytes, held = 0.0, self.values.none
         for column in schedule:
-            met = self.values.effects([column], self.values.holds(column)[None], held)
+            met = self.values.effects_of(column, held)
             forward += (stock_bytes + met.forward_bytes[0, 0]).tolist()
             backward += (stock_bytes + met.backward_bytes[0, 0] + column.backward_bytes).tolist()
             stock_bytes += float(met.stock_bytes[0, 0])
@@ -265,5 +272,5 @@ def _columns_of(columns: ByBlock, labels: Sequence[Labels | None], row: int) -> 
         here = labels[block]
         assert here is not None
         block, row, position, column = here.origin[row].tolist()
-        found.append(columns[block][position].columns[column])
+        found.append(columns[block][position].column(column))
     return tuple(reversed(found))

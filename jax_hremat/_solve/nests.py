@@ -32,6 +32,7 @@ import numpy as np
 from jax_hremat._partition.tree import Node
 from jax_hremat._solve.chain import Chain, Group
 from jax_hremat._solve.column import Column
+from jax_hremat._solve.kinds import Kind, Kinds
 
 _T = TypeVar("_T")
 
@@ -118,12 +119,15 @@ def nest_columns(chain: Chain, tree: Node, handed_up: int = HANDED_UP) -> tuple[
     options_of = {block: maker.block(block) for block in range(len(chain))}
     handed: dict[Node, list[_NodeOption]] = {}
     # Equal nodes have equal groups: what one has, by all that its groups depend on.
-    solved: dict[Hashable, tuple[Node, tuple[int, ...], _GroupsOf]] = {}
+    solved: dict[Hashable, tuple[Kind, _GroupsOf]] = {}
+    kinds = Kinds(chain)
     for node in tree.inner_first():
-        kind, values = maker.kind(node)
-        if kind in solved:
-            like, its_values, its_groups = solved[kind]
-            by, value_of = node.first - like.first, dict(zip(its_values, values, strict=True))
+        kind = kinds.of(range(node.first, node.last + 1))
+        shape = tuple((c.first - node.first, c.last - node.first) for c in node.children)
+        question = shape, kind.key
+        if question in solved:
+            like, its_groups = solved[question]
+            by, value_of = like.onto(kind)
             groups = {
                 span: [option.moved(by, value_of) for option in options]
                 for span, options in its_groups.items()
@@ -131,7 +135,7 @@ def nest_columns(chain: Chain, tree: Node, handed_up: int = HANDED_UP) -> tuple[
         else:
             children = [handed[c] if c.children else options_of[c.first] for c in node.children]
             groups = _groups(maker, children)
-            solved[kind] = node, values, groups
+            solved[question] = kind, groups
         handed[node] = groups.get((0, len(node.children) - 1), [])
         columns += [
             maker.column(option)
@@ -212,40 +216,6 @@ class _Maker:
             )
             for o, option in enumerate(chain.options[k])
         )
-
-    def kind(self, node: Node) -> tuple[Hashable, tuple[int, ...]]:
-        """What the groups of a node depend on, the same for equal nodes, and the boundary values
-        that this speaks of."""
-        chain, first = self._chain, node.first
-        blocks = range(first, node.last + 1)
-        values = tuple(
-            v
-            for v, c in enumerate(chain.boundary_values)
-            if c.producer <= node.last and c.readers[-1] >= first
-        )
-        passing = tuple(
-            (
-                c.size_bytes,
-                max(c.producer - first, -1),
-                tuple(r - first for r in c.readers if r in blocks),
-                c.readers[-1] > node.last,
-                tuple(sorted((k - first, o) for k, o in c.needed if k in blocks)),
-            )
-            for c in (chain.boundary_values[v] for v in values)
-        )
-        own = tuple(
-            (
-                chain.options[k],
-                chain.recompute_s[k],
-                chain.last_recompute_s[k],
-                chain.shared_bytes[k],
-                self._pending[k],
-                k in chain.effectful,
-            )
-            for k in blocks
-        )
-        shape = tuple((c.first - first, c.last - first) for c in node.children)
-        return (shape, own, passing), values
 
     def made_since(self, first: int, option: _NodeOption) -> frozenset[int]:
         """The values, made in block `first` or later, that an option's backward reads."""

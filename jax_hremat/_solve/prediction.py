@@ -62,6 +62,12 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
 
     alive: list[Mapping[_Key, int]] = [{}] * (2 * len(chain))
 
+    def buffers(of: str, block: int, sizes: Sequence[int]) -> dict[_Key, int]:
+        return {(of, block, number): size for number, size in enumerate(sizes)}
+
+    of_block = [buffers("kept", b, cost.kept_sizes) for b, cost in enumerate(costs)]
+    of_group = {b: buffers("kept by the group", b, cost.kept_sizes) for b, cost in keeps.items()}
+
     def held(v: int, block: int, inside: frozenset[Group] = frozenset()) -> bool:
         """Whether a boundary value is held for the backward of some block up to `block`, seen from
         inside the groups `inside`."""
@@ -82,18 +88,17 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
             s if c is None else c.kept_bytes
             for c, s in zip(before, chain.shared_bytes[:block], strict=True)
         )
-        own = costs[block] if back else keeps.get(block, costs[block])
-        working_bytes = own.backward_peak_bytes if back else own.forward_peak_bytes
-        if not back and around[block] and block not in keeps:
-            working_bytes = chain.handing_on_bytes[block]
+        runs = costs[block] if back else keeps.get(block, costs[block])
+        working_bytes, sizes = runs.forward_peak_bytes, runs.forward_sizes
+        if back:
+            working_bytes, sizes = runs.backward_peak_bytes, runs.backward_sizes
+        elif around[block] and block not in keeps:
+            working_bytes, sizes = chain.handing_on_bytes[block], chain.handing_on_sizes[block]
         if results:
-            named: dict[_Key, int] = dict(passed)
+            named = {**passed, **buffers("working", block, sizes)}
             for b, cost in enumerate(before):
-                part = "kept" if cost is costs[b] else "kept by the group"
-                sizes = () if cost is None else cost.kept_sizes
-                named |= {(part, b, k): size for k, size in enumerate(sizes)}
-            sizes = own.backward_sizes if back else own.forward_sizes
-            named |= {("own", block, k): size for k, size in enumerate(sizes)}
+                if cost is not None:
+                    named |= of_block[b] if cost is costs[b] else of_group[b]
             alive[2 * len(chain) - 1 - block if back else block] = named
         return Moment(
             block=block,
@@ -124,7 +129,7 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
         backwards.append(moment(block, inside, passed, back=True))
     moments = (*forwards, *reversed(backwards))
     if results:
-        reused = reused_bytes(_buffers(alive), results, len(chain))
+        reused = reused_bytes(_runs(alive), results, len(chain))
         moments = tuple(replace(m, reused_bytes=r) for m, r in zip(moments, reused, strict=True))
     peak = max(moments, key=lambda m: m.live_bytes)
     return Prediction(
@@ -136,7 +141,7 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
     )
 
 
-def _buffers(alive: Sequence[Mapping[_Key, int]]) -> list[Buffer]:
+def _runs(alive: Sequence[Mapping[_Key, int]]) -> list[Buffer]:
     """The buffers of a step, of which those alive at each moment are given: one for each run of
     moments at which the same is alive."""
     buffers: list[Buffer] = []

@@ -89,7 +89,7 @@ class Relaxation:
         fine_ms = 0.3 * config.relative_gap * self._base_ms
         best: Charges | None = None
         for _ in range(_MAX_ROUNDS):
-            columns = [families.columns[position] for families, position in chosen]
+            columns = [families.column(position) for families, position in chosen]
             found = self._priced(columns, limit_bytes, config, reused)
             if found is None:
                 break
@@ -167,7 +167,12 @@ class Relaxation:
     def _coefficients(self) -> tuple[sp.csr_array, list[tuple[int, int]]]:
         """For each family its coefficients in the families of rows cover, forward, stock and hold,
         but for those of backward peaks; and the pairs of value and block that are held."""
-        every = [p for some in self._families for families in some for p in families.one_of_each]
+        every = [
+            families.column(position)
+            for some in self._families
+            for families in some
+            for position in families.first.tolist()
+        ]
         keys = sorted({key for p in every for key in p.holds})
         n = len(self._chain)
         place = {key: 3 * n + i for i, key in enumerate(keys)}

@@ -14,11 +14,11 @@ import time
 from jax_hremat._solve.assumed_reuse import NO_PRICES, NO_REUSE, AssumedReuse, Prices
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
 from jax_hremat._solve.chain import Chain, Schedule, selection_of
-from jax_hremat._solve.column import MIB, Column
+from jax_hremat._solve.column import MIB
 from jax_hremat._solve.groups import group_columns, single_columns
 from jax_hremat._solve.label_search import Columns, Found, Search
 from jax_hremat._solve.prediction import predict
-from jax_hremat._solve.priced import priced_chain, priced_columns
+from jax_hremat._solve.spans import Span, spans
 
 # The first search looks for schedules as fast as the lower bound, the second for those slower by at
 # most this part of the step's time, each further one by at most twice as much as the one before.
@@ -131,24 +131,23 @@ class Schedules:
         if prices == NO_PRICES:
             return self._with_groups if groups else self._singles
         if self._priced is None or self._priced[0] != (groups, prices):
-            chain = self._chain
-            some = [*self._single_columns, *(self._group_columns if groups else ())]
-            columns = Columns(priced_chain(chain, prices), priced_columns(chain, some, prices))
+            columns = Columns(self._chain, self._spans if groups else self._single_spans, prices)
             self._priced = (groups, prices), columns
         return self._priced[1]
 
     @functools.cached_property
-    def _single_columns(self) -> list[Column]:
-        return single_columns(self._chain)
+    def _spans(self) -> list[list[Span]]:
+        columns = [*single_columns(self._chain), *group_columns(self._chain)]
+        return spans(self._chain, columns)
 
     @functools.cached_property
-    def _group_columns(self) -> list[Column]:
-        return group_columns(self._chain)
+    def _single_spans(self) -> list[list[Span]]:
+        return spans(self._chain, single_columns(self._chain))
 
     @functools.cached_property
     def _singles(self) -> Columns:
-        return Columns(self._chain, self._single_columns)
+        return Columns(self._chain, self._single_spans)
 
     @functools.cached_property
     def _with_groups(self) -> Columns:
-        return Columns(self._chain, [*self._single_columns, *self._group_columns])
+        return Columns(self._chain, self._spans)

@@ -22,8 +22,8 @@ from jax_hremat._solve.prediction import Prediction
 
 # The most corrections of assumptions.
 _MAX_CORRECTIONS = 22
-# A schedule is accepted if its peak exceeds the bound by at most this part of the bound, which is
-# less than the error of predictions.
+# A schedule is accepted if its peak exceeds the bound by at most this part of what the bound leaves
+# for it, arguments and outputs not counted, which is less than the error of predictions.
 _CLOSE = 0.001
 # Memory is tight at a moment at which less than this part of the limit is free.
 _TIGHT = 0.03
@@ -46,7 +46,8 @@ def fastest_with_reuse(
 ) -> Schedule:
     """The fastest schedule found within a predicted peak.
 
-    Its predicted peak may exceed the bound by a thousandth. Infeasibility is proved only if a
+    Its predicted peak may exceed the bound by a thousandth of what the bound leaves beyond arguments
+    and outputs. Infeasibility is proved only if a
     program that excludes no schedule is infeasible. Optimality is proved only under the last
     assumptions, which after corrections exclude schedules; the bound on time holds for all.
 
@@ -105,13 +106,19 @@ class _Question(NamedTuple):
     solve: Solve
     predict: Predict
 
+    @property
+    def limit_bytes(self) -> int:
+        """The bound, arguments and outputs not counted."""
+        return self.peak_bytes - self.chain.fixed_bytes
+
     def answer(self, reused: AssumedReuse, guess_s: float, num_spares: int = 0) -> _Answer:
         """The answer under assumptions with so many times the spare bytes."""
         schedule = self.solve(reused, guess_s)
         if schedule.selection is None:
             return _Answer(reused, num_spares, schedule, None, fits=False)
         promise = self.predict(self.chain, schedule.selection)
-        fits = promise.peak_bytes <= (1 + _CLOSE) * self.peak_bytes
+        most_bytes = self.peak_bytes + _CLOSE * self.limit_bytes
+        fits = promise.peak_bytes <= most_bytes
         return _Answer(reused, num_spares, schedule, promise, fits)
 
     def at_their_prices(self, answer: _Answer) -> list[_Answer]:
@@ -133,7 +140,7 @@ class _Question(NamedTuple):
     def corrected(self, answer: _Answer, promise: Prediction) -> _Answer:
         """The answer with less reuse where this one, which is predicted to cost so much, shows that
         too much is assumed."""
-        limit_bytes = self.peak_bytes - self.chain.fixed_bytes
+        limit_bytes = self.limit_bytes
 
         def less(num_spares: int) -> _Answer:
             spare_bytes = int(num_spares * _SPARE * limit_bytes)
