@@ -46,10 +46,10 @@ def fastest_with_reuse(
 ) -> Schedule:
     """The fastest schedule found within a predicted peak.
 
-    Its predicted peak may exceed the bound by a thousandth of what the bound leaves beyond arguments
-    and outputs. Infeasibility is proved only if a
-    program that excludes no schedule is infeasible. Optimality is proved only under the last
-    assumptions, which after corrections exclude schedules; the bound on time holds for all.
+    Its predicted peak may exceed the bound by a thousandth of what the bound leaves beyond
+    arguments and outputs. Infeasibility is proved only if a program that excludes no schedule is
+    infeasible. Optimality is proved only under the last assumptions, which after corrections
+    exclude schedules; the bound on time holds for all.
 
     Args:
         chain: Blocks and their options.
