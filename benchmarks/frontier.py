@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
@@ -41,6 +40,7 @@ from jax_hremat._options.roles import PRESETS
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.goals import Terms, frontier_plans
 from jax_hremat._shared.errors import InfeasibleBudgetError
+from jax_hremat._shared.hull import above_lower_hull
 
 HAND_POLICIES = ("block", "dots_saveable", "dots_with_no_batch_dims_saveable")
 NUM_BUDGETS = 20
@@ -311,22 +311,9 @@ def _peak_errors(data: Mapping[str, Any]) -> list[float]:
 
 def _above_hull(data: Mapping[str, Any]) -> list[float]:
     """Of each plan, its time above the lower convex hull of the frontier's points."""
-    base_s = data["no_remat"]["step_s"]
-    points = sorted({(p["peak_bytes"], p["step_s"]) for p in (*data["plans"], data["no_remat"])})
-    hull: list[tuple[int, float]] = []
-    for peak, step_s in points:
-        while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-2], (peak, step_s)):
-            hull.pop()
-        hull.append((peak, step_s))
-    peaks, times_s = zip(*hull, strict=True)
-    return [
-        (p["step_s"] - float(np.interp(p["peak_bytes"], peaks, times_s))) / base_s
-        for p in data["plans"]
-    ]
-
-
-def _slope(a: tuple[int, float], b: tuple[int, float]) -> float:
-    return (b[1] - a[1]) / (b[0] - a[0])
+    plain = data["no_remat"]
+    points = [(p["peak_bytes"], p["step_s"]) for p in (*data["plans"], plain)]
+    return [above / plain["step_s"] for above in above_lower_hull(points)[:-1]]
 
 
 def _least_peak_bytes(data: Mapping[str, Any], slowdown: float) -> int:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, cast
 
 import pytest
 
 from jax_hremat._planner import tradeoff
 from jax_hremat._planner.candidates import Candidates
+from jax_hremat._shared.hull import above_lower_hull
 
 
 @dataclass(frozen=True)
@@ -21,13 +23,15 @@ class Point:
 
 
 class Curve:
-    """A program all of whose plans lie on a curve; stands for `Candidates` and the search."""
+    """A program all of whose plans lie on a curve; stands for `Candidates` and the search, which
+    also compiles plans that are not the answer, by the budget they are found for."""
 
-    def __init__(self, points: Sequence[Point]) -> None:
+    def __init__(self, points: Sequence[Point], by_the_way: Mapping[int, Point]) -> None:
         self.points = sorted(points, key=lambda p: p.peak_bytes)
         self.plain = self.points[-1]
         self.found = {self.plain}
         self.asked: list[int] = []
+        self.by_the_way = by_the_way
 
     def within(self, peak_bytes: int) -> list[Point]:
         fitting = [p for p in self.found if p.peak_bytes <= peak_bytes]
@@ -39,6 +43,8 @@ class Curve:
 
     def search(self, limit: int) -> None:
         self.asked.append(limit)
+        if limit in self.by_the_way:
+            self.found.add(self.by_the_way[limit])
         fitting = [p for p in self.points if p.peak_bytes <= limit]
         self.found.add(min(fitting, key=lambda p: p.step_s))
 
@@ -56,10 +62,13 @@ class CurveSearch:
 
 
 def spread(
-    points: Sequence[Point], num_points: int, monkeypatch: pytest.MonkeyPatch
+    points: Sequence[Point],
+    num_points: int,
+    monkeypatch: pytest.MonkeyPatch,
+    by_the_way: Mapping[int, Point] = MappingProxyType({}),
 ) -> tuple[list[Any], list[int]]:
     monkeypatch.setattr(tradeoff, "search_for", CurveSearch)
-    curve = Curve(points)
+    curve = Curve(points, by_the_way)
     front = tradeoff.spread(cast(Candidates, curve), num_points)
     return front, curve.asked
 
@@ -98,3 +107,26 @@ def test_no_budget_is_asked_where_nothing_is_open(monkeypatch: pytest.MonkeyPatc
     # The fastest plan is neither.
     front, _ = spread([Point(10, 2.0), Point(50, 1.0), Point(100, 1.5)], 20, monkeypatch)
     assert [p.peak_bytes for p in front] == [10, 50]
+
+
+def test_a_slow_plan_found_by_the_way_is_improved(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [Point(peak, 1000 / peak) for peak in range(100, 1101)]
+    # Compiled for a budget of 600, it took 700; the best of that peak takes 1.43.
+    slow, first = Point(700, 1.65), 600
+    front, asked = spread(points, 12, monkeypatch, {first: slow})
+    assert asked[:3] == [1100, first, 700]
+    assert slow not in front and Point(700, 1000 / 700) in front
+    # If nothing better is found for its peak, it is not asked for again.
+    known = [p for p in points if not 600 < p.peak_bytes <= 700] + [slow]
+    front, asked = spread(known, 12, monkeypatch, {first: slow})
+    assert slow in front and asked.count(700) == 1
+    # Neither is one that is hardly slower.
+    near = Point(700, 1.43 + 0.004)
+    assert 700 not in spread(points, 12, monkeypatch, {first: near})[1][:3]
+
+
+def test_how_far_points_are_above_their_hull() -> None:
+    corners = [(0.0, 4.0), (2.0, 1.0), (6.0, 0.0)]
+    above = [(1.0, 3.0), (4.0, 0.5), (2.0, 1.5)]
+    assert above_lower_hull([*above, *corners]) == [0.5, 0.0, 0.5, 0.0, 0.0, 0.0]
+    assert above_lower_hull([(3.0, 2.0)]) == [0.0]

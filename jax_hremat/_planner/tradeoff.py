@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from jax_hremat._planner.candidate import Candidate
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.search_for import Search, search_for
+from jax_hremat._shared.hull import above_lower_hull
 
+# A plan found for another budget is improved if its step is longer, by more than this part of the
+# step without rematerialization, than the lower convex hull of all plans allows at its peak.
+_ABOVE_HULL = 0.01
 # The predicted peak, and then the compiled one, is found up to this part of the peak …
 _TOLERANCE = 0.01
 # … or as far as this many halvings (predictions, then whole budgets) reach.
@@ -24,7 +28,9 @@ def spread(candidates: Candidates, num_points: int) -> list[Candidate]:
     and the peak of the next answer, the step takes a time between those of the two answers: the
     budget in the middle of the interval where bytes times seconds are most is asked for next.
 
-    All plans compiled on the way count, so there may be more plans than budgets.
+    All plans compiled on the way count, so there may be more plans than budgets. Such a plan may
+    have missed the budget that it was made for, and be slower than others of its peak; then that
+    peak is asked for first.
     """
     low = search_for(candidates, 0).floor().peak_bytes
     high = candidates.plain.peak_bytes
@@ -33,12 +39,31 @@ def spread(candidates: Candidates, num_points: int) -> list[Candidate]:
     while budget is not None and len(asked) < num_points:
         search_for(candidates, budget).search()
         asked.add(budget)
-        budget = _most_open(candidates, sorted(asked))
+        front = _front(candidates, high)
+        budget = _worst(candidates, front, asked) or _most_open(candidates, sorted(asked))
+    return _front(candidates, high)
+
+
+def _front(candidates: Candidates, high: int) -> list[Candidate]:
+    """The plans that no other beats in both peak and time, lowest peak first."""
     front: list[Candidate] = []
     for candidate in candidates.within(high):
         if not front or candidate.peak_bytes < front[-1].peak_bytes:
             front.append(candidate)
     return front[::-1]
+
+
+def _worst(candidates: Candidates, front: Sequence[Candidate], asked: Iterable[int]) -> int | None:
+    """The peak of the plan that is the furthest above the lower convex hull of all, if that is too
+    far; None if none is, but for the answers to the budgets asked for."""
+    answers = {candidates.within(budget)[0].peak_bytes for budget in asked}
+    above_s = above_lower_hull([(c.peak_bytes, c.step_s) for c in front])
+    improved = [
+        (above, c.peak_bytes)
+        for above, c in zip(above_s, front, strict=True)
+        if above > _ABOVE_HULL * candidates.plain.step_s and c.peak_bytes not in answers
+    ]
+    return max(improved)[1] if improved else None
 
 
 def _most_open(candidates: Candidates, asked: Sequence[int]) -> int | None:
