@@ -128,8 +128,9 @@ def pareto(
     """The whole trade-off between memory and time of a loss function's training step.
 
     Plans for budgets from the smallest possible one to that of no rematerialization. Each budget in
-    between is placed where the plans before it leave the most bytes times seconds open. Block costs
-    are determined once for all of them; each plan is compiled and certified.
+    between is placed where the plans before it leave the most bytes times seconds open, or at the
+    peak of a plan that was made for another budget and seems slow for it. Block costs are
+    determined once for all of them; each plan is compiled and certified.
 
     Args:
         fun, argnums, has_aux, target, headroom_bytes, config, effort, progress: As in
