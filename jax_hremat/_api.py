@@ -129,7 +129,7 @@ def pareto(
 
     Plans for budgets from the smallest possible one to that of no rematerialization. Each budget in
     between is placed where the plans before it leave the most bytes times seconds open, or at the
-    peak of a plan that was made for another budget and seems slow for it. Block costs are
+    peak of a plan that seems slow for it, since it was made for another budget. Block costs are
     determined once for all of them; each plan is compiled and certified.
 
     Args:

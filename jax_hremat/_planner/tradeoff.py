@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 from jax_hremat._planner.candidate import Candidate
@@ -10,8 +10,8 @@ from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.search_for import Search, search_for
 from jax_hremat._shared.hull import above_lower_hull
 
-# A plan found for another budget is improved if its step is longer, by more than this part of the
-# step without rematerialization, than the lower convex hull of all plans allows at its peak.
+# The peak of a plan is asked for if the plan's step is longer, by more than this part of the step
+# without rematerialization, than the lower convex hull of all plans allows at that peak.
 _ABOVE_HULL = 0.01
 # The predicted peak, and then the compiled one, is found up to this part of the peak …
 _TOLERANCE = 0.01
@@ -28,9 +28,8 @@ def spread(candidates: Candidates, num_points: int) -> list[Candidate]:
     and the peak of the next answer, the step takes a time between those of the two answers: the
     budget in the middle of the interval where bytes times seconds are most is asked for next.
 
-    All plans compiled on the way count, so there may be more plans than budgets. Such a plan may
-    have missed the budget that it was made for, and be slower than others of its peak; then that
-    peak is asked for first.
+    All plans compiled on the way count, so there may be more plans than budgets. Where one is slow
+    for its peak, that peak is asked for first: the plan was made for another budget.
     """
     low = search_for(candidates, 0).floor().peak_bytes
     high = candidates.plain.peak_bytes
@@ -40,7 +39,8 @@ def spread(candidates: Candidates, num_points: int) -> list[Candidate]:
         search_for(candidates, budget).search()
         asked.add(budget)
         front = _front(candidates, high)
-        budget = _worst(candidates, front, asked) or _most_open(candidates, sorted(asked))
+        slowest = _slowest_for_its_peak(front, asked, candidates.plain.step_s)
+        budget = slowest or _most_open(candidates, sorted(asked))
     return _front(candidates, high)
 
 
@@ -53,17 +53,18 @@ def _front(candidates: Candidates, high: int) -> list[Candidate]:
     return front[::-1]
 
 
-def _worst(candidates: Candidates, front: Sequence[Candidate], asked: Iterable[int]) -> int | None:
+def _slowest_for_its_peak(
+    front: Sequence[Candidate], asked: Collection[int], plain_s: float
+) -> int | None:
     """The peak of the plan that is the furthest above the lower convex hull of all, if that is too
-    far; None if none is, but for the answers to the budgets asked for."""
-    answers = {candidates.within(budget)[0].peak_bytes for budget in asked}
+    far, and that peak was not asked for; None if there is none."""
     above_s = above_lower_hull([(c.peak_bytes, c.step_s) for c in front])
-    improved = [
+    slow = [
         (above, c.peak_bytes)
         for above, c in zip(above_s, front, strict=True)
-        if above > _ABOVE_HULL * candidates.plain.step_s and c.peak_bytes not in answers
+        if above > _ABOVE_HULL * plain_s and c.peak_bytes not in asked
     ]
-    return max(improved)[1] if improved else None
+    return max(slow)[1] if slow else None
 
 
 def _most_open(candidates: Candidates, asked: Sequence[int]) -> int | None:
