@@ -69,7 +69,8 @@ def found_once(
         if kind.key not in known:
             known[kind.key] = kind, [*find(blocks)]
         like, some = known[kind.key]
-        columns += some if like is kind else (p.moved(*like.onto(kind)) for p in some)
+        by, value_of = like.onto(kind)
+        columns += some if like is kind else (p.moved(by, value_of) for p in some)
     return columns
 
 

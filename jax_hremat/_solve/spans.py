@@ -19,6 +19,7 @@ import numpy as np
 from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.column import Column
 from jax_hremat._solve.families import Families, Values
+from jax_hremat._solve.labels import new_minima
 from jax_hremat._solve.priced import Positions, Spared
 
 
@@ -62,9 +63,7 @@ class Span:
         family = self.family[order]
         # Of each family those that are faster than all before: ranks of later families are made
         # lower than those of earlier ones.
-        lowered = self.rank[order] - len(order) * family
-        least = np.minimum.accumulate(lowered)
-        better = order[np.append(True, lowered[1:] < least[:-1])]
+        better = order[new_minima(self.rank[order] - len(order) * family)]
         family = self.family[better]
         return Families(
             columns=tuple(self.columns[position] for position in better.tolist()),

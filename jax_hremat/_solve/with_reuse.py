@@ -140,11 +140,10 @@ class _Question(NamedTuple):
     def corrected(self, answer: _Answer, promise: Prediction) -> _Answer:
         """The answer with less reuse where this one, which is predicted to cost so much, shows that
         too much is assumed."""
-        limit_bytes = self.limit_bytes
 
         def less(num_spares: int) -> _Answer:
-            spare_bytes = int(num_spares * _SPARE * limit_bytes)
-            reused = _less(answer.reused, answer.schedule, promise, limit_bytes, spare_bytes)
+            spare_bytes = int(num_spares * _SPARE * self.limit_bytes)
+            reused = _less(answer.reused, answer.schedule, promise, self.limit_bytes, spare_bytes)
             return self.answer(reused, promise.time_s, num_spares)
 
         # The next schedule has other buffers, which may reuse less.
