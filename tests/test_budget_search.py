@@ -21,6 +21,7 @@ from jax_hremat._planner.budget_search import BudgetSearch
 from jax_hremat._planner.candidate import Candidate
 from jax_hremat._planner.candidates import NO_SOLVE, Candidates
 from jax_hremat._planner.context import PlanningContext, prepare
+from jax_hremat._planner.corrections import Corrections
 from jax_hremat._solve.chain import Selection
 from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers, selection_region
@@ -141,7 +142,7 @@ class Idle(Altered):
     """Compiled plans that take less time without barriers at plain blocks, and as much memory."""
 
     def altered(self, candidate: Candidate) -> Candidate:
-        step_s = (1.001 if Barriers.PLAIN in candidate.barriers else 1) * candidate.step_s
+        step_s = (1.002 if Barriers.PLAIN in candidate.barriers else 1) * candidate.step_s
         return larger(candidate, 0, step_s=step_s)
 
 
@@ -154,11 +155,11 @@ def test_what_is_compiled_is_expected_to_fit(
         """The predicted peak of the first plan compiled, where the nearest plan took as much memory
         as predicted, and those most like the one at hand took more."""
 
-        def expected_peak_bytes(_: Any, __: Any, prediction: Prediction, *___: Any) -> int:
+        def expected_peak_bytes(_: Corrections, __: Any, prediction: Prediction, *___: Any) -> int:
             return prediction.peak_bytes + more_bytes
 
-        monkeypatch.setattr(budget_search, "excess_near", lambda *_: 0)
-        monkeypatch.setattr(aims, "expected_peak_bytes", expected_peak_bytes)
+        monkeypatch.setattr(Corrections, "excess_near", lambda *_: 0)
+        monkeypatch.setattr(Corrections, "expected_peak_bytes", expected_peak_bytes)
         found = Candidates(context, lambda *_: None)
         known = set(found.compiled)
         BudgetSearch(found, limit).search()
@@ -167,6 +168,38 @@ def test_what_is_compiled_is_expected_to_fit(
 
     assert 0.9 * limit < first_predicted_bytes(0) <= 1.001 * limit
     assert first_predicted_bytes(int(0.2 * limit)) <= 0.801 * limit
+
+
+def test_barriers_that_take_time_are_left_out_where_a_plan_is_expected_to_fit_without(
+    context: PlanningContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = int(0.8 * context.baseline.memory.peak_bytes)
+    solver = context.config.solver
+
+    def aimed(found: Candidates, more_bytes: int) -> Barriers:
+        """The barriers of the next plan, where plans without barriers at plain blocks take more."""
+
+        def expected_peak_bytes(
+            _: Corrections, __: Selection, prediction: Prediction, barriers: Barriers
+        ) -> int:
+            return prediction.peak_bytes + (Barriers.PLAIN not in barriers) * more_bytes
+
+        monkeypatch.setattr(Corrections, "expected_peak_bytes", expected_peak_bytes)
+        chain = found.chains.full
+        aim = aims.Aims(found, limit, solver).next(chain, limit, limit, 0, MANY, groups=True)
+        assert aim is not None
+        return aim.barriers
+
+    found = Idle(context, lambda *_: None)
+    # What they take is not known yet.
+    assert aimed(found, 0) == MANY
+    chain = found.chains.full
+    selection = found.solve(chain, int(0.9 * limit), solver).selection
+    assert selection is not None
+    for barriers in (Barriers.USUAL, MANY):
+        found.add(chain, selection, NO_SOLVE, barriers)
+    assert aimed(found, 0) == Barriers.USUAL
+    assert aimed(found, limit) == MANY
 
 
 def test_a_plan_that_does_not_need_its_barriers_loses_them(
@@ -193,11 +226,11 @@ def test_between_a_plan_that_fits_and_one_that_misses_is_one_that_reaches_the_li
     assert highest is not None
     limit = context.predict(chain, highest).peak_bytes
 
-    def expected_peak_bytes(_: Any, __: Any, prediction: Prediction, *___: Any) -> int:
+    def expected_peak_bytes(_: Corrections, __: Any, prediction: Prediction, *___: Any) -> int:
         # What is at the limit exceeds it; the rest is as predicted.
         return prediction.peak_bytes + (prediction.peak_bytes >= limit) * int(0.15 * limit)
 
-    monkeypatch.setattr(aims, "expected_peak_bytes", expected_peak_bytes)
+    monkeypatch.setattr(Corrections, "expected_peak_bytes", expected_peak_bytes)
     targets: list[int] = []
 
     def solve(self: Candidates, chain: Any, peak_bytes: int, *given: Any, **options: Any) -> Any:

@@ -9,12 +9,7 @@ from compiled_plans import FEW, MANY, PREDICTED_BYTES, compiled, plain_candidate
 
 from jax_hremat._plan.region import Region
 from jax_hremat._planner.candidate import Candidate
-from jax_hremat._planner.corrections import (
-    excess_near,
-    expected_peak_bytes,
-    optimistic_peak_bytes,
-    worst_overestimate,
-)
+from jax_hremat._planner.corrections import Corrections
 from jax_hremat._solve.regions import Barriers
 
 
@@ -35,8 +30,8 @@ def test_a_peak_is_corrected_by_the_plans_most_like_it(plain: Candidate) -> None
     ]
 
     def expected_excess(candidate: Candidate) -> int:
-        expected_bytes = expected_peak_bytes(
-            known, candidate.selection, candidate.prediction, candidate.barriers, 0
+        expected_bytes = Corrections(known, 0).expected_peak_bytes(
+            candidate.selection, candidate.prediction, candidate.barriers
         )
         return expected_bytes - candidate.prediction.peak_bytes
 
@@ -46,10 +41,10 @@ def test_a_peak_is_corrected_by_the_plans_most_like_it(plain: Candidate) -> None
     assert expected_excess(compiled(plain, plan=9, more_bytes=1500, groups=True)) == -30
     assert expected_excess(compiled(plain, plan=9, groups=True, block=1)) == -40
     assert expected_excess(compiled(plain, plan=9, groups=True, block=1, barriers=MANY)) == 50
-    assert excess_near(known, PREDICTED_BYTES - 29, FEW, 0) == -30
-    assert excess_near(known, 2 * PREDICTED_BYTES, FEW, 0) == 20
-    assert excess_near(known, 2 * PREDICTED_BYTES, MANY, 0) == 50
-    assert excess_near(known, 2 * PREDICTED_BYTES, Barriers.NONE, 0) == 20
+    assert Corrections(known, 0).excess_near(PREDICTED_BYTES - 29, FEW) == -30
+    assert Corrections(known, 0).excess_near(2 * PREDICTED_BYTES, FEW) == 20
+    assert Corrections(known, 0).excess_near(2 * PREDICTED_BYTES, MANY) == 50
+    assert Corrections(known, 0).excess_near(2 * PREDICTED_BYTES, Barriers.NONE) == 20
 
 
 def test_a_smaller_plan_is_expected_to_err_less(plain: Candidate) -> None:
@@ -57,12 +52,35 @@ def test_a_smaller_plan_is_expected_to_err_less(plain: Candidate) -> None:
     known = [compiled(plain, plan=0, excess_bytes=-2000)]
     # Halfway between what no plan changes and the plan known.
     peak_bytes = (fixed_bytes + known[0].peak_bytes) // 2
-    assert excess_near(known, peak_bytes, FEW, fixed_bytes) == -1000
-    assert excess_near(known, fixed_bytes, FEW, fixed_bytes) == 0
-    assert excess_near(known, 2 * PREDICTED_BYTES, FEW, fixed_bytes) == -2000
+    assert Corrections(known, fixed_bytes).excess_near(peak_bytes, FEW) == -1000
+    assert Corrections(known, fixed_bytes).excess_near(fixed_bytes, FEW) == 0
+    assert Corrections(known, fixed_bytes).excess_near(2 * PREDICTED_BYTES, FEW) == -2000
     half = compiled(plain, plan=1, more_bytes=(fixed_bytes - PREDICTED_BYTES) // 2)
-    expected_bytes = expected_peak_bytes(known, half.selection, half.prediction, FEW, fixed_bytes)
+    expected_bytes = Corrections(known, fixed_bytes).expected_peak_bytes(
+        half.selection, half.prediction, FEW
+    )
     assert expected_bytes == half.prediction.peak_bytes - 1000
+
+
+def test_a_plan_that_uses_more_than_one_predicted_higher_is_taken_for_delayed(
+    plain: Candidate,
+) -> None:
+    known = [
+        compiled(plain, plan=0, excess_bytes=10),
+        compiled(plain, plan=1, more_bytes=-2000, excess_bytes=2010),
+        compiled(plain, plan=2, more_bytes=-5000, excess_bytes=5100),
+    ]
+    corrections = Corrections(known, 0)
+    other = compiled(plain, plan=9, more_bytes=-5000)
+    asked = other.selection, other.prediction, FEW
+    # As a whole such plans are expected to use as much again, …
+    assert corrections.expected_peak_bytes(*asked) == known[2].peak_bytes
+    # … but that is no error of the prediction.
+    assert corrections.undelayed_bytes(*asked) == PREDICTED_BYTES - 5000 + 9
+    for delayed in known[1:]:
+        assert corrections.excess_near(delayed.peak_bytes, FEW) == 10
+    # A plan alone may be delayed or badly predicted.
+    assert corrections.but_for(known[0]).excess_near(known[1].peak_bytes, FEW) == 2010
 
 
 def test_without_the_barriers_that_would_help_a_plan_is_expected_to_be_like_those_without(
@@ -74,9 +92,11 @@ def test_without_the_barriers_that_would_help_a_plan_is_expected_to_be_like_thos
     ]
     for barriers, excess_bytes in ((FEW, 300), (MANY, -100), (Barriers.NONE, -100)):
         other = compiled(plain, plan=1, barriers=barriers)
-        expected_bytes = expected_peak_bytes(known, other.selection, other.prediction, barriers, 0)
+        expected_bytes = Corrections(known, 0).expected_peak_bytes(
+            other.selection, other.prediction, barriers
+        )
         assert expected_bytes == PREDICTED_BYTES + excess_bytes
-        assert excess_near(known, 2 * PREDICTED_BYTES, barriers, 0) == excess_bytes
+        assert Corrections(known, 0).excess_near(2 * PREDICTED_BYTES, barriers) == excess_bytes
 
 
 def test_what_checkpoints_nothing_is_never_taken_for_delayed(plain: Candidate) -> None:
@@ -84,9 +104,11 @@ def test_what_checkpoints_nothing_is_never_taken_for_delayed(plain: Candidate) -
     for root in (Region(0, 99), Region(0, 99, children=(behind,))):
         excess_bytes = PREDICTED_BYTES // 2
         alone = replace(compiled(plain, plan=0, excess_bytes=excess_bytes), root=root)
-        assert excess_near([alone], alone.peak_bytes, FEW, 0) == excess_bytes
+        assert Corrections([alone], 0).excess_near(alone.peak_bytes, FEW) == excess_bytes
         other = compiled(plain, plan=1)
-        expected_bytes = expected_peak_bytes([alone], other.selection, other.prediction, FEW, 0)
+        expected_bytes = Corrections([alone], 0).expected_peak_bytes(
+            other.selection, other.prediction, FEW
+        )
         assert expected_bytes == PREDICTED_BYTES + excess_bytes
 
 
@@ -96,17 +118,19 @@ def test_the_optimistic_peak_lies_between_those_of_the_plans_next_to_it(plain: C
 
     def estimate(more_bytes: int) -> float:
         prediction = compiled(plain, plan=9, more_bytes=more_bytes).prediction
-        return optimistic_peak_bytes(known, prediction, fixed_bytes)
+        return Corrections(known, fixed_bytes).optimistic_peak_bytes(prediction)
 
     assert estimate(-fixed_bytes) == fixed_bytes
     assert estimate(-1000) == PREDICTED_BYTES - 1000
     by_hand = compiled(plain, plan=1, more_bytes=-2000, excess_bytes=-900, barriers=Barriers.NONE)
-    assert worst_overestimate(known, by_hand.selection, fixed_bytes) is None
+    assert Corrections(known, fixed_bytes).worst_overestimate(by_hand.selection) is None
     known.append(by_hand)
     wanted = (PREDICTED_BYTES - 2000 - fixed_bytes) / (PREDICTED_BYTES - 2900 - fixed_bytes)
-    assert worst_overestimate(known, by_hand.selection, fixed_bytes) == pytest.approx(wanted)
+    assert Corrections(known, fixed_bytes).worst_overestimate(by_hand.selection) == pytest.approx(
+        wanted
+    )
     in_groups = replace(by_hand.selection, groups=((0, 1),))
-    assert worst_overestimate(known, in_groups, fixed_bytes) is None
+    assert Corrections(known, fixed_bytes).worst_overestimate(in_groups) is None
     assert estimate(-1000) == pytest.approx(PREDICTED_BYTES - 2900 / 2)
     # One part of whose backward the compiler delayed counts as high as the next.
     known.append(compiled(plain, plan=2, more_bytes=-1000, excess_bytes=9 * PREDICTED_BYTES))
@@ -123,10 +147,12 @@ def test_one_unlucky_plan_is_not_taken_for_the_fragmentation_of_the_next(plain: 
 
     known = [compiled(plain, plan=0, more_bytes=9000), fragmented(1, 0, 5000)]
     assert known[1].used_bytes == PREDICTED_BYTES + 10
-    assert excess_near(known, known[1].peak_bytes, FEW, 0) == 10
+    assert Corrections(known, 0).excess_near(known[1].peak_bytes, FEW) == 10
     # Two that are alike are.
     known.append(fragmented(2, -100, 3000))
-    assert excess_near(known, known[2].peak_bytes, FEW, 0) == 10 + 3000
+    assert Corrections(known, 0).excess_near(known[2].peak_bytes, FEW) == 10 + 3000
     other = compiled(plain, plan=9)
-    expected_bytes = expected_peak_bytes(known, other.selection, other.prediction, FEW, 0)
+    expected_bytes = Corrections(known, 0).expected_peak_bytes(
+        other.selection, other.prediction, FEW
+    )
     assert expected_bytes == PREDICTED_BYTES + 10 + 3000

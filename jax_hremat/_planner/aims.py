@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jax_hremat._planner.barriers import OPTIONAL_BARRIERS, may_do_without, nearest_pair
 from jax_hremat._planner.candidates import Candidates
-from jax_hremat._planner.corrections import expected_peak_bytes
 from jax_hremat._solve.backend import SolverConfig, Status
 from jax_hremat._solve.chain import Chain, Schedule, Selection
 from jax_hremat._solve.prediction import Prediction
@@ -32,12 +32,14 @@ class Aim:
         schedule: What the solver found.
         selection: The selection in it.
         promise: Its predicted cost.
+        barriers: The barriers to compile it with.
         expected_bytes: The compiled peak to expect.
     """
 
     schedule: Schedule
     selection: Selection
     promise: Prediction
+    barriers: Barriers
     expected_bytes: int
 
     def rank(self, limit: int) -> tuple[bool, float]:
@@ -83,7 +85,8 @@ class Aims:
             highest: A bound for which it is worth trying if there is nothing within `target`.
             margin_bytes: A schedule that is lower by up to this is preferred if it takes hardly
                 longer.
-            barriers: The barriers that it will be compiled with.
+            barriers: The barriers to compile it with, but for those known to take time without
+                which it is expected to fit.
             groups: Whether consecutive blocks may be checkpointed together.
         """
         aims: list[Aim] = []
@@ -98,7 +101,7 @@ class Aims:
                 continue
             if self.bound_step_s is None and chain is self._candidates.chains.full:
                 self.bound_step_s = self._candidates.whole_step_s(aim.schedule.bound_s)
-            if not aims and not self._is_worth_it(aim, barriers):
+            if not aims and not self._is_worth_it(aim):
                 return None
             aim = self._lowered(chain, aim, margin_bytes, barriers, groups=groups)
             aims.append(aim)
@@ -110,16 +113,16 @@ class Aims:
                 break
             target = self._between(fits, misses)
         best = min(aims, key=lambda aim: aim.rank(self._limit), default=None)
-        return best if best is not None and self._is_worth_it(best, barriers) else None
+        return best if best is not None and self._is_worth_it(best) else None
 
-    def _is_worth_it(self, aim: Aim, barriers: Barriers) -> bool:
+    def _is_worth_it(self, aim: Aim) -> bool:
         """Whether a schedule is predicted to be faster than the best plan is. If that has the same
         barriers and is slower than predicted, so may the schedule be: predictions are compared."""
         best = self._candidates.fastest_within(self._limit)
         if best is None:
             return True
         best_s = best.step_s
-        if best.barriers == barriers:
+        if best.barriers == aim.barriers:
             best_s = min(best_s, self._candidates.step_s(best.prediction))
         return self._candidates.step_s(aim.promise) <= (1 - _WORTH) * best_s
 
@@ -167,12 +170,14 @@ class Aims:
         self.is_undecided |= schedule.outcome.status is Status.UNDECIDED
         if schedule.selection is None:
             return None
-        promise = candidates.context.predict(chain, schedule.selection)
-        expected_bytes = expected_peak_bytes(
-            candidates.compiled,
-            schedule.selection,
-            promise,
-            barriers,
-            candidates.context.fixed_bytes,
-        )
-        return Aim(schedule, schedule.selection, promise, expected_bytes)
+        selection = schedule.selection
+        promise = candidates.context.predict(chain, selection)
+        corrections = candidates.corrections
+        for some in reversed(OPTIONAL_BARRIERS):
+            if some in barriers and nearest_pair(candidates.compiled, self._limit, some):
+                fewer = barriers & ~some
+                without_bytes = corrections.expected_peak_bytes(selection, promise, fewer)
+                if may_do_without(candidates.compiled, some, without_bytes, self._limit):
+                    barriers = fewer
+        expected_bytes = corrections.expected_peak_bytes(selection, promise, barriers)
+        return Aim(schedule, selection, promise, barriers, expected_bytes)

@@ -76,15 +76,14 @@ def needed_barriers(compiled: Sequence[Candidate], peak_bytes: int, price: Price
 
 
 def may_do_without(
-    compiled: Sequence[Candidate], candidate: Candidate, some: Barriers, limit: int
+    compiled: Sequence[Candidate], some: Barriers, without_bytes: int, limit: int
 ) -> bool:
-    """Whether a plan may be faster without some of its barriers, and still be within a limit, by
-    what they did in the nearest plan that was compiled with and without them, if one was."""
-    pair = nearest_pair(compiled, candidate.peak_bytes, some)
-    if pair is None:
-        return True
-    is_shorter = pair.longer_s > LONGER * pair.without.step_s
-    return is_shorter and candidate.peak_bytes + pair.lower_bytes <= limit
+    """Whether a plan may be faster without some of its barriers, and still be within a limit: by
+    the time they take in the nearest plan that was compiled with and without them, if one was, and
+    the compiled peak that is expected without them."""
+    pair = nearest_pair(compiled, without_bytes, some)
+    is_shorter = pair is None or pair.longer_s > LONGER * pair.without.step_s
+    return is_shorter and without_bytes <= limit
 
 
 def but_for_barriers(compiled: Sequence[Candidate]) -> list[list[Candidate]]:

@@ -13,12 +13,6 @@ from jax_hremat._planner.barriers import (
 )
 from jax_hremat._planner.candidate import Candidate
 from jax_hremat._planner.candidates import NO_SOLVE, Candidates
-from jax_hremat._planner.corrections import (
-    excess_near,
-    fragmentation_near,
-    optimistic_peak_bytes,
-    worst_overestimate,
-)
 from jax_hremat._solve.backend import SolverConfig, undecided
 from jax_hremat._solve.chain import Chain, Selection
 from jax_hremat._solve.prediction import Prediction
@@ -123,9 +117,8 @@ class BudgetSearch:
         """Solve, compile, compare, and solve again within a predicted peak that is corrected by the
         prediction errors seen."""
         # Plans of about the same peak have about the same prediction error: correct for it at once.
-        compiled = self._candidates.compiled
-        fixed_bytes = self._candidates.context.fixed_bytes
-        target = self._limit - excess_near(compiled, self._limit, self._barriers, fixed_bytes)
+        excess_bytes = self._candidates.corrections.excess_near(self._limit, self._barriers)
+        target = self._limit - excess_bytes
         missed_at = self._candidates.plain.prediction.peak_bytes + 1
         groups, wide_misses = True, 0
         least_bytes = int(_LEAST_LOWER * self._limit)
@@ -140,10 +133,10 @@ class BudgetSearch:
             if aim is None:
                 break
             schedule, promise = aim.schedule, aim.promise
-            candidate = self._candidates.add(chain, aim.selection, schedule.outcome, self._barriers)
-            candidate = self._with_more_barriers(candidate, aim.expected_bytes)
+            candidate = self._candidates.add(chain, aim.selection, schedule.outcome, aim.barriers)
+            candidate = self._with_more_barriers(candidate)
             candidate = self._with_fewer_barriers(candidate)
-            gaps_bytes = fragmentation_near(self._candidates.compiled, candidate.peak_bytes)
+            gaps_bytes = self._candidates.corrections.fragmentation_near(candidate.peak_bytes)
             spare_bytes = self._limit - candidate.used_bytes - gaps_bytes
             if candidate.peak_bytes > self._limit:
                 self._missed = True
@@ -179,22 +172,22 @@ class BudgetSearch:
         return best is None or self._candidates.step_s(prediction) < _TIME_TOLERANCE * best.step_s
 
     def _may_fit_by_hand(self, selection: Selection, prediction: Prediction) -> bool:
-        compiled = self._candidates.compiled
-        fixed_bytes = self._candidates.context.fixed_bytes
-        tolerance, seen = _TOLERANCE, worst_overestimate(compiled, selection, fixed_bytes)
+        corrections = self._candidates.corrections
+        tolerance, seen = _TOLERANCE, corrections.worst_overestimate(selection)
         if seen is not None:
             tolerance = min(tolerance, _TOLERANCE_SEEN * seen)
-        optimistic_bytes = optimistic_peak_bytes(compiled, prediction, fixed_bytes) - fixed_bytes
+        fixed_bytes = corrections.fixed_bytes
+        optimistic_bytes = corrections.optimistic_peak_bytes(prediction) - fixed_bytes
         return optimistic_bytes <= tolerance * (self._limit - fixed_bytes)
 
-    def _with_more_barriers(self, candidate: Candidate, expected_bytes: int) -> Candidate:
+    def _with_more_barriers(self, candidate: Candidate) -> Candidate:
         """The same plan with more barriers, as long as they may lower its peak: the usual ones, if
         no plan shows yet what they do, where it exceeds the prediction, and any where it misses and
-        exceeds what was expected. If some are worth their time, the next plans have them too; if
-        not, none of this search is tried with them."""
+        exceeds what is expected without delays. If some are worth their time, the next plans
+        have them too; if not, none of this search is tried with them."""
         for some in self._untried:
             misses = candidate.peak_bytes > self._limit
-            may_help = misses and candidate.is_delayed(min(expected_bytes, self._limit))
+            may_help = misses and self._is_delayed(candidate)
             if some in Barriers.USUAL and not self._is_known(some):
                 may_help |= candidate.is_delayed(candidate.prediction.peak_bytes)
             if some in candidate.barriers or not may_help:
@@ -207,6 +200,12 @@ class BudgetSearch:
             elif behind.root != candidate.root:
                 self._untried = tuple(other for other in self._untried if other != some)
         return candidate
+
+    def _is_delayed(self, candidate: Candidate) -> bool:
+        expected_bytes = self._candidates.corrections.but_for(candidate).undelayed_bytes(
+            candidate.selection, candidate.prediction, candidate.barriers
+        )
+        return candidate.is_delayed(min(expected_bytes, self._limit))
 
     def _with_fewer_barriers(self, candidate: Candidate) -> Candidate:
         """The same plan without those of its barriers that are not worth their time, which the next
@@ -228,8 +227,12 @@ class BudgetSearch:
         for some in reversed(OPTIONAL_BARRIERS):
             if some not in candidate.barriers or not self._is_longer_than_predicted(candidate):
                 continue
-            if may_do_without(self._candidates.compiled, candidate, some, self._limit):
-                fewer = self._with_barriers(candidate, candidate.barriers & ~some)
+            compiled, without = self._candidates.compiled, candidate.barriers & ~some
+            without_bytes = self._candidates.corrections.expected_peak_bytes(
+                candidate.selection, candidate.prediction, without
+            )
+            if may_do_without(compiled, some, without_bytes, self._limit):
+                fewer = self._with_barriers(candidate, without)
                 candidate = fewer if fewer.peak_bytes <= self._limit else candidate
 
     def _is_longer_than_predicted(self, candidate: Candidate) -> bool:

@@ -12,6 +12,7 @@ from jax_hremat._plan.region import Region
 from jax_hremat._planner.candidate import WORTH_A_BARRIER, Candidate
 from jax_hremat._planner.chains import Chains
 from jax_hremat._planner.context import PlanningContext, uniform
+from jax_hremat._planner.corrections import Corrections
 from jax_hremat._planner.cost_table import timed
 from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.assumed_reuse import AssumedReuse
@@ -80,6 +81,11 @@ class Candidates:
     def compiled(self) -> Sequence[Candidate]:
         """All plans, in the order in which they were compiled."""
         return tuple(self._found.values())
+
+    @property
+    def corrections(self) -> Corrections:
+        """What they tell about the peaks of others."""
+        return Corrections(self.compiled, self.context.fixed_bytes)
 
     def step_s(self, prediction: Prediction) -> float:
         """A predicted time as a time of the whole step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -30,123 +31,156 @@ class _Traits(NamedTuple):
     in_backward: bool
 
 
-def expected_peak_bytes(
-    compiled: Sequence[Candidate],
-    selection: Selection,
-    prediction: Prediction,
-    barriers: Barriers,
-    fixed_bytes: int,
-) -> int:
-    """The compiled peak to expect of a plan: the predicted one, corrected by the errors of the
-    compiled plans most like it, on straight lines between them by predicted peak, from no error at
-    the bytes that no plan changes.
+@dataclass(frozen=True, slots=True)
+class Corrections:
+    """What to expect of compiled peaks, by the errors of the predictions so far.
 
-    Plans are alike in whether there are groups, whether groups keep values, which barriers there
-    are, and which block's forward or backward sets the predicted peak.
-    """
-    traits = _traits(selection, barriers, prediction.peak)
-
-    def differences(c: Candidate) -> int:
-        theirs = _traits(c.selection, c.barriers, c.prediction.peak)
-        return sum(a != b for a, b in zip(theirs, traits, strict=True))
-
-    known = sorted(_as_predicted(compiled, barriers), key=lambda c: c.excess_bytes)
-    fewest = min(map(differences, known))
-    alike = [c for c in known if differences(c) == fewest]
-    excess = {fixed_bytes: 0, **{c.prediction.peak_bytes: c.excess_bytes for c in alike}}
-    predicted = sorted(excess)
-    expected = np.interp(prediction.peak_bytes, predicted, [excess[p] for p in predicted])
-    used_bytes = prediction.peak_bytes + int(expected)
-    return used_bytes + fragmentation_near(compiled, used_bytes)
-
-
-def excess_near(
-    compiled: Sequence[Candidate], peak_bytes: int, barriers: Barriers, fixed_bytes: int
-) -> int:
-    """Bytes by which a compiled peak is expected to exceed the predicted one: what is used then,
-    and fragmentation.
-
-    What is used is that of the plan whose compiled peak is nearest, among plans with these barriers
-    if there are any. If the plan is larger, its error counts in proportion to what the plans take
-    beyond the bytes that no plan changes.
+    Attributes:
+        compiled: The plans compiled so far.
+        fixed_bytes: The bytes that no plan changes, where no prediction errs.
     """
 
-    def distance(c: Candidate) -> tuple[bool, int, float]:
-        return c.barriers != barriers, abs(c.peak_bytes - peak_bytes), c.step_s
+    compiled: Sequence[Candidate]
+    fixed_bytes: int
 
-    nearest = min(_as_predicted(compiled, barriers), key=distance)
-    changed_bytes = max(1, nearest.peak_bytes - fixed_bytes)
-    part = min(1.0, max(0, peak_bytes - fixed_bytes) / changed_bytes)
-    return int(part * nearest.excess_bytes) + fragmentation_near(compiled, peak_bytes)
+    def but_for(self, candidate: Candidate) -> Corrections:
+        """What the other plans tell."""
+        return replace(self, compiled=[c for c in self.compiled if c is not candidate])
 
+    def expected_peak_bytes(
+        self, selection: Selection, prediction: Prediction, barriers: Barriers
+    ) -> int:
+        """The compiled peak to expect of a plan: the predicted one, corrected by the errors of the
+        compiled plans most like it, on straight lines between them by predicted peak, from no error
+        at the bytes that no plan changes.
 
-def fragmentation_near(compiled: Sequence[Candidate], peak_bytes: int) -> int:
-    """The fragmentation to expect near a peak: the lesser of that of the two nearest plans, since
-    one alone may be unlucky."""
-    near = sorted(compiled, key=lambda c: (abs(c.peak_bytes - peak_bytes), c.step_s))[:2]
-    return min(c.step.fragmentation_bytes for c in near)
+        Plans are alike in whether there are groups, whether groups keep values, which barriers
+        there are, and which block's forward or backward sets the predicted peak.
+        """
+        known = self._as_predicted(barriers)
+        used_bytes = self._used_bytes(known, selection, prediction, barriers)
+        return used_bytes + self.fragmentation_near(used_bytes)
 
+    def undelayed_bytes(
+        self, selection: Selection, prediction: Prediction, barriers: Barriers
+    ) -> int:
+        """What is expected to be used at the compiled peak of a plan if the compiler delays no part
+        of its backward."""
+        return self._used_bytes(self._undelayed(barriers), selection, prediction, barriers)
 
-def optimistic_peak_bytes(
-    compiled: Sequence[Candidate], prediction: Prediction, fixed_bytes: int
-) -> float:
-    """An optimistic estimate of a compiled peak: straight lines between all compiled plans, of
-    whatever family, by predicted peak, from the bytes that no plan changes on.
+    def excess_near(self, peak_bytes: int, barriers: Barriers) -> int:
+        """Bytes by which a compiled peak is expected to exceed the predicted one: what is used
+        then, if no part of a backward is delayed, and fragmentation.
 
-    A plan predicted lower than another but compiled higher is counted as high as the other, for the
-    compiler delayed part of its backward.
-    """
-    least = {fixed_bytes: fixed_bytes}
-    for c in compiled:
-        predicted_bytes = c.prediction.peak_bytes
-        least[predicted_bytes] = min(c.peak_bytes, least.get(predicted_bytes, c.peak_bytes))
-    predicted = sorted(least)
-    from_the_largest = [least[predicted_bytes] for predicted_bytes in reversed(predicted)]
-    reached = np.minimum.accumulate(from_the_largest)[::-1]
-    return float(np.interp(prediction.peak_bytes, predicted, reached))
+        What is used is that of the plan whose compiled peak is nearest, among plans with these
+        barriers if there are any. If the plan is larger, its error counts in proportion to what the
+        plans take beyond the bytes that no plan changes.
+        """
 
+        def distance(c: Candidate) -> tuple[bool, int, float]:
+            return c.barriers != barriers, abs(c.peak_bytes - peak_bytes), c.step_s
 
-def worst_overestimate(
-    compiled: Sequence[Candidate], selection: Selection, fixed_bytes: int
-) -> float | None:
-    """The worst ratio, at least 1, of the optimistic estimate, made from the other plans, to the
-    compiled peak, both beyond the bytes that no plan changes, among the plans without barriers that
-    have groups, and keep values in groups, if this one does; None if none was compiled."""
+        nearest = min(self._undelayed(barriers), key=distance)
+        changed_bytes = max(1, nearest.peak_bytes - self.fixed_bytes)
+        part = min(1.0, max(0, peak_bytes - self.fixed_bytes) / changed_bytes)
+        return int(part * nearest.excess_bytes) + self.fragmentation_near(peak_bytes)
 
-    def family(selection: Selection) -> tuple[bool, bool]:
-        return bool(selection.groups), bool(selection.keeps)
+    def fragmentation_near(self, peak_bytes: int) -> int:
+        """The fragmentation to expect near a peak: the lesser of that of the two nearest plans,
+        since one alone may be unlucky."""
+        near = sorted(self.compiled, key=lambda c: (abs(c.peak_bytes - peak_bytes), c.step_s))[:2]
+        return min(c.step.fragmentation_bytes for c in near)
 
-    def beyond_bytes(c: Candidate) -> float:
-        others = [other for other in compiled if other is not c]
-        return optimistic_peak_bytes(others, c.prediction, fixed_bytes) - fixed_bytes
+    def optimistic_peak_bytes(self, prediction: Prediction) -> float:
+        """An optimistic estimate of a compiled peak: straight lines between all compiled plans, of
+        whatever family, by predicted peak, from the bytes that no plan changes on.
 
-    ratios = [
-        beyond_bytes(c) / max(1, c.peak_bytes - fixed_bytes)
-        for c in compiled
-        if c.barriers == Barriers.NONE and family(c.selection) == family(selection)
-    ]
-    return max(1.0, *ratios) if ratios else None
+        A plan predicted lower than another but compiled higher is counted as high as the other, for
+        the compiler delayed part of its backward.
+        """
+        least = {self.fixed_bytes: self.fixed_bytes}
+        for c in self.compiled:
+            predicted_bytes = c.prediction.peak_bytes
+            least[predicted_bytes] = min(c.peak_bytes, least.get(predicted_bytes, c.peak_bytes))
+        predicted = sorted(least)
+        from_the_largest = [least[predicted_bytes] for predicted_bytes in reversed(predicted)]
+        reached = np.minimum.accumulate(from_the_largest)[::-1]
+        return float(np.interp(prediction.peak_bytes, predicted, reached))
+
+    def worst_overestimate(self, selection: Selection) -> float | None:
+        """The worst ratio, at least 1, of the optimistic estimate, made from the other plans, to
+        the compiled peak, both beyond the bytes that no plan changes, among the plans without
+        barriers that have groups, and keep values in groups, if this one does; None if none was
+        compiled."""
+
+        def family(selection: Selection) -> tuple[bool, bool]:
+            return bool(selection.groups), bool(selection.keeps)
+
+        def beyond_bytes(c: Candidate) -> float:
+            return self.but_for(c).optimistic_peak_bytes(c.prediction) - self.fixed_bytes
+
+        ratios = [
+            beyond_bytes(c) / max(1, c.peak_bytes - self.fixed_bytes)
+            for c in self.compiled
+            if c.barriers == Barriers.NONE and family(c.selection) == family(selection)
+        ]
+        return max(1.0, *ratios) if ratios else None
+
+    def _as_predicted(self, barriers: Barriers) -> list[Candidate]:
+        """The plans but for those part of whose backward the compiler delayed: those far above
+        their prediction, and those that are lower with other barriers, unless they have these. The
+        plan that checkpoints nothing is always among them."""
+        best = [
+            min(alike, key=lambda c: (c.barriers != barriers, c.peak_bytes, c.step_s))
+            for alike in but_for_barriers(self.compiled)
+        ]
+        return [
+            c
+            for c in best
+            if c.excess_bytes <= _PUT_OFF * c.prediction.peak_bytes or not _recomputes(c.root)
+        ]
+
+    def _undelayed(self, barriers: Barriers) -> list[Candidate]:
+        """The same but for those that use at least as much as a plan that is predicted higher: the
+        compiler delayed part of their backward, and will not do so everywhere."""
+        known = self._as_predicted(barriers)
+
+        def is_delayed(c: Candidate) -> bool:
+            return _recomputes(c.root) and any(
+                other.prediction.peak_bytes > c.prediction.peak_bytes
+                and other.used_bytes <= c.used_bytes
+                for other in known
+            )
+
+        return [c for c in known if not is_delayed(c)]
+
+    def _used_bytes(
+        self,
+        known: Sequence[Candidate],
+        selection: Selection,
+        prediction: Prediction,
+        barriers: Barriers,
+    ) -> int:
+        """The predicted peak, corrected by the errors of those of the known plans that are most
+        like this one."""
+        traits = _traits(selection, barriers, prediction.peak)
+
+        def differences(c: Candidate) -> int:
+            theirs = _traits(c.selection, c.barriers, c.prediction.peak)
+            return sum(a != b for a, b in zip(theirs, traits, strict=True))
+
+        fewest = min(map(differences, known))
+        alike = sorted((c for c in known if differences(c) == fewest), key=lambda c: c.excess_bytes)
+        excess = {self.fixed_bytes: 0, **{c.prediction.peak_bytes: c.excess_bytes for c in alike}}
+        predicted = sorted(excess)
+        expected = np.interp(prediction.peak_bytes, predicted, [excess[p] for p in predicted])
+        return prediction.peak_bytes + int(expected)
 
 
 def _traits(selection: Selection, barriers: Barriers, peak: Moment) -> _Traits:
     return _Traits(
         bool(selection.groups), bool(selection.keeps), barriers, peak.block, peak.in_backward
     )
-
-
-def _as_predicted(compiled: Sequence[Candidate], barriers: Barriers) -> list[Candidate]:
-    """The plans but for those part of whose backward the compiler delayed: those far above their
-    prediction, and those that are lower with other barriers, unless they have these. The plan that
-    checkpoints nothing is always among them."""
-    best = [
-        min(alike, key=lambda c: (c.barriers != barriers, c.peak_bytes, c.step_s))
-        for alike in but_for_barriers(compiled)
-    ]
-    return [
-        c
-        for c in best
-        if c.excess_bytes <= _PUT_OFF * c.prediction.peak_bytes or not _recomputes(c.root)
-    ]
 
 
 def _recomputes(root: Region) -> bool:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from jax_hremat._plan.free_schedule import FreeSchedule
 from jax_hremat._planner.candidate import Candidate
 from jax_hremat._planner.candidates import NO_SOLVE, Candidates
-from jax_hremat._planner.corrections import excess_near
 from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers
@@ -37,8 +36,7 @@ class StrategySearch:
         that fits."""
         if not self._candidates.within(self._limit):
             return None
-        compiled, fixed_bytes = self._candidates.compiled, self._candidates.context.fixed_bytes
-        excess_bytes = excess_near(compiled, self._limit, Barriers.USUAL, fixed_bytes)
+        excess_bytes = self._candidates.corrections.excess_near(self._limit, Barriers.USUAL)
         return self._candidates.least_possible_step_s(self._limit - excess_bytes)
 
     @property
