@@ -242,8 +242,39 @@ def test_between_a_plan_that_fits_and_one_that_misses_is_one_that_reaches_the_li
     aim = aims.Aims(found, limit, solver).next(chain, limit, limit, 0, Barriers.USUAL, groups=True)
     assert aim is not None and aim.expected_bytes <= limit
     # As much lower as the first misses, then on the line between the two.
-    first, lower, between = targets
-    assert first == limit and lower < between < first
+    first, lower, *between = targets
+    assert first == limit and between and all(lower < target < first for target in between)
+
+
+def test_where_nothing_can_be_as_low_as_needed_the_search_goes_halfway(
+    context: PlanningContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Candidates(context, lambda *_: None)
+    full, solver = found.chains.full, context.config.solver
+    lowest = found.chains.schedules(full).least_peak(solver).selection
+    least_bytes = context.predict(full, lowest).peak_bytes
+    limit = int(1.2 * least_bytes)
+
+    def expected_peak_bytes(_: Corrections, __: Any, prediction: Prediction, *___: Any) -> int:
+        # The higher the peak, the larger the error, which is none for the least peak.
+        return least_bytes + 3 * (prediction.peak_bytes - least_bytes)
+
+    monkeypatch.setattr(Corrections, "expected_peak_bytes", expected_peak_bytes)
+    targets: list[int] = []
+
+    def solve(self: Candidates, chain: Any, peak_bytes: int, *given: Any, **options: Any) -> Any:
+        targets.append(peak_bytes)
+        return original(self, chain, peak_bytes, *given, **options)
+
+    original = Candidates.solve
+    monkeypatch.setattr(Candidates, "solve", solve)
+    target, barriers = int(0.9 * least_bytes), Barriers.USUAL
+    aim = aims.Aims(found, limit, solver).next(full, target, limit, 0, barriers, groups=True)
+    # Nothing is within the target; what misses does so by more than it is above the least peak.
+    assert targets[:2] == [target, limit]
+    assert targets[2] > least_bytes
+    assert aim is not None and least_bytes <= aim.promise.peak_bytes < limit
+    assert aim.expected_bytes <= limit
 
 
 class Needless(Altered):

@@ -16,7 +16,7 @@ _WORTH = 0.002
 # A plan that leaves at most this part of the limit unused is not improved.
 SLACK = 0.0025
 # Solve at most this often for a schedule that is expected to fit, and to leave no more unused.
-_MAX_AIMS = 3
+_MAX_TRIES = 4
 # A schedule whose peak is lower by a part of the limit may take more time by this many times that
 # part.
 _WORTH_A_MARGIN = 4.0
@@ -91,19 +91,23 @@ class Aims:
         """
         aims: list[Aim] = []
         fits = misses = None
-        while len(aims) < _MAX_AIMS:
+        nothing_within = 0
+        for _ in range(_MAX_TRIES):
             aim = self._solved(chain, target, barriers, groups=groups)
             if aim is None:
-                if aims or target >= highest:
+                nothing_within = target
+                if misses is not None:
+                    target = self._between(fits, misses, nothing_within)
+                elif target < highest:
+                    # The correction of the target may be that of an unlike plan.
+                    target = highest
+                else:
                     break
-                # The correction of the target may be that of an unlike plan.
-                target = highest
                 continue
             if self.bound_step_s is None and chain is self._candidates.chains.full:
                 self.bound_step_s = self._candidates.whole_step_s(aim.schedule.bound_s)
             if not aims and not self._is_worth_it(aim):
                 return None
-            aim = self._lowered(chain, aim, margin_bytes, barriers, groups=groups)
             aims.append(aim)
             if self._over(aim) > 0:
                 misses = aim
@@ -111,9 +115,12 @@ class Aims:
                 fits = aim
             if misses is None or (fits and self._over(fits) >= -SLACK * self._limit):
                 break
-            target = self._between(fits, misses)
-        best = min(aims, key=lambda aim: aim.rank(self._limit), default=None)
-        return best if best is not None and self._is_worth_it(best) else None
+            target = self._between(fits, misses, nothing_within)
+        if not aims:
+            return None
+        best = min(aims, key=lambda aim: aim.rank(self._limit))
+        best = self._lowered(chain, best, margin_bytes, barriers, groups=groups)
+        return best if self._is_worth_it(best) else None
 
     def _is_worth_it(self, aim: Aim) -> bool:
         """Whether a schedule is predicted to be faster than the best plan is. If that has the same
@@ -130,12 +137,13 @@ class Aims:
         """Bytes by which a schedule is expected to exceed the limit; negative if it fits."""
         return aim.expected_bytes - self._limit
 
-    def _between(self, fits: Aim | None, misses: Aim) -> int:
+    def _between(self, fits: Aim | None, misses: Aim, nothing_within: int) -> int:
         """The predicted peak of a schedule that is expected to reach the limit: on the straight
-        line between one that fits and one that misses it, or as much lower as the latter misses."""
+        line between one that fits and one that misses it; or as much lower as the latter misses, or
+        halfway to where there is nothing, whichever is higher."""
         high = misses.promise.peak_bytes
         if fits is None:
-            return high - self._over(misses)
+            return max(high - self._over(misses), (nothing_within + high) // 2)
         low = fits.promise.peak_bytes
         part = -self._over(fits) / (self._over(misses) - self._over(fits))
         return low + int(part * (high - low))
