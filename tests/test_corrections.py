@@ -156,3 +156,21 @@ def test_one_unlucky_plan_is_not_taken_for_the_fragmentation_of_the_next(plain: 
         other.selection, other.prediction, FEW
     )
     assert expected_bytes == PREDICTED_BYTES + 10 + 3000
+
+
+def test_a_plan_of_which_less_is_in_results_than_predicted_is_not_taken_for_delayed(
+    plain: Candidate,
+) -> None:
+    candidate = compiled(plain, plan=0, excess_bytes=5000)
+    assert candidate.is_delayed(PREDICTED_BYTES)
+    assert not candidate.is_delayed(PREDICTED_BYTES + 4000)
+    peak = replace(candidate.prediction.peak, reused_bytes=9000)
+    candidate = replace(candidate, prediction=replace(candidate.prediction, peak=peak))
+    # As much is alive as predicted.
+    less = replace(candidate, step=replace(candidate.step, reused_bytes=4000))
+    assert not less.is_delayed(PREDICTED_BYTES)
+    # Other values are: at another moment, …
+    assert candidate.is_delayed(PREDICTED_BYTES)
+    # … or more than predicted.
+    more = replace(candidate, step=replace(candidate.step, reused_bytes=9000))
+    assert more.is_delayed(PREDICTED_BYTES)

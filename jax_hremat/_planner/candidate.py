@@ -54,5 +54,12 @@ class Candidate:
 
     def is_delayed(self, expected_bytes: int) -> bool:
         """Whether so much more is used at the peak than expected that the compiler seems to have
-        delayed parts of the backward."""
-        return self.used_bytes > (1 + _DELAYED) * expected_bytes
+        delayed parts of the backward: then more is alive than predicted, or at another moment. If
+        as much is alive as predicted, less is placed in the memory of results."""
+        alive_bytes = self.used_bytes + self.step.reused_bytes
+        predicted_bytes = self.prediction.peak_bytes + self.prediction.peak.reused_bytes
+        least_bytes = _DELAYED * expected_bytes
+        return (
+            self.used_bytes - expected_bytes > least_bytes
+            and abs(alive_bytes - predicted_bytes) > least_bytes
+        )

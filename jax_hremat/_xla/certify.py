@@ -36,6 +36,8 @@ class CompiledStep:
         memory: Its memory, on one device.
         fragmentation_bytes: Bytes of the temporaries' allocation that no buffer takes at the peak;
             part of `memory`.
+        reused_bytes: Bytes of the temporaries at the peak that are in the memory of results or
+            donated arguments.
         step_s: Roofline estimate of its time, in seconds.
         flops: Matrix flops of its kernels.
         buffers: The largest buffers alive at the peak of its temporaries, largest first; if a loop
@@ -47,6 +49,7 @@ class CompiledStep:
 
     memory: MemoryStats
     fragmentation_bytes: int
+    reused_bytes: int
     step_s: float
     flops: float
     buffers: tuple[BufferReport, ...]
@@ -85,10 +88,12 @@ def compile_step(
     roofline = estimate_step(module, rates(target, kernels))
     live = sorted(live_at_peak(module), key=lambda at: (-at[1].nbytes, at[1].name))
     own = [(c, b) for c, b in live if b.inside is None and b.kind != "constant" and b.nbytes > 0]
-    live_bytes = sum(b.nbytes for b in own_temps([b for _, b in live]))
+    temps = [b for _, b in live if b.kind == "temp"]
+    own_bytes = sum(b.nbytes for b in own_temps(temps))
     return CompiledStep(
         memory=compiled.memory,
-        fragmentation_bytes=max(0, compiled.memory.temp_bytes - live_bytes),
+        fragmentation_bytes=max(0, compiled.memory.temp_bytes - own_bytes),
+        reused_bytes=sum(b.nbytes for b in temps) - own_bytes,
         step_s=roofline.time_s,
         flops=roofline.flops,
         buffers=tuple(
