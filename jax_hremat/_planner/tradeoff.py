@@ -24,26 +24,23 @@ def spread(candidates: Candidates, num_points: int) -> list[Candidate]:
     """The fastest plans at up to `num_points` budgets between the least peak and the peak without
     rematerialization; lowest peak first, dominated plans left out.
 
-    These two are asked for first, and then budgets where the plans so far leave most open: for
-    budgets between one asked for and the peak of the next answer, the step takes a time between
-    those of the two answers, and the budget in the middle of the interval where bytes times seconds
-    are most is asked for next.
+    Each budget is placed where the plans so far leave most open. For budgets between one asked for
+    and the peak of the next answer, the step takes a time between those of the two answers: the
+    budget in the middle of the interval where bytes times seconds are most is asked for next.
 
     All plans compiled on the way count, so there may be more plans than budgets. Where one is slow
     for its peak, that peak is asked for first: the plan was made for another budget.
     """
-    low, high = search_for(candidates, 0).floor().peak_bytes, candidates.plain.peak_bytes
-    asked = sorted({low, high})
-    for budget in asked:
+    low = search_for(candidates, 0).floor().peak_bytes
+    high = candidates.plain.peak_bytes
+    asked = {low}
+    budget: int | None = high
+    while budget is not None and len(asked) < num_points:
         search_for(candidates, budget).search()
-    while len(asked) < num_points:
+        asked.add(budget)
         front = _front(candidates, high)
         slowest = _slowest_for_its_peak(front, asked, candidates.plain.step_s)
         budget = slowest or _most_open(candidates, sorted(asked))
-        if budget is None:
-            break
-        search_for(candidates, budget).search()
-        asked.append(budget)
     return _front(candidates, high)
 
 
