@@ -179,12 +179,12 @@ def test_barriers_that_take_time_are_left_out_where_a_plan_is_expected_to_fit_wi
     def aimed(found: Candidates, more_bytes: int) -> Barriers:
         """The barriers of the next plan, where plans without barriers at plain blocks take more."""
 
-        def expected_peak_bytes(
-            _: Corrections, __: Selection, prediction: Prediction, barriers: Barriers
+        def peak_without_bytes(
+            _: Corrections, some: Barriers, __: Selection, prediction: Prediction, ___: Barriers
         ) -> int:
-            return prediction.peak_bytes + (Barriers.PLAIN not in barriers) * more_bytes
+            return prediction.peak_bytes + (some == Barriers.PLAIN) * more_bytes
 
-        monkeypatch.setattr(Corrections, "expected_peak_bytes", expected_peak_bytes)
+        monkeypatch.setattr(Corrections, "peak_without_bytes", peak_without_bytes)
         chain = found.chains.full
         aim = aims.Aims(found, limit, solver).next(chain, limit, limit, 0, MANY, groups=True)
         assert aim is not None

@@ -99,6 +99,29 @@ def test_without_the_barriers_that_would_help_a_plan_is_expected_to_be_like_thos
         assert Corrections(known, 0).excess_near(2 * PREDICTED_BYTES, barriers) == excess_bytes
 
 
+def test_a_plan_without_some_barriers_is_expected_to_be_like_others_without_them(
+    plain: Candidate,
+) -> None:
+    known = [
+        compiled(plain, plan=0, excess_bytes=PREDICTED_BYTES, barriers=FEW),
+        compiled(plain, plan=0, excess_bytes=-100, barriers=MANY),
+        compiled(plain, plan=1, more_bytes=10_000, barriers=FEW),
+    ]
+    corrections = Corrections(known, 0)
+
+    def expected_excess(more_bytes: int) -> int:
+        other = compiled(plain, plan=9, more_bytes=more_bytes)
+        expected_bytes = corrections.peak_without_bytes(
+            Barriers.PLAIN, other.selection, other.prediction, MANY
+        )
+        return expected_bytes - other.prediction.peak_bytes
+
+    # Part of the first was delayed: so may be part of others, the less the higher they are.
+    assert expected_excess(0) == PREDICTED_BYTES
+    assert expected_excess(5000) == PREDICTED_BYTES // 2
+    assert expected_excess(10_000) == 0
+
+
 def test_what_checkpoints_nothing_is_never_taken_for_delayed(plain: Candidate) -> None:
     behind = Region(0, 1, barrier=True)
     for root in (Region(0, 99), Region(0, 99, children=(behind,))):

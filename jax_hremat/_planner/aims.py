@@ -183,9 +183,8 @@ class Aims:
         corrections = candidates.corrections
         for some in reversed(OPTIONAL_BARRIERS):
             if some in barriers and nearest_pair(candidates.compiled, self._limit, some):
-                fewer = barriers & ~some
-                without_bytes = corrections.expected_peak_bytes(selection, promise, fewer)
+                without_bytes = corrections.peak_without_bytes(some, selection, promise, barriers)
                 if may_do_without(candidates.compiled, some, without_bytes, self._limit):
-                    barriers = fewer
+                    barriers &= ~some
         expected_bytes = corrections.expected_peak_bytes(selection, promise, barriers)
         return Aim(schedule, selection, promise, barriers, expected_bytes)

@@ -227,12 +227,11 @@ class BudgetSearch:
         for some in reversed(OPTIONAL_BARRIERS):
             if some not in candidate.barriers or not self._is_longer_than_predicted(candidate):
                 continue
-            compiled, without = self._candidates.compiled, candidate.barriers & ~some
-            without_bytes = self._candidates.corrections.expected_peak_bytes(
-                candidate.selection, candidate.prediction, without
+            without_bytes = self._candidates.corrections.peak_without_bytes(
+                some, candidate.selection, candidate.prediction, candidate.barriers
             )
-            if may_do_without(compiled, some, without_bytes, self._limit):
-                fewer = self._with_barriers(candidate, without)
+            if may_do_without(self._candidates.compiled, some, without_bytes, self._limit):
+                fewer = self._with_barriers(candidate, candidate.barriers & ~some)
                 candidate = fewer if fewer.peak_bytes <= self._limit else candidate
 
     def _is_longer_than_predicted(self, candidate: Candidate) -> bool:

@@ -61,6 +61,15 @@ class Corrections:
         used_bytes = self._used_bytes(known, selection, prediction, barriers)
         return used_bytes + self.fragmentation_near(used_bytes)
 
+    def peak_without_bytes(
+        self, some: Barriers, selection: Selection, prediction: Prediction, barriers: Barriers
+    ) -> int:
+        """The compiled peak to expect of a plan without some of its barriers: corrected by the
+        errors of plans without them alone, those part of whose backward was delayed included."""
+        known = [c for c in self.compiled if some not in c.barriers or not _recomputes(c.root)]
+        used_bytes = self._used_bytes(known, selection, prediction, barriers & ~some)
+        return used_bytes + self.fragmentation_near(used_bytes)
+
     def undelayed_bytes(
         self, selection: Selection, prediction: Prediction, barriers: Barriers
     ) -> int:
