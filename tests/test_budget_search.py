@@ -217,6 +217,19 @@ def test_a_plan_that_does_not_need_its_barriers_loses_them(
     assert MANY in {c.barriers for c in same}
 
 
+def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The limits on predicted peaks that are solved for from now on."""
+    limits: list[int] = []
+    original = Candidates.solve
+
+    def solve(self: Candidates, chain: Any, peak_bytes: int, *given: Any, **options: Any) -> Any:
+        limits.append(peak_bytes)
+        return original(self, chain, peak_bytes, *given, **options)
+
+    monkeypatch.setattr(Candidates, "solve", solve)
+    return limits
+
+
 def test_between_a_plan_that_fits_and_one_that_misses_is_one_that_reaches_the_limit(
     context: PlanningContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,14 +244,7 @@ def test_between_a_plan_that_fits_and_one_that_misses_is_one_that_reaches_the_li
         return prediction.peak_bytes + (prediction.peak_bytes >= limit) * int(0.15 * limit)
 
     monkeypatch.setattr(Corrections, "expected_peak_bytes", expected_peak_bytes)
-    targets: list[int] = []
-
-    def solve(self: Candidates, chain: Any, peak_bytes: int, *given: Any, **options: Any) -> Any:
-        targets.append(peak_bytes)
-        return original(self, chain, peak_bytes, *given, **options)
-
-    original = Candidates.solve
-    monkeypatch.setattr(Candidates, "solve", solve)
+    targets = asked_for(monkeypatch)
     aim = aims.Aims(found, limit, solver).next(chain, limit, limit, 0, Barriers.USUAL, groups=True)
     assert aim is not None and aim.expected_bytes <= limit
     # As much lower as the first misses, then on the line between the two.
@@ -260,14 +266,7 @@ def test_where_nothing_can_be_as_low_as_needed_the_search_goes_halfway(
         return least_bytes + 3 * (prediction.peak_bytes - least_bytes)
 
     monkeypatch.setattr(Corrections, "expected_peak_bytes", expected_peak_bytes)
-    targets: list[int] = []
-
-    def solve(self: Candidates, chain: Any, peak_bytes: int, *given: Any, **options: Any) -> Any:
-        targets.append(peak_bytes)
-        return original(self, chain, peak_bytes, *given, **options)
-
-    original = Candidates.solve
-    monkeypatch.setattr(Candidates, "solve", solve)
+    targets = asked_for(monkeypatch)
     target, barriers = int(0.9 * least_bytes), Barriers.USUAL
     aim = aims.Aims(found, limit, solver).next(full, target, limit, 0, barriers, groups=True)
     # Nothing is within the target; what misses does so by more than it is above the least peak.
