@@ -16,7 +16,7 @@ from integer_program import fastest_of_columns
 
 import jax_hremat
 from jax_hremat._cost.option import Option
-from jax_hremat._cost.option_cost import OptionCost
+from jax_hremat._cost.option_cost import OptionCost, Phase
 from jax_hremat._partition.tree import MAX_CHILDREN, Node, block_tree
 from jax_hremat._plan.region import Region
 from jax_hremat._solve.backend import SolverConfig
@@ -80,7 +80,7 @@ def stacks(draw: st.DrawFn) -> tuple[Chain, list[int]]:
         options=tuple(tuple(layer[k]) for k in kinds),
         recompute_s=tuple(float(recompute_s_of[k]) for k in kinds),
         handing_on_bytes=tuple(handing_on_of[k] * MIB for k in kinds),
-        handing_on_sizes=((),) * len(kinds),
+        handing_on=(Phase(),) * len(kinds),
         last_recompute_s=tuple(tuple(recompute_s_of[k] / 2 for _ in layer[k]) for k in kinds),
         shared_bytes=tuple(shared[k] * MIB for k in kinds),
         boundary_values=tuple(boundary_values),
@@ -101,7 +101,7 @@ def equal_layers(count: int) -> Chain:
         options=tuple(layers),
         recompute_s=(2.0,) * count,
         handing_on_bytes=(4 * MIB,) * count,
-        handing_on_sizes=((),) * count,
+        handing_on=(Phase(),) * count,
         last_recompute_s=((2.0, 0.0),) * count,
         shared_bytes=(0,) * count,
         boundary_values=tuple(stream),

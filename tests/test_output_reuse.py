@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
 from typing import Any
@@ -17,12 +18,14 @@ from test_schedule import EXACT, MIB, QUICK, ROUNDING_BYTES, all_predictions, ch
 
 import jax_hremat
 from jax_hremat._cost.option import Option
+from jax_hremat._cost.option_cost import LiveRange, Phase
 from jax_hremat._emit.step import own_step
 from jax_hremat._planner.candidates import NO_SOLVE, Candidates
 from jax_hremat._planner.context import PlanningContext, prepare, uniform
 from jax_hremat._solve.assumed_reuse import AssumedReuse, Prices, at_prices, most_reused
 from jax_hremat._solve.chain import BoundaryValue, Chain, Schedule, Selection
-from jax_hremat._solve.output_reuse import Buffer, Result, reused_bytes
+from jax_hremat._solve.lifetimes import Buffer, Timeline
+from jax_hremat._solve.output_reuse import Result, reused_bytes
 from jax_hremat._solve.prediction import Prediction, predict
 from jax_hremat._solve.regions import Barriers
 from jax_hremat._solve.schedule import Schedules
@@ -47,37 +50,62 @@ from jax_hremat._xla.target import get_target
 def test_each_buffer_goes_to_the_smallest_idle_result(
     sizes: list[int], idle: list[int], reused: int
 ) -> None:
-    buffers = [Buffer(size, 0, 0, 0) for size in sizes]
-    assert reused_bytes(buffers, [Result(0, size) for size in idle], 1) == [reused, 0]
+    step = moments([Buffer(size, 0, 0) for size in sizes], 2)
+    assert reused_bytes(step, [Result(0, size) for size in idle], 1) == [reused, 0]
+
+
+def moments(buffers: Sequence[Buffer], count: int) -> Timeline:
+    """A step whose moments have one position each."""
+    return Timeline(buffers, range(count + 1))
 
 
 def test_a_buffer_must_be_dead_before_its_result_is_written() -> None:
     # Two blocks: moments 0 and 1 are forwards, 2 is the backward of block 1, 3 that of block 0.
     result = [Result(1, 8)]
-    assert reused_bytes([Buffer(8, 0, 1, 1)], result, 2) == [8, 8, 0, 0]
-    assert reused_bytes([Buffer(8, 0, 1, 2)], result, 2) == [0, 0, 0, 0]
-    assert reused_bytes([Buffer(8, 0, 2, 2)], [Result(0, 8)], 2) == [8, 8, 8, 0]
+    assert reused_bytes(moments([Buffer(8, 0, 1)], 4), result, 2) == [8, 8, 0, 0]
+    assert reused_bytes(moments([Buffer(8, 0, 2)], 4), result, 2) == [0, 0, 0, 0]
+    assert reused_bytes(moments([Buffer(8, 0, 2)], 4), [Result(0, 8)], 2) == [8, 8, 8, 0]
 
 
 def test_a_result_holds_one_buffer_at_a_time() -> None:
     result = [Result(0, 8)]
-    one, after, larger = Buffer(6, 0, 0, 0), Buffer(5, 1, 2, 2), Buffer(7, 0, 1, 1)
-    assert reused_bytes([after, one], result, 2) == [6, 5, 5, 0]
-    assert reused_bytes([after, one, larger], result, 2) == [7, 7, 0, 0]
+    one, after, larger = Buffer(6, 0, 0), Buffer(5, 1, 2), Buffer(7, 0, 1)
+    assert reused_bytes(moments([after, one], 4), result, 2) == [6, 5, 5, 0]
+    assert reused_bytes(moments([after, one, larger], 4), result, 2) == [7, 7, 0, 0]
+
+
+def test_a_result_holds_buffers_that_a_block_needs_one_after_the_other() -> None:
+    # One block, whose forward has three positions.
+    step = Timeline([Buffer(6, 0, 1), Buffer(5, 2, 2), Buffer(4, 1, 2)], (0, 3, 4))
+    assert reused_bytes(step, [Result(0, 8)], 1) == [6, 6, 5, 0]
 
 
 def test_the_order_in_which_buffers_are_given_changes_nothing() -> None:
-    # All alike but for when their memory is free again.
-    buffers = [Buffer(6, 0, 0, 0), Buffer(6, 0, 0, 1), Buffer(6, 1, 1, 1)]
+    # All alike but for when they live.
+    buffers = [Buffer(6, 0, 0), Buffer(6, 0, 1), Buffer(6, 1, 1)]
     results = [Result(0, 8)]
-    found = {tuple(reused_bytes(order, results, 2)) for order in permutations(buffers)}
+    found = {tuple(reused_bytes(moments(order, 4), results, 2)) for order in permutations(buffers)}
     assert found == {(6, 6, 0, 0)}
 
 
+def with_buffers(
+    found: Option, *, kept: Sequence[int], forward: Sequence[int] = (), backward: Sequence[int] = ()
+) -> Option:
+    """The same option with buffers of known sizes, all alive throughout."""
+    cost = found.cost
+    return replace(
+        found,
+        cost=replace(
+            cost,
+            kept_buffers=tuple(map(LiveRange, kept)),
+            forward=Phase(tuple(map(LiveRange, forward)), (cost.forward_peak_bytes,)),
+            backward=Phase(tuple(map(LiveRange, backward)), (cost.backward_peak_bytes,)),
+        ),
+    )
+
+
 def three_blocks() -> Chain:
-    sizes = {"kept_sizes": (6 * MIB, 3 * MIB), "backward_sizes": (4 * MIB,)}
-    one = option(1, 2, 9, 2, 4)
-    one = replace(one, cost=replace(one.cost, **sizes))
+    one = with_buffers(option(1, 2, 9, 2, 13), kept=(6 * MIB, 3 * MIB), backward=(4 * MIB,))
     stream = [BoundaryValue(2 * MIB, k, (k + 1,), True, frozenset({(k + 1, 0)})) for k in range(2)]
     return make([[one]] * 3, [1.0] * 3, stream, fixed=20)
 
@@ -86,17 +114,31 @@ def test_a_result_lends_until_its_own_backward() -> None:
     chain, selection = three_blocks(), Selection((0, 0, 0))
     results = [Result(0, 7 * MIB), Result(1, 3 * MIB)]
     plain, with_reuse = predict(chain, selection), predict(chain, selection, results)
-    # The last backward: 18 kept, two streams of 2, 4 of its own. Of what the second block keeps, 6
-    # go into 7; what the first keeps is read after all results are begun. The second stream goes
-    # into 3; the first is read in the backward in which that is written.
-    assert plain.peak_bytes == (20 + 18 + 4 + 4) * MIB
+    # The last backward: 18 kept before, two streams of 2, 13 of its own. The 6 of the second block
+    # go into 7: those of the first are read after all results are begun. The 3 of the last block go
+    # into 3: those of the second are read in the backward in which that result is written.
+    assert plain.peak_bytes == (20 + 18 + 4 + 13) * MIB
     last = next(m for m in with_reuse.moments if m.block == 2 and m.in_backward)
-    assert last.reused_bytes == 8 * MIB
-    assert last.live_bytes == (18 + 4 + 4 - 8) * MIB
+    assert last.reused_bytes == 9 * MIB
+    assert last.live_bytes == (18 + 4 + 13 - 9) * MIB
     # The second result is written in the backward of the second block, the first in the first's.
     reused = {m.block: m.reused_bytes for m in with_reuse.moments if m.in_backward}
-    assert (reused[1], reused[0]) == (0, 0)
+    assert (reused[1], reused[0]) == (6 * MIB, 0)
     assert with_reuse.time_s == plain.time_s
+
+
+def test_the_peak_is_where_most_is_outside_of_results() -> None:
+    # The backward has 8 MiB that fit in the result, then 7 more, then the 7 alone.
+    first, then = LiveRange(8 * MIB, 0, 1), LiveRange(7 * MIB, 1, 2)
+    phase = Phase((first, then), (8 * MIB, 15 * MIB, 9 * MIB))
+    one = option(1, 2, 0, 0, 15)
+    chain = make([[replace(one, cost=replace(one.cost, backward=phase))]] * 2, [1.0] * 2, [])
+    step = predict(chain, Selection((0, 0)), [Result(0, 8 * MIB)])
+    # The last block's backward has the result, and so is highest at the end; the first's has none.
+    last, other = (m for m in step.moments if m.in_backward)
+    assert (last.working_bytes, last.reused_bytes) == (9 * MIB, 0)
+    assert (other.working_bytes, other.reused_bytes) == (15 * MIB, 0)
+    assert step.at_peak_bytes == (8 * MIB, 7 * MIB)
 
 
 def fits(found: Prediction, reused: AssumedReuse, limit_bytes: int) -> bool:
@@ -134,7 +176,7 @@ def test_the_root_program_takes_what_is_reused_as_given(chain: Chain, data: st.D
 def equal_layers(count: int) -> tuple[Chain, list[Result]]:
     """Layers that keep two buffers of 3 MiB, or recompute them; their gradients take 3 MiB each."""
     keeps = option(1, 2, 6, 6, 6)
-    keeps = replace(keeps, cost=replace(keeps.cost, kept_sizes=(3 * MIB, 3 * MIB)))
+    keeps = with_buffers(keeps, kept=(3 * MIB, 3 * MIB))
     stream = [
         BoundaryValue(MIB, k, (k + 1,), True, frozenset({(k + 1, 0), (k + 1, 1)}))
         for k in range(count - 1)
@@ -173,9 +215,9 @@ def two_buffers_a_layer(count: int) -> tuple[Chain, list[Result]]:
     6 MiB each."""
 
     def way(added_s: float, *kept: int) -> Option:
-        sizes = tuple(size * MIB for size in kept)
-        found = option(1, 2 + added_s, sum(kept), 4, 4)
-        return replace(found, cost=replace(found.cost, kept_sizes=sizes))
+        most = 4 + sum(kept)
+        found = option(1, 2 + added_s, sum(kept), most, most)
+        return with_buffers(found, kept=[size * MIB for size in kept])
 
     ways = [way(0, 6, 2), way(0.3, 6), way(0.5, 2), way(1)]
     stream = [
@@ -190,23 +232,24 @@ def two_buffers_a_layer(count: int) -> tuple[Chain, list[Result]]:
 def test_prices_find_the_best_schedule_at_once() -> None:
     chain, results = two_buffers_a_layer(6)
     every = all_predictions(chain, groups=False, results=results)
-    least_bytes = min(p.peak_bytes for p in every)
+    # Nearer to the least peak, prices alone do not tell which buffers are in results meanwhile.
+    limit_bytes = min(p.peak_bytes for p in every) + 4 * MIB
     has_prices: list[bool] = []
 
     def solve(reused: AssumedReuse, guess_s: float) -> Schedule:
         has_prices.append(bool(reused.prices.sizes_bytes))
         return Schedules(chain).fastest_within(
-            least_bytes, EXACT, groups=False, reused=reused, guess_s=guess_s
+            limit_bytes, EXACT, groups=False, reused=reused, guess_s=guess_s
         )
 
     found = fastest_with_reuse(
-        chain, least_bytes, results, solve, lambda c, s: predict(c, s, results)
+        chain, limit_bytes, results, solve, lambda c, s: predict(c, s, results)
     )
     assert has_prices == [False, True]
     assert found.selection is not None
     promise = predict(chain, found.selection, results)
-    assert promise.peak_bytes == least_bytes
-    best_s = min(p.time_s for p in every if p.peak_bytes == least_bytes)
+    assert promise.peak_bytes <= limit_bytes
+    best_s = min(p.time_s for p in every if p.peak_bytes <= limit_bytes)
     assert promise.time_s == pytest.approx(best_s)
     assert found.bound_s == pytest.approx(best_s)
 
@@ -232,12 +275,12 @@ def with_sizes(option: Option) -> Option:
     """The same option, its bytes in buffers: half of what it keeps and all else in one each."""
     cost = option.cost
     half = cost.kept_bytes // 2
-    sizes = {
-        "kept_sizes": (half, cost.kept_bytes - half),
-        "forward_sizes": (cost.forward_peak_bytes,),
-        "backward_sizes": (cost.backward_peak_bytes,),
-    }
-    return replace(option, cost=replace(cost, **sizes))
+    return with_buffers(
+        option,
+        kept=(half, cost.kept_bytes - half),
+        forward=(cost.forward_peak_bytes,),
+        backward=(cost.backward_peak_bytes,),
+    )
 
 
 def in_buffers(chain: Chain) -> Chain:
@@ -245,7 +288,7 @@ def in_buffers(chain: Chain) -> Chain:
     return replace(
         chain,
         options=tuple(tuple(map(with_sizes, some)) for some in chain.options),
-        handing_on_sizes=tuple((size,) for size in chain.handing_on_bytes),
+        handing_on=tuple(Phase((LiveRange(size),), (size,)) for size in chain.handing_on_bytes),
     )
 
 

@@ -12,16 +12,17 @@ from hypothesis import strategies as st
 from random_plans import WIDTH, losses, struct
 
 from jax_hremat._cost.option import Option
-from jax_hremat._cost.option_cost import OptionCost
+from jax_hremat._cost.option_cost import LiveRange, OptionCost
 from jax_hremat._options.outputs import with_outputs
 from jax_hremat._partition.blocks import make_block
 from jax_hremat._plan.region import Region
-from jax_hremat._solve.prediction import block_recompute_s, kept_cost
+from jax_hremat._solve.lifetimes import kept_cost
+from jax_hremat._solve.prediction import block_recompute_s
 from jax_hremat._trace.graph import Graph, build_graph
 from jax_hremat._trace.trace import Program, trace_loss
 from jax_hremat._verify.replay import replay
 
-COST = OptionCost(1.0, 1.0, 10, (), (), 0, 0, kept_sizes=(10,))
+COST = OptionCost(1.0, 1.0, 10, (), (), 0, 0, kept_buffers=(LiveRange(10),))
 
 
 # Results that a checkpoint keeps whenever it is asked to; a maximum, for example, may not be.

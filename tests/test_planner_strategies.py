@@ -75,7 +75,7 @@ def chain_of(
         options=tuple(options),
         recompute_s=tuple(ms / 1e3 for ms in times_ms),
         handing_on_bytes=tuple(opts[-1].cost.forward_peak_bytes for opts in options),
-        handing_on_sizes=tuple(opts[-1].cost.forward_sizes for opts in options),
+        handing_on=tuple(opts[-1].cost.forward for opts in options),
         last_recompute_s=tuple((ms / 1e3, 0.0) for ms in times_ms),
         shared_bytes=(0,) * len(made),
         boundary_values=values,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from integer_program import fastest_of_columns
 
 from jax_hremat._cost.option import Option, Origin
-from jax_hremat._cost.option_cost import OptionCost
+from jax_hremat._cost.option_cost import OptionCost, Phase
 from jax_hremat._partition.tree import block_tree
 from jax_hremat._plan.region import Region
 from jax_hremat._solve.backend import SolverConfig, Status
@@ -79,7 +79,7 @@ def make(
         handing_on_bytes=tuple(
             min(option.cost.forward_peak_bytes for option in opts) for opts in options
         ),
-        handing_on_sizes=((),) * len(options),
+        handing_on=(Phase(),) * len(options),
         last_recompute_s=(
             tuple(
                 tuple(r * 1e-3 for _ in opts) for r, opts in zip(recompute_ms, options, strict=True)

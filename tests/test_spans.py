@@ -17,7 +17,7 @@ from jax_hremat._solve.groups import _columns, _GroupStart, group_columns, singl
 from jax_hremat._solve.keeping import keeping_columns
 from jax_hremat._solve.kinds import Kinds, found_once
 from jax_hremat._solve.label_search import Columns
-from jax_hremat._solve.prediction import kept_cost
+from jax_hremat._solve.lifetimes import kept_cost
 from jax_hremat._solve.spans import spans
 
 
@@ -35,7 +35,7 @@ def counted(chain: Chain, p: Column, prices: Prices) -> tuple[int, tuple[int, ..
             forward.append(peak_bytes - kept - spared(cost.forward_sizes))
             kept += spared(cost.kept_sizes)
         else:
-            forward.append(peak_bytes - kept - spared(chain.handing_on_sizes[block]))
+            forward.append(peak_bytes - kept - spared(chain.handing_on[block].sizes_at_peak))
     own = max(
         spared((*cost.backward_sizes, *(size for _, size in chain.pending_cotangents(k))))
         for k, cost in costs.items()

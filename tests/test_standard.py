@@ -3,7 +3,7 @@
 import pytest
 
 from jax_hremat._cost.option import Option
-from jax_hremat._cost.option_cost import OptionCost
+from jax_hremat._cost.option_cost import OptionCost, Phase
 from jax_hremat._plan.region import Region
 from jax_hremat._planner.standard import grouped_selections, layer_selection
 from jax_hremat._solve.chain import Chain, Selection
@@ -19,7 +19,7 @@ def chain_of(num_blocks: int, effectful: frozenset[int] = frozenset()) -> Chain:
         options=((BARE, KEEPING),) * num_blocks,
         recompute_s=(1e-3,) * num_blocks,
         handing_on_bytes=(0,) * num_blocks,
-        handing_on_sizes=((),) * num_blocks,
+        handing_on=(Phase(),) * num_blocks,
         last_recompute_s=((1e-3,),) * num_blocks,
         shared_bytes=(0,) * num_blocks,
         boundary_values=(),

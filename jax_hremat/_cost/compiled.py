@@ -7,12 +7,14 @@ two options of the same block, in which the effects of the block's surroundings 
 
 from __future__ import annotations
 
+import operator
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from jax_hremat._cost.block_step import MARK, BlockStep
-from jax_hremat._cost.option_cost import OptionCost
+from jax_hremat._cost.option_cost import LiveRange, OptionCost, Phase
 from jax_hremat._primitives.kernels import KernelBook
 from jax_hremat._trace.mesh import abstract_mesh
 from jax_hremat._xla.cache import CompileCache
@@ -73,21 +75,22 @@ def compiled_cost(
     kept = [b for b in own if b.start < mark < b.end]
     in_forward = [*own, *_distinct(outputs)]
     in_backward = [*own, *cotangents, *_distinct(input_cotangents)]
-    forward = _live_bytes(in_forward, inner)
-    backward = _live_bytes(in_backward, inner)
-    forward_peak = max(range(mark + 1), key=lambda i: forward[i])
-    backward_peak = max(range(mark, len(backward)), key=lambda i: backward[i])
+    forward = _Part(in_forward, inner[: mark + 1], 0)
+    backward = _Part(in_backward, inner[mark:], mark)
+    is_kept = frozenset(b.name for b in kept)
     return OptionCost(
         forward_s=sum(k.time_s for k in kernels[:split]),
         backward_s=sum(k.time_s for k in kernels[split + 1 :]),
         kept_bytes=sum(b.nbytes for b in kept),
         kept_inputs=tuple(i for i in step.computed_inputs if last_read[parameters[i].name] > mark),
         kept_outputs=tuple(i for i, b in enumerate(outputs) if last_read[b.name] > mark),
-        forward_peak_bytes=forward[forward_peak],
-        backward_peak_bytes=backward[backward_peak],
-        kept_sizes=tuple(b.nbytes for b in kept),
-        forward_sizes=_sizes_at(in_forward, forward_peak),
-        backward_sizes=_sizes_at(in_backward, backward_peak),
+        forward_peak_bytes=max(forward.live_bytes),
+        backward_peak_bytes=max(backward.live_bytes),
+        kept_buffers=tuple(
+            LiveRange(b.nbytes, forward.number(b.start), backward.number(b.end)) for b in kept
+        ),
+        forward=forward.phase(is_kept),
+        backward=backward.phase(is_kept),
     )
 
 
@@ -103,15 +106,36 @@ def _distinct(buffers: Sequence[Buffer]) -> list[Buffer]:
     return list({b.name: b for b in buffers if b.kind == "output"}.values())
 
 
-def _sizes_at(buffers: Sequence[Buffer], position: int) -> tuple[int, ...]:
-    return tuple(b.nbytes for b in buffers if b.start <= position <= b.end)
+class _Part:
+    """The part of a schedule from a position on, with the buffers that are alive in it.
 
+    Attributes:
+        live_bytes: At each position at which one of them begins to be alive, the most bytes up to
+            the next: theirs, and what a loop needs inside its body.
+    """
 
-def _live_bytes(buffers: Sequence[Buffer], inner_bytes: Sequence[int]) -> list[int]:
-    """Bytes at each position: the live buffers, and what a loop needs inside its body."""
-    change = [0] * (len(inner_bytes) + 1)
-    for buffer in buffers:
-        change[buffer.start] += buffer.nbytes
-        change[buffer.end + 1] -= buffer.nbytes
-    live = accumulate(change[:-1])
-    return [a + b for a, b in zip(live, inner_bytes, strict=True)]
+    def __init__(self, buffers: Sequence[Buffer], inner_bytes: Sequence[int], start: int) -> None:
+        stop = start + len(inner_bytes)
+        self._buffers = [b for b in buffers if b.start < stop and b.end >= start and b.nbytes]
+        self._begins = sorted({start, *(max(b.start, start) for b in self._buffers)})
+        change = [0] * (len(inner_bytes) + 1)
+        for buffer in self._buffers:
+            change[max(buffer.start - start, 0)] += buffer.nbytes
+            change[min(buffer.end + 1, stop) - start] -= buffer.nbytes
+        live = list(map(operator.add, accumulate(change[:-1]), inner_bytes))
+        self.live_bytes = tuple(
+            max(live[begin - start : end - start]) for begin, end in pairwise((*self._begins, stop))
+        )
+
+    def number(self, position: int) -> int:
+        """The number of the last of these positions up to a position of the whole schedule."""
+        return max(bisect_right(self._begins, position) - 1, 0)
+
+    def phase(self, without: frozenset[str]) -> Phase:
+        """This part as a phase of a block, some buffers left out."""
+        ranges = (
+            LiveRange(b.nbytes, self.number(b.start), self.number(b.end))
+            for b in self._buffers
+            if b.name not in without
+        )
+        return Phase(tuple(ranges), self.live_bytes)

@@ -2,7 +2,56 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from typing import NamedTuple
+
+# As the last position of a buffer: it is alive up to the end of the phase.
+TO_THE_END = sys.maxsize
+
+
+class LiveRange(NamedTuple):
+    """A buffer, and the positions of a phase at which it is alive.
+
+    Attributes:
+        size_bytes: Its size.
+        first: The first position.
+        last: The last one.
+    """
+
+    size_bytes: int
+    first: int = 0
+    last: int = TO_THE_END
+
+    def is_alive(self, position: int) -> bool:
+        """Whether it is alive at a position."""
+        return self.first <= position <= self.last
+
+
+class Phase(NamedTuple):
+    """The memory of a block's forward or backward, position by position in the order of its
+    schedule. The positions are those at which buffers begin to be alive.
+
+    Attributes:
+        buffers: Its buffers, but for those that the block keeps from its forward to its backward;
+            empty where they are not known.
+        live_bytes: At each position, the bytes alive in the block, kept ones and what loops need
+            inside included; empty where they are not known.
+    """
+
+    buffers: tuple[LiveRange, ...] = ()
+    live_bytes: tuple[int, ...] = ()
+
+    @property
+    def peak(self) -> int:
+        """The first position with most bytes alive."""
+        return self.live_bytes.index(max(self.live_bytes)) if self.live_bytes else 0
+
+    @property
+    def sizes_at_peak(self) -> tuple[int, ...]:
+        """Bytes of each of its buffers that is alive there."""
+        peak = self.peak
+        return tuple(b.size_bytes for b in self.buffers if b.is_alive(peak))
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +68,10 @@ class OptionCost:
         forward_peak_bytes: Most bytes at once in the forward: buffers made inside, outputs.
         backward_peak_bytes: Most bytes at once in the backward: kept buffers, temporaries,
             cotangents of the outputs until last read, cotangents of computed inputs.
-        kept_sizes: Bytes of each kept buffer; empty where only their sum is known.
-        forward_sizes: Bytes of each buffer that is live at the forward's peak; empty likewise.
-        backward_sizes: Bytes of each buffer that is live at the backward's peak; empty likewise.
+        kept_buffers: Each kept buffer, alive from a position of the forward to one of the backward;
+            empty where only their sum is known.
+        forward: The forward, position by position, where it is known.
+        backward: The backward, likewise.
     """
 
     forward_s: float
@@ -31,9 +81,26 @@ class OptionCost:
     kept_outputs: tuple[int, ...]
     forward_peak_bytes: int
     backward_peak_bytes: int
-    kept_sizes: tuple[int, ...] = ()
-    forward_sizes: tuple[int, ...] = ()
-    backward_sizes: tuple[int, ...] = ()
+    kept_buffers: tuple[LiveRange, ...] = ()
+    forward: Phase = Phase()
+    backward: Phase = Phase()
+
+    @property
+    def kept_sizes(self) -> tuple[int, ...]:
+        """Bytes of each kept buffer."""
+        return tuple(buffer.size_bytes for buffer in self.kept_buffers)
+
+    @property
+    def forward_sizes(self) -> tuple[int, ...]:
+        """Bytes of each buffer that is alive at the forward's peak; empty if not known."""
+        kept = (b.size_bytes for b in self.kept_buffers if b.first <= self.forward.peak)
+        return (*kept, *self.forward.sizes_at_peak)
+
+    @property
+    def backward_sizes(self) -> tuple[int, ...]:
+        """The same at the backward's peak."""
+        kept = (b.size_bytes for b in self.kept_buffers if self.backward.peak <= b.last)
+        return (*kept, *self.backward.sizes_at_peak)
 
     @property
     def time_s(self) -> float:

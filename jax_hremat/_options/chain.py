@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from jax_hremat._cost.option import Option
+from jax_hremat._cost.option_cost import TO_THE_END, OptionCost, Phase
 from jax_hremat._options.block_options import BlockOptions
 from jax_hremat._partition.blocks import Partition
 from jax_hremat._solve.chain import BoundaryValue, Chain
@@ -66,9 +67,7 @@ def make_chain(
         handing_on_bytes=tuple(
             options[kind].checkpointed.cost.forward_peak_bytes for kind in partition.kinds
         ),
-        handing_on_sizes=tuple(
-            options[kind].checkpointed.cost.forward_sizes for kind in partition.kinds
-        ),
+        handing_on=tuple(_handing_on(options[kind].checkpointed.cost) for kind in partition.kinds),
         last_recompute_s=tuple(
             tuple(_last_recompute_s(options[kind], option) for option in chosen[index])
             for index, kind in enumerate(partition.kinds)
@@ -83,6 +82,13 @@ def make_chain(
             if any(op.effectful for op in graph.operations[block.start : block.stop])
         ),
     )
+
+
+def _handing_on(checkpointed: OptionCost) -> Phase:
+    """The forward of a checkpointed block, with what it keeps among its buffers."""
+    buffers, live_bytes = checkpointed.forward
+    kept = (b._replace(last=TO_THE_END) for b in checkpointed.kept_buffers)
+    return Phase((*kept, *buffers), live_bytes)
 
 
 def _last_recompute_s(options: BlockOptions, option: Option) -> float:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from jax_hremat._cost.option_cost import OptionCost
+from jax_hremat._cost.option_cost import OptionCost, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ def interpolated_cost(plain: OptionCost, ends: Sequence[End]) -> OptionCost:
         forward_peak_bytes=forward_peak_bytes,
         backward_peak_bytes=backward_peak_bytes,
         # The sizes of single buffers are not known.
-        kept_sizes=(),
-        forward_sizes=(),
-        backward_sizes=(),
+        kept_buffers=(),
+        forward=Phase(),
+        backward=Phase(),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from jax_hremat._cost.option import Option
-from jax_hremat._cost.option_cost import OptionCost
+from jax_hremat._cost.option_cost import OptionCost, Phase
 from jax_hremat._plan.region import Region
 from jax_hremat._schedules.graph import Graph
 from jax_hremat._schedules.line import Line, line_of
@@ -141,7 +141,7 @@ def _schedules(graph: Graph, line: Line) -> Schedules | None:
             graph.operations[i].output_bytes + graph.operations[i].workspace_bytes
             for i in line.forward
         ),
-        handing_on_sizes=((),) * len(line.forward),
+        handing_on=(Phase(),) * len(line.forward),
         last_recompute_s=tuple(
             (s if i in own else 0.0, s if i in own else 0.0, 0.0)
             for s, i, own in zip(forward_s, line.forward, read_back, strict=True)

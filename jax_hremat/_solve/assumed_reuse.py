@@ -76,7 +76,7 @@ def most_reused(results: Sequence[Result], chain: Chain) -> AssumedReuse:
     fits."""
     anywhere = {0, *(value.size_bytes for value in chain.boundary_values)}
     # No group contains the last block.
-    in_forward = set(itertools.chain.from_iterable(chain.handing_on_sizes[:-1]))
+    in_forward = {size for phase in chain.handing_on[:-1] for size in phase.sizes_at_peak}
     in_backward = set[int]()
     for option in itertools.chain.from_iterable(chain.options):
         anywhere |= {*option.cost.kept_sizes, option.outputs_bytes}

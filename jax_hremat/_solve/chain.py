@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from jax_hremat._cost.option import Option
+from jax_hremat._cost.option_cost import Phase
 from jax_hremat._solve.backend import Outcome
 from jax_hremat._solve.column import Column
 
@@ -44,8 +45,7 @@ class Chain:
         handing_on_bytes: For each block, the peak of such a forward. The first forward of every
             block of a group is one, whatever the block's option, for only the recompute follows
             the option.
-        handing_on_sizes: For each block, the bytes of each buffer that is live at that peak; empty
-            where buffers are not known.
+        handing_on: For each block, such a forward position by position, as far as it is known.
         last_recompute_s: For each option of each block, the seconds of the block's recompute
             where it is the last block of a group. Operations that only make the block's outputs
             are then not recomputed, because nothing reads those outputs.
@@ -63,7 +63,7 @@ class Chain:
     options: tuple[tuple[Option, ...], ...]
     recompute_s: tuple[float, ...]
     handing_on_bytes: tuple[int, ...]
-    handing_on_sizes: tuple[tuple[int, ...], ...]
+    handing_on: tuple[Phase, ...]
     last_recompute_s: tuple[tuple[float, ...], ...]
     shared_bytes: tuple[int, ...]
     boundary_values: tuple[BoundaryValue, ...]

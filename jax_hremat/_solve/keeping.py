@@ -26,7 +26,8 @@ from typing import NamedTuple
 from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.column import MAX_GROUP, Column
 from jax_hremat._solve.kinds import found_once
-from jax_hremat._solve.prediction import block_recompute_s, kept_cost
+from jax_hremat._solve.lifetimes import kept_cost
+from jax_hremat._solve.prediction import block_recompute_s
 
 # The most choices of kept values per range of blocks, spread over the bytes kept.
 _RESOLUTION = 16

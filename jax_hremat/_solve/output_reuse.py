@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import NamedTuple
 
 from jax_hremat._partition.blocks import Partition
+from jax_hremat._solve.lifetimes import Timeline
 from jax_hremat._trace.graph import Graph
 
 
@@ -26,23 +28,6 @@ class Result(NamedTuple):
 
     block: int
     size_bytes: int
-
-
-class Buffer(NamedTuple):
-    """A buffer, alive at consecutive moments of the step: all forwards, then all backwards.
-
-    Attributes:
-        size_bytes: Its size.
-        first: The first moment at which it is counted.
-        last: The last one.
-        end: The last moment at which its memory is not free; what is read in its own block's
-            backward is counted there among the buffers of that backward.
-    """
-
-    size_bytes: int
-    first: int
-    last: int
-    end: int
 
 
 def gradients_of(graph: Graph, partition: Partition) -> tuple[Result, ...]:
@@ -60,34 +45,29 @@ def gradients_of(graph: Graph, partition: Partition) -> tuple[Result, ...]:
     )
 
 
-def reused_bytes(
-    buffers: Iterable[Buffer], results: Iterable[Result], num_blocks: int
-) -> list[int]:
-    """For each moment, all forwards and then all backwards, the bytes of the buffers placed in the
-    memory of results: the largest buffer first, of equal ones that made first, each in the smallest
-    result that it fits in and that no other buffer occupies meanwhile, as XLA's buffer assignment
-    does.
-
-    Unchecked: buffers that live within one moment only in part are taken to live throughout it.
-    """
-    num_moments = 2 * num_blocks
+def reused_bytes(timeline: Timeline, results: Iterable[Result], num_blocks: int) -> list[int]:
+    """For each position of the step the bytes of the buffers that are placed in the memory of
+    results: the largest buffer first, of equal ones that made first, each in the smallest result
+    that it fits in and that no other buffer occupies meanwhile, as XLA's buffer assignment does."""
+    begins = timeline.begins
+    end = begins[-1]
     ordered = sorted(results, key=lambda r: (r.size_bytes, r.block))
     sizes = [r.size_bytes for r in ordered]
-    # For each result the moments at which its memory is taken, as bits: at first those from which
+    # For each result the positions at which its memory is taken, as bits: at first those from which
     # on it holds the result.
-    taken = [_moments(num_moments - 1 - r.block, num_moments - 1) for r in ordered]
-    reused = [0] * num_moments
-    for buffer in sorted(buffers, key=lambda b: (-b.size_bytes, b.first, b.last, b.end)):
-        lives = _moments(buffer.first, buffer.end)
-        fitting = range(bisect_left(sizes, buffer.size_bytes), len(sizes))
+    taken = [_positions(begins[2 * num_blocks - 1 - r.block], end - 1) for r in ordered]
+    change = [0] * (end + 1)
+    for size, first, last in sorted(timeline.buffers, key=lambda b: (-b.size_bytes, *b[1:])):
+        lives = _positions(first, last)
+        fitting = range(bisect_left(sizes, size), len(sizes))
         place = next((place for place in fitting if not taken[place] & lives), None)
         if place is not None:
             taken[place] |= lives
-            for moment in range(buffer.first, buffer.last + 1):
-                reused[moment] += buffer.size_bytes
-    return reused
+            change[first] += size
+            change[last + 1] -= size
+    return [*accumulate(change[:-1])]
 
 
-def _moments(first: int, last: int) -> int:
-    """The moments from one to another, as bits."""
+def _positions(first: int, last: int) -> int:
+    """The positions from one to another, as bits."""
     return (1 << last + 1) - (1 << first)

@@ -6,18 +6,14 @@ that the two agree.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import NamedTuple
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._plan.peak import Moment
-from jax_hremat._solve.chain import BoundaryValue, Chain, Group, Selection
-from jax_hremat._solve.output_reuse import Buffer, Result, reused_bytes
-
-# What a buffer holds: kind, block or boundary value, and position among the buffers of the block.
-_Key = tuple[str, int, int]
+from jax_hremat._solve.chain import Chain, Group, Selection
+from jax_hremat._solve.lifetimes import Held, Memory, groups_around, timeline
+from jax_hremat._solve.output_reuse import Result, reused_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,106 +49,50 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
             reuse). The root program does not model them.
     """
     costs = [chain.options[b][o].cost for b, o in enumerate(selection.options)]
-    around = _groups_around(chain, selection)
-    keeps = {b: kept_cost(chain, around[b][0], b, o) for b, o in selection.keeps}
     again_s = recompute_s(chain, selection)
-    holders = [
-        _holders(selection, boundary_value, around) for boundary_value in chain.boundary_values
+    memory = Memory(chain, selection)
+    blocks = range(len(chain))
+    alive = [
+        *(memory.in_forward(block) for block in blocks),
+        *(memory.in_backward(block) for block in reversed(blocks)),
     ]
-
-    alive: list[Mapping[_Key, int]] = [{}] * (2 * len(chain))
-
-    def buffers(of: str, block: int, sizes: Sequence[int]) -> dict[_Key, int]:
-        return {(of, block, number): size for number, size in enumerate(sizes)}
-
-    of_block = [buffers("kept", b, cost.kept_sizes) for b, cost in enumerate(costs)]
-    of_group = {b: buffers("kept by the group", b, cost.kept_sizes) for b, cost in keeps.items()}
-
-    def held(v: int, block: int, inside: frozenset[Group] = frozenset()) -> bool:
-        """Whether a boundary value is held for the backward of some block up to `block`, seen from
-        inside the groups `inside`."""
-        return any(h.block <= block and h.groups <= inside for h in holders[v])
-
-    def seen(block: int, inside: frozenset[Group]) -> OptionCost | None:
-        """The cost that says what a block keeps, seen from inside the groups `inside`; None if the
-        block keeps only its shared constants."""
-        if inside.issuperset(around[block]):
-            return costs[block]
-        return keeps.get(block) if inside.isdisjoint(around[block]) else None
-
-    def moment(
-        block: int, inside: frozenset[Group], passed: Mapping[_Key, int], back: bool
-    ) -> Moment:
-        before = [seen(b, inside) for b in range(block)]
-        kept = (
-            s if c is None else c.kept_bytes
-            for c, s in zip(before, chain.shared_bytes[:block], strict=True)
+    step = timeline(alive)
+    reused = reused_bytes(step, results, len(chain))
+    moments: list[Moment] = []
+    positions: list[int] = []
+    for held, begin in zip(alive, step.begins, strict=False):
+        position = _highest(held, reused[begin:])
+        cost = costs[held.block]
+        backward_s = cost.backward_s + again_s[held.block]
+        positions.append(position)
+        moments.append(
+            Moment(
+                block=held.block,
+                in_backward=held.in_backward,
+                kept_bytes=held.kept_bytes,
+                passed_bytes=held.passed_bytes,
+                working_bytes=held.working_bytes[position],
+                reused_bytes=reused[begin + position],
+                duration_s=backward_s if held.in_backward else cost.forward_s,
+            )
         )
-        runs = costs[block] if back else keeps.get(block, costs[block])
-        working_bytes, sizes = runs.forward_peak_bytes, runs.forward_sizes
-        if back:
-            working_bytes, sizes = runs.backward_peak_bytes, runs.backward_sizes
-        elif around[block] and block not in keeps:
-            working_bytes, sizes = chain.handing_on_bytes[block], chain.handing_on_sizes[block]
-        if results:
-            named = {**passed, **buffers("working", block, sizes)}
-            for b, cost in enumerate(before):
-                if cost is not None:
-                    named |= of_block[b] if cost is costs[b] else of_group[b]
-            alive[2 * len(chain) - 1 - block if back else block] = named
-        return Moment(
-            block=block,
-            in_backward=back,
-            kept_bytes=sum(kept),
-            passed_bytes=sum(passed.values()),
-            working_bytes=working_bytes,
-            reused_bytes=0,
-            duration_s=costs[block].backward_s + again_s[block] if back else costs[block].forward_s,
-        )
-
-    forwards, backwards = [], []
-    for block in range(len(chain)):
-        waiting = {
-            ("value", v, 0): c.size_bytes
-            for v, c in enumerate(chain.boundary_values)
-            if c.producer < block <= c.readers[-1] or held(v, block - 1)
-        }
-        forwards.append(moment(block, frozenset(), waiting, back=False))
-
-        inside = frozenset(around[block])
-        passed = {
-            ("value", v, 0): c.size_bytes
-            for v, c in enumerate(chain.boundary_values)
-            if held(v, block, inside)
-        }
-        passed |= {("cotangent", v, 0): size for v, size in chain.pending_cotangents(block)}
-        backwards.append(moment(block, inside, passed, back=True))
-    moments = (*forwards, *reversed(backwards))
-    if results:
-        reused = reused_bytes(_runs(alive), results, len(chain))
-        moments = tuple(replace(m, reused_bytes=r) for m, r in zip(moments, reused, strict=True))
-    peak = max(moments, key=lambda m: m.live_bytes)
+    number = max(range(len(moments)), key=lambda number: moments[number].live_bytes)
+    buffers = itertools.chain.from_iterable(alive[number].buffers.values())
     return Prediction(
         time_s=sum(c.time_s for c in costs) + sum(again_s),
-        peak_bytes=chain.fixed_bytes + peak.live_bytes,
-        peak=peak,
-        moments=moments,
-        at_peak_bytes=tuple(alive[moments.index(peak)].values()),
+        peak_bytes=chain.fixed_bytes + moments[number].live_bytes,
+        peak=moments[number],
+        moments=tuple(moments),
+        at_peak_bytes=tuple(b.size_bytes for b in buffers if b.is_alive(positions[number])),
     )
 
 
-def _runs(alive: Sequence[Mapping[_Key, int]]) -> list[Buffer]:
-    """The buffers of a step, of which those alive at each moment are given: one for each run of
-    moments at which the same is alive."""
-    buffers: list[Buffer] = []
-    begun: dict[_Key, int] = {}
-    for moment, (before, now) in enumerate(pairwise(({}, *alive, {}))):
-        for key in (key for key in before if key not in now):
-            last = moment - 1
-            end = last + 1 if key[0] == "kept" else last
-            buffers.append(Buffer(before[key], begun.pop(key), last, end))
-        begun |= {key: moment for key in now if key not in before}
-    return buffers
+def _highest(held: Held, reused_bytes: Sequence[int]) -> int:
+    """The first position of a moment with most bytes outside the memory of results."""
+    outside = [
+        live - reused for live, reused in zip(held.working_bytes, reused_bytes, strict=False)
+    ]
+    return outside.index(max(outside))
 
 
 def recompute_s(chain: Chain, selection: Selection) -> list[float]:
@@ -169,7 +109,7 @@ def recompute_s(chain: Chain, selection: Selection) -> list[float]:
             if all(inner[1] != group[1] for inner in groups[depth + 1 :])
         )
         for block, (option, groups) in enumerate(
-            zip(selection.options, _groups_around(chain, selection), strict=True)
+            zip(selection.options, groups_around(chain, selection), strict=True)
         )
     ]
 
@@ -194,61 +134,3 @@ def block_recompute_s(
     if block == group[1]:
         return chain.last_recompute_s[block][option]
     return chain.recompute_s[block]
-
-
-def kept_cost(chain: Chain, group: Group, block: int, option: int) -> OptionCost:
-    """The cost of a block of a group that keeps the values an option saves, with those among the
-    kept bytes that are kept only to make the block's outputs again; nothing reads the outputs of
-    the last block."""
-    saving = chain.options[block][option]
-    if block == group[1] or not saving.outputs_bytes:
-        return saving.cost
-    return replace(
-        saving.cost,
-        kept_bytes=saving.cost.kept_bytes + saving.outputs_bytes,
-        kept_sizes=(*saving.cost.kept_sizes, saving.outputs_bytes),
-    )
-
-
-def _groups_around(chain: Chain, selection: Selection) -> list[list[Group]]:
-    """For each block, the groups around it, outermost first."""
-    around: list[list[Group]] = [[] for _ in range(len(chain))]
-    for group in selection.groups:
-        for block in range(group[0], group[1] + 1):
-            around[block].append(group)
-    return around
-
-
-class _Holder(NamedTuple):
-    """A reason to hold a value for a backward: a block whose option reads the value in its
-    backward, a group that keeps the value, or a group that reads it and begins after its producer.
-
-    Attributes:
-        block: The first block whose backward the value is held for.
-        groups: The groups around the holder.
-    """
-
-    block: int
-    groups: frozenset[Group]
-
-
-def _holders(
-    selection: Selection, boundary_value: BoundaryValue, around: Sequence[Sequence[Group]]
-) -> list[_Holder]:
-    blocks = [
-        _Holder(block, frozenset(around[block]))
-        for block, option in boundary_value.needed
-        if selection.options[block] == option
-    ]
-    blocks += [
-        _Holder(block, frozenset())
-        for block, option in selection.keeps
-        if block == boundary_value.producer and (block, option) in boundary_value.needed
-    ]
-    groups = [
-        _Holder(group[0], frozenset(around[reader][:depth]))
-        for reader in boundary_value.readers
-        for depth, group in enumerate(around[reader])
-        if boundary_value.producer < group[0]
-    ]
-    return blocks + groups

@@ -64,7 +64,10 @@ class Spared:
         none = [()] * len(chain)
         self.kept = each((o.cost.kept_sizes for o in options), none)
         self.kept_by_group = each(((*o.cost.kept_sizes, o.outputs_bytes) for o in options), none)
-        self.forward = each((o.cost.forward_sizes for o in options), chain.handing_on_sizes)
+        self.forward = each(
+            (o.cost.forward_sizes for o in options),
+            [phase.sizes_at_peak for phase in chain.handing_on],
+        )
         self.backward = each(
             (
                 (*o.cost.backward_sizes, *waiting)

@@ -27,8 +27,8 @@ _MAX_CORRECTIONS = 22
 _CLOSE = 0.001
 # Memory is tight at a moment at which less than this part of the limit is free.
 _TIGHT = 0.03
-# With each correction, the reuse assumed there is lowered by this part of the limit once more, as
-# long as that leaves any schedule.
+# With each correction but the first, the reuse assumed there is lowered by this part of the limit
+# once more, as long as that leaves any schedule.
 _SPARE = 0.003
 
 # The fastest schedule under assumptions, given a guess of its time in seconds.
@@ -88,10 +88,14 @@ def fastest_with_reuse(
 
 class _Answer(NamedTuple):
     """The fastest schedule under assumptions, and what it is predicted to cost; None if there is no
-    schedule."""
+    schedule.
+
+    Attributes:
+        num_corrections: The number of corrections in a row that led to the assumptions.
+    """
 
     reused: AssumedReuse
-    num_spares: int
+    num_corrections: int
     schedule: Schedule
     promise: Prediction | None
     fits: bool
@@ -111,15 +115,15 @@ class _Question(NamedTuple):
         """The bound, arguments and outputs not counted."""
         return self.peak_bytes - self.chain.fixed_bytes
 
-    def answer(self, reused: AssumedReuse, guess_s: float, num_spares: int = 0) -> _Answer:
-        """The answer under assumptions with so many times the spare bytes."""
+    def answer(self, reused: AssumedReuse, guess_s: float, num_corrections: int = 0) -> _Answer:
+        """The answer under assumptions that so many corrections led to."""
         schedule = self.solve(reused, guess_s)
         if schedule.selection is None:
-            return _Answer(reused, num_spares, schedule, None, fits=False)
+            return _Answer(reused, num_corrections, schedule, None, fits=False)
         promise = self.predict(self.chain, schedule.selection)
         most_bytes = self.peak_bytes + _CLOSE * self.limit_bytes
         fits = promise.peak_bytes <= most_bytes
-        return _Answer(reused, num_spares, schedule, promise, fits)
+        return _Answer(reused, num_corrections, schedule, promise, fits)
 
     def at_their_prices(self, answer: _Answer) -> list[_Answer]:
         """The answer at the prices that an answer shows, then at those that this one shows, and so
@@ -144,11 +148,13 @@ class _Question(NamedTuple):
         def less(num_spares: int) -> _Answer:
             spare_bytes = int(num_spares * _SPARE * self.limit_bytes)
             reused = _less(answer.reused, answer.schedule, promise, self.limit_bytes, spare_bytes)
-            return self.answer(reused, promise.time_s, num_spares)
+            return self.answer(reused, promise.time_s, num_spares + 1)
 
         # The next schedule has other buffers, which may reuse less.
-        with_spare = less(answer.num_spares + 1)
-        return less(0) if with_spare.promise is None else with_spare
+        with_spare = less(answer.num_corrections)
+        if with_spare.promise is None and answer.num_corrections:
+            return less(0)
+        return with_spare
 
 
 def _less(

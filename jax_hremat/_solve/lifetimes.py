@@ -1,0 +1,252 @@
+"""What is alive at each moment of a step under a selection, and the lifetimes of its buffers.
+
+A step has moments, all forwards and then all backwards, and a moment has the positions of its
+block's phase (`_cost/option_cost.py`). Two buffers that a block needs at different positions may be
+placed in the same memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import NamedTuple, TypeAlias
+
+from jax_hremat._cost.option_cost import TO_THE_END, LiveRange, OptionCost
+from jax_hremat._solve.chain import BoundaryValue, Chain, Group, Selection
+
+# What some buffers hold: their kind, and the block or boundary value.
+_Key: TypeAlias = tuple[str, int]
+
+
+class Held(NamedTuple):
+    """What is alive while one block runs.
+
+    Attributes:
+        block: The block.
+        in_backward: Whether its backward runs, rather than its forward.
+        kept_bytes: What earlier blocks keep for their backwards.
+        passed_bytes: Boundary values and cotangents that wait.
+        working_bytes: At each position, the bytes alive in the block itself; the peak alone if that
+            is all that is known.
+        buffers: All these buffers, as far as they are known.
+    """
+
+    block: int
+    in_backward: bool
+    kept_bytes: int
+    passed_bytes: int
+    working_bytes: Sequence[int]
+    buffers: Mapping[_Key, Sequence[LiveRange]]
+
+
+class Memory:
+    """What is alive at each moment of a step under a selection."""
+
+    def __init__(self, chain: Chain, selection: Selection) -> None:
+        around = groups_around(chain, selection)
+        self._chain = chain
+        self._around = [frozenset(groups) for groups in around]
+        self._costs = [chain.options[b][o].cost for b, o in enumerate(selection.options)]
+        self._of_group = {b: kept_cost(chain, around[b][0], b, o) for b, o in selection.keeps}
+        self._holders = [_holders(selection, value, around) for value in chain.boundary_values]
+        self._first_holders: dict[frozenset[Group], Sequence[float]] = {}
+        self._kept = [_throughout(cost) for cost in self._costs]
+        self._kept_by_group = {b: _throughout(cost) for b, cost in self._of_group.items()}
+
+    def in_forward(self, block: int) -> Held:
+        """What is alive in the forward of a block."""
+        chain, outside = self._chain, frozenset[Group]()
+        held_from = self._held_from(outside)
+        passed: dict[_Key, int] = {
+            ("value", v): c.size_bytes
+            for v, c in enumerate(chain.boundary_values)
+            if c.producer < block <= c.readers[-1] or held_from[v] < block
+        }
+        runs = self._of_group.get(block) if self._around[block] else self._costs[block]
+        if runs is None:
+            phase, peak_bytes, kept = chain.handing_on[block], chain.handing_on_bytes[block], ()
+        else:
+            phase, peak_bytes, kept = runs.forward, runs.forward_peak_bytes, runs.kept_buffers
+        working = {
+            ("forward", block): phase.buffers,
+            self._kept_key(block, runs): [b._replace(last=TO_THE_END) for b in kept],
+        }
+        working_bytes = phase.live_bytes or (peak_bytes,)
+        return self._held(block, False, outside, passed, working_bytes, working)
+
+    def in_backward(self, block: int) -> Held:
+        """What is alive in the backward of a block."""
+        inside, cost = self._around[block], self._costs[block]
+        held_from = self._held_from(inside)
+        passed: dict[_Key, int] = {
+            ("value", v): c.size_bytes
+            for v, c in enumerate(self._chain.boundary_values)
+            if held_from[v] <= block
+        }
+        waiting = self._chain.pending_cotangents(block)
+        passed |= {("cotangent", v): size_bytes for v, size_bytes in waiting}
+        working = {
+            ("backward", block): cost.backward.buffers,
+            self._kept_key(block, cost): [b._replace(first=0) for b in cost.kept_buffers],
+        }
+        working_bytes = cost.backward.live_bytes or (cost.backward_peak_bytes,)
+        return self._held(block, True, inside, passed, working_bytes, working)
+
+    def _held(
+        self,
+        block: int,
+        in_backward: bool,
+        inside: frozenset[Group],
+        passed: Mapping[_Key, int],
+        working_bytes: Sequence[int],
+        working: Mapping[_Key, Sequence[LiveRange]],
+    ) -> Held:
+        """What is alive while a block runs, seen from inside some groups, given what passes it and
+        what is its own."""
+        buffers: dict[_Key, Sequence[LiveRange]] = {
+            key: (LiveRange(size_bytes),) for key, size_bytes in passed.items()
+        }
+        kept_bytes = 0
+        for before in range(block):
+            cost = self._seen(before, inside)
+            if cost is None:
+                kept_bytes += self._chain.shared_bytes[before]
+                continue
+            kept_bytes += cost.kept_bytes
+            of_group = cost is not self._costs[before]
+            buffers[self._kept_key(before, cost)] = (
+                self._kept_by_group[before] if of_group else self._kept[before]
+            )
+        return Held(
+            block,
+            in_backward,
+            kept_bytes,
+            sum(passed.values()),
+            working_bytes,
+            {**buffers, **working},
+        )
+
+    def _seen(self, block: int, inside: frozenset[Group]) -> OptionCost | None:
+        """The cost that says what a block keeps, seen from inside some groups; None if it keeps
+        only its shared constants."""
+        around = self._around[block]
+        if around <= inside:
+            return self._costs[block]
+        return self._of_group.get(block) if around.isdisjoint(inside) else None
+
+    def _kept_key(self, block: int, cost: OptionCost | None) -> _Key:
+        return ("kept" if cost is self._costs[block] else "kept by the group"), block
+
+    def _held_from(self, inside: frozenset[Group]) -> Sequence[float]:
+        """For each boundary value, the first block for whose backward it is held, seen from inside
+        some groups; infinite if there is none."""
+        if inside not in self._first_holders:
+            self._first_holders[inside] = [
+                min((h.block for h in some if h.groups <= inside), default=math.inf)
+                for some in self._holders
+            ]
+        return self._first_holders[inside]
+
+
+def _throughout(cost: OptionCost) -> Sequence[LiveRange]:
+    """What a block keeps, alive throughout a moment."""
+    return [LiveRange(b.size_bytes) for b in cost.kept_buffers]
+
+
+class Buffer(NamedTuple):
+    """A buffer, alive from one position of the step to another."""
+
+    size_bytes: int
+    first: int
+    last: int
+
+
+class Timeline(NamedTuple):
+    """The buffers of a step.
+
+    Attributes:
+        buffers: The buffers.
+        begins: The first position of each moment, and at the end the number of positions.
+    """
+
+    buffers: Sequence[Buffer]
+    begins: Sequence[int]
+
+
+def timeline(alive: Sequence[Held]) -> Timeline:
+    """The buffers of a step, of which those alive at each moment are given: what has the same key
+    at consecutive moments is one."""
+    begins = [*accumulate((len(held.working_bytes) for held in alive), initial=0)]
+    buffers: list[Buffer] = []
+    begun: dict[_Key, list[int]] = {}
+    everything = pairwise(({}, *(held.buffers for held in alive), {}))
+    for moment, (before, now) in enumerate(everything):
+        for key in (key for key in before if key not in now):
+            for part, first in zip(before[key], begun.pop(key), strict=True):
+                last = min(begins[moment - 1] + part.last, begins[moment] - 1)
+                buffers.append(Buffer(part.size_bytes, first, last))
+        for key in (key for key in now if key not in before):
+            begun[key] = [begins[moment] + part.first for part in now[key]]
+    return Timeline(buffers, begins)
+
+
+def kept_cost(chain: Chain, group: Group, block: int, option: int) -> OptionCost:
+    """The cost of a block of a group that keeps the values an option saves, with those among the
+    kept bytes that are kept only to make the block's outputs again; nothing reads the outputs of
+    the last block."""
+    saving = chain.options[block][option]
+    if block == group[1] or not saving.outputs_bytes:
+        return saving.cost
+    # From after the forward, where they are among its own buffers.
+    outputs = LiveRange(saving.outputs_bytes, max(len(saving.cost.forward.live_bytes), 1))
+    return replace(
+        saving.cost,
+        kept_bytes=saving.cost.kept_bytes + saving.outputs_bytes,
+        kept_buffers=(*saving.cost.kept_buffers, outputs),
+    )
+
+
+def groups_around(chain: Chain, selection: Selection) -> list[list[Group]]:
+    """For each block, the groups around it, outermost first."""
+    around: list[list[Group]] = [[] for _ in range(len(chain))]
+    for group in selection.groups:
+        for block in range(group[0], group[1] + 1):
+            around[block].append(group)
+    return around
+
+
+class _Holder(NamedTuple):
+    """A reason to hold a value for a backward: a block whose option reads the value in its
+    backward, a group that keeps the value, or a group that reads it and begins after its producer.
+
+    Attributes:
+        block: The first block whose backward the value is held for.
+        groups: The groups around the holder.
+    """
+
+    block: int
+    groups: frozenset[Group]
+
+
+def _holders(
+    selection: Selection, boundary_value: BoundaryValue, around: Sequence[Sequence[Group]]
+) -> list[_Holder]:
+    blocks = [
+        _Holder(block, frozenset(around[block]))
+        for block, option in boundary_value.needed
+        if selection.options[block] == option
+    ]
+    blocks += [
+        _Holder(block, frozenset())
+        for block, option in selection.keeps
+        if block == boundary_value.producer and (block, option) in boundary_value.needed
+    ]
+    groups = [
+        _Holder(group[0], frozenset(around[reader][:depth]))
+        for reader in boundary_value.readers
+        for depth, group in enumerate(around[reader])
+        if boundary_value.producer < group[0]
+    ]
+    return blocks + groups
