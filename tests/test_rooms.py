@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -61,17 +62,23 @@ ONLY_IN = {
 }
 
 
-def modules() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
+@functools.cache
+def modules() -> tuple[Path, ...]:
+    return tuple(sorted(PACKAGE.rglob("*.py")))
 
 
 def room_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imported(path: Path) -> Iterator[str]:
+@functools.cache
+def imported(path: Path) -> tuple[str, ...]:
     """What a module imports, at once or deferred, by full name; what only a type checker sees is
     left out."""
+    return tuple(_imported(path))
+
+
+def _imported(path: Path) -> Iterator[str]:
     tree = ast.parse(path.read_text())
     typing_only = {
         id(node)
