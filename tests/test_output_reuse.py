@@ -383,6 +383,26 @@ def context() -> PlanningContext:
     return prepare(own_step(program), get_target("cpu"), config, 0.0, lambda *_: None)
 
 
+def test_the_memory_of_a_block_is_known_position_by_position(context: PlanningContext) -> None:
+    costs = [option.cost for options in context.chain().options for option in options]
+    assert any(len(cost.backward.live_bytes) > 3 for cost in costs)
+    for cost in costs:
+        assert sum(cost.kept_sizes) == cost.kept_bytes
+        assert max(cost.forward.live_bytes) == cost.forward_peak_bytes
+        assert max(cost.backward.live_bytes) == cost.backward_peak_bytes
+        assert sum(cost.forward_sizes) == cost.forward_peak_bytes
+        assert sum(cost.backward_sizes) == cost.backward_peak_bytes
+        # There are no loops, so buffers are all there is.
+        for position, live_bytes in enumerate(cost.forward.live_bytes):
+            alive = [b for b in cost.forward.buffers if b.is_alive(position)]
+            alive += [b for b in cost.kept_buffers if b.first <= position]
+            assert sum(b.size_bytes for b in alive) == live_bytes
+        for position, live_bytes in enumerate(cost.backward.live_bytes):
+            alive = [b for b in cost.backward.buffers if b.is_alive(position)]
+            alive += [b for b in cost.kept_buffers if position <= b.last]
+            assert sum(b.size_bytes for b in alive) == live_bytes
+
+
 def test_peaks_of_heavy_weights_are_predicted(context: PlanningContext) -> None:
     assert sum(r.size_bytes for r in context.results) == 8 * 2 * 64 * 128 * 4
     candidates = Candidates(context, lambda *_: None)
