@@ -96,6 +96,13 @@ def test_late_arguments_are_left_out_where_the_nearest_plan_did_not_need_them(
     few = both(plain, 3, Barriers.NONE, 5000, fewest, 5000)
     assert needed_barriers([plain, *few], 5000, dear) == Barriers.LATE_ARGUMENTS
     assert needed_barriers(known, 2900, dear) == FEW
+    # Where they took no time, nothing is gained, but where they raised the peak.
+    idle = both(plain, 4, fewest, 5000, FEW, 5000, longer=0.0005)
+    assert needed_barriers([plain, *idle], 5000, cheap) == FEW
+    slightly = both(plain, 5, fewest, 5000, FEW, 5005, longer=0.0005)
+    assert needed_barriers([plain, *slightly], 5000, dear) == FEW
+    higher = both(plain, 5, fewest, 5000, FEW, 5006, longer=0.0)
+    assert needed_barriers([plain, *higher], 5000, dear) == fewest
 
 
 def test_a_plan_may_do_without_barriers_that_take_time_if_it_is_expected_to_fit(

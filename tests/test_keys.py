@@ -20,7 +20,6 @@ import jax_hremat
 from jax_hremat._emit.emit import emit_flat
 from jax_hremat._trace.trace import trace_loss
 
-
 QUICK_COMPILE = {"xla_backend_optimization_level": 0}
 
 

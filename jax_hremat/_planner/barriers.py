@@ -13,9 +13,9 @@ from jax_hremat._solve.regions import Barriers
 # The barriers that a plan may be compiled without, those that usually take least time first.
 OPTIONAL_BARRIERS = (Barriers.CHECKPOINTED, Barriers.LATE_ARGUMENTS, Barriers.PLAIN)
 
-# A plan is compiled without some of its barriers if they seem to lengthen its step by more than
-# this part.
-LONGER = 0.001
+# A step that is longer by at most this part is as good, and so is a peak that is higher by at most
+# this part. A plan is compiled without some of its barriers if they seem to lengthen it by more.
+NEGLIGIBLE = 0.001
 
 # The seconds by which the fastest step within a peak gets longer if options are to lower that peak:
 # of the peak, and of the bytes by which it is lowered.
@@ -38,12 +38,24 @@ class Pair(NamedTuple):
         """Seconds by which the barriers lengthen the step."""
         return self.with_them.step_s - self.without.step_s
 
+    @property
+    def take_time(self) -> bool:
+        """Whether the barriers lengthen the step by more than is negligible."""
+        return self.longer_s > NEGLIGIBLE * self.without.step_s
+
     def are_worth_it(self, peak_bytes: int, price: Price) -> bool:
         """Whether the barriers lower the peak, and take no more time than options that lower such a
         peak as much."""
         if self.lower_bytes <= 0:
             return False
         return self.longer_s <= 0 or self.longer_s <= price(peak_bytes, self.lower_bytes)
+
+    def may_be_left_out(self, peak_bytes: int, price: Price) -> bool:
+        """Whether a plan with such a peak is better without the barriers. Where they neither take
+        time nor raise the peak, nothing is gained by that, and they may lower the peaks of other
+        plans."""
+        raise_peak = -self.lower_bytes > NEGLIGIBLE * self.without.peak_bytes
+        return (self.take_time or raise_peak) and not self.are_worth_it(peak_bytes, price)
 
 
 def nearest_pair(compiled: Sequence[Candidate], peak_bytes: int, some: Barriers) -> Pair | None:
@@ -64,13 +76,17 @@ def nearest_pair(compiled: Sequence[Candidate], peak_bytes: int, some: Barriers)
 
 
 def needed_barriers(compiled: Sequence[Candidate], peak_bytes: int, price: Price) -> Barriers:
-    """The barriers with which a plan for a compiled peak is compiled first: of those that may be
-    left out, those that are worth it if they do here what they did in the nearest plan that was
-    compiled with and without them, and the usual ones where no plan was."""
+    """The barriers with which a plan for a compiled peak is compiled first, if they do here what
+    they did in the nearest plan that was compiled with and without them: the usual ones unless they
+    may be left out, and others that are worth it."""
     needed = Barriers.NONE
     for some in OPTIONAL_BARRIERS:
         pair = nearest_pair(compiled, peak_bytes, some)
-        if some in Barriers.USUAL if pair is None else pair.are_worth_it(peak_bytes, price):
+        if some in Barriers.USUAL:
+            is_needed = pair is None or not pair.may_be_left_out(peak_bytes, price)
+        else:
+            is_needed = pair is not None and pair.are_worth_it(peak_bytes, price)
+        if is_needed:
             needed |= some
     return needed
 
@@ -82,7 +98,7 @@ def may_do_without(
     the time they take in the nearest plan that was compiled with and without them, if one was, and
     the compiled peak that is expected without them."""
     pair = nearest_pair(compiled, without_bytes, some)
-    is_shorter = pair is None or pair.longer_s > LONGER * pair.without.step_s
+    is_shorter = pair is None or pair.take_time
     return is_shorter and without_bytes <= limit
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jax_hremat._planner.aims import SLACK, Aims
 from jax_hremat._planner.barriers import (
-    LONGER,
+    NEGLIGIBLE,
     OPTIONAL_BARRIERS,
     Pair,
     may_do_without,
@@ -185,6 +185,7 @@ class BudgetSearch:
         no plan shows yet what they do, where it exceeds the prediction, and any where it misses and
         exceeds what is expected without delays. If some are worth their time, the next plans
         have them too; if not, none of this search is tried with them."""
+        price_s = self._candidates.price_s
         for some in self._untried:
             misses = candidate.peak_bytes > self._limit
             may_help = misses and self._is_delayed(candidate)
@@ -194,7 +195,7 @@ class BudgetSearch:
                 continue
             behind = self._with_barriers(candidate, candidate.barriers | some)
             self._fits |= behind.peak_bytes <= self._limit
-            if self._are_worth_it(behind, candidate):
+            if Pair(behind, candidate).are_worth_it(behind.prediction.peak_bytes, price_s):
                 self._barriers |= some
                 candidate = behind
             elif behind.root != candidate.root:
@@ -208,15 +209,17 @@ class BudgetSearch:
         return candidate.is_delayed(min(expected_bytes, self._limit))
 
     def _with_fewer_barriers(self, candidate: Candidate) -> Candidate:
-        """The same plan without those of its barriers that are not worth their time, which the next
-        plans are then without too. Only barriers are left out of which no plan shows yet what they
-        do, and only while the step is longer than predicted."""
+        """The same plan without those of its barriers that are not worth the time they take, which
+        the next plans are then without too. Only barriers are left out of which no plan shows yet
+        what they do, and only while the step is longer than predicted."""
+        price_s = self._candidates.price_s
         self._fits |= candidate.peak_bytes <= self._limit
         for some in reversed(OPTIONAL_BARRIERS):
             is_longer = self._is_longer_than_predicted(candidate)
             if some in candidate.barriers and is_longer and not self._is_known(some):
                 fewer = self._with_barriers(candidate, candidate.barriers & ~some)
-                if fewer.root != candidate.root and not self._are_worth_it(candidate, fewer):
+                pair, peak_bytes = Pair(candidate, fewer), candidate.prediction.peak_bytes
+                if fewer.root != candidate.root and pair.may_be_left_out(peak_bytes, price_s):
                     self._barriers &= ~some
                     candidate = fewer
         return candidate
@@ -236,15 +239,11 @@ class BudgetSearch:
 
     def _is_longer_than_predicted(self, candidate: Candidate) -> bool:
         predicted_s = self._candidates.step_s(candidate.prediction)
-        return candidate.step_s > (1 + LONGER) * predicted_s
+        return candidate.step_s > (1 + NEGLIGIBLE) * predicted_s
 
     def _is_known(self, some: Barriers) -> bool:
         """Whether a plan was compiled with and without some barriers."""
         return nearest_pair(self._candidates.compiled, self._limit, some) is not None
-
-    def _are_worth_it(self, with_them: Candidate, without: Candidate) -> bool:
-        price_s = self._candidates.price_s
-        return Pair(with_them, without).are_worth_it(with_them.prediction.peak_bytes, price_s)
 
     def _with_barriers(self, candidate: Candidate, barriers: Barriers) -> Candidate:
         """The same plan with other barriers."""
