@@ -26,8 +26,7 @@ class Prediction:
         peak_bytes: Largest sum of live bytes, arguments and outputs included.
         peak: The moment with the largest sum.
         moments: The moments of the step in time order: all forwards, then all backwards.
-        at_peak_bytes: Sizes of the buffers alive at the peak, as far as they are known; empty if
-            there are no results.
+        at_peak_bytes: Sizes of the buffers alive at the peak, as far as they are known.
     """
 
     time_s: float
@@ -61,7 +60,8 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
     moments: list[Moment] = []
     positions: list[int] = []
     for held, begin in zip(alive, step.begins, strict=False):
-        position = _highest(held, reused[begin:])
+        count = len(held.working_bytes)
+        position = _highest(held, reused[begin : begin + count])
         cost = costs[held.block]
         backward_s = cost.backward_s + again_s[held.block]
         positions.append(position)
@@ -89,9 +89,7 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
 
 def _highest(held: Held, reused_bytes: Sequence[int]) -> int:
     """The first position of a moment with most bytes outside the memory of results."""
-    outside = [
-        live - reused for live, reused in zip(held.working_bytes, reused_bytes, strict=False)
-    ]
+    outside = [live - r for live, r in zip(held.working_bytes, reused_bytes, strict=True)]
     return outside.index(max(outside))
 
 
