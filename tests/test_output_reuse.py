@@ -141,6 +141,12 @@ def test_the_peak_is_where_most_is_outside_of_results() -> None:
     assert step.at_peak_bytes == (8 * MIB, 7 * MIB)
 
 
+def test_what_the_last_block_needs_in_its_forward_is_not_what_its_backward_needs() -> None:
+    one = with_buffers(option(1, 2, 0, 8, 7), kept=(), forward=(8 * MIB,), backward=(7 * MIB,))
+    step = predict(make([[one]] * 2, [1.0] * 2, []), Selection((0, 0)), [Result(0, 8 * MIB)])
+    assert [m.reused_bytes for m in step.moments] == [8 * MIB, 8 * MIB, 7 * MIB, 0]
+
+
 def fits(found: Prediction, reused: AssumedReuse, limit_bytes: int) -> bool:
     return all(
         m.live_bytes
