@@ -155,23 +155,15 @@ def _throughout(cost: OptionCost) -> Sequence[LiveRange]:
     return [LiveRange(b.size_bytes) for b in cost.kept_buffers]
 
 
-class Buffer(NamedTuple):
-    """A buffer, alive from one position of the step to another."""
-
-    size_bytes: int
-    first: int
-    last: int
-
-
 class Timeline(NamedTuple):
     """The buffers of a step.
 
     Attributes:
-        buffers: The buffers.
+        buffers: The buffers, at positions of the whole step.
         begins: The first position of each moment, and at the end the number of positions.
     """
 
-    buffers: Sequence[Buffer]
+    buffers: Sequence[LiveRange]
     begins: Sequence[int]
 
 
@@ -179,14 +171,14 @@ def timeline(alive: Sequence[Held]) -> Timeline:
     """The buffers of a step, of which those alive at each moment are given: what has the same key
     at consecutive moments is one."""
     begins = [*accumulate((len(held.working_bytes) for held in alive), initial=0)]
-    buffers: list[Buffer] = []
+    buffers: list[LiveRange] = []
     begun: dict[_Key, list[int]] = {}
     everything = pairwise(({}, *(held.buffers for held in alive), {}))
     for moment, (before, now) in enumerate(everything):
         for key in (key for key in before if key not in now):
             for part, first in zip(before[key], begun.pop(key), strict=True):
                 last = min(begins[moment - 1] + part.last, begins[moment] - 1)
-                buffers.append(Buffer(part.size_bytes, first, last))
+                buffers.append(LiveRange(part.size_bytes, first, last))
         for key in (key for key in now if key not in before):
             begun[key] = [begins[moment] + part.first for part in now[key]]
     return Timeline(buffers, begins)
