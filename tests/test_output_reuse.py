@@ -235,11 +235,22 @@ def two_buffers_a_layer(count: int) -> tuple[Chain, list[Result]]:
     ]
 
 
-def test_prices_find_the_best_schedule_at_once() -> None:
+@pytest.mark.parametrize(
+    "spare",
+    [
+        pytest.param(
+            0,
+            marks=pytest.mark.xfail(
+                reason="corrections end without a schedule at the least peak, where there is one"
+            ),
+        ),
+        4 * MIB,
+    ],
+)
+def test_prices_find_the_best_schedule_at_once(spare: int) -> None:
     chain, results = two_buffers_a_layer(6)
     every = all_predictions(chain, groups=False, results=results)
-    # Nearer to the least peak, prices alone do not tell which buffers are in results meanwhile.
-    limit_bytes = min(p.peak_bytes for p in every) + 4 * MIB
+    limit_bytes = min(p.peak_bytes for p in every) + spare
     has_prices: list[bool] = []
 
     def solve(reused: AssumedReuse, guess_s: float) -> Schedule:
