@@ -19,7 +19,7 @@ def fastest_of_columns(
     """The fastest schedule of some columns whose peak is at most `peak_bytes`; None if there is
     none."""
     program = RootProgram(chain, columns)
-    rows = program.rows((peak_bytes - chain.fixed_bytes) / MIB, 0.0, 0.0)
+    rows = program.rows((peak_bytes - chain.fixed_bytes) / MIB)
     added = np.array([p.added_ms for p in columns]) @ program.x
     outcome = solve(cp.Problem(cp.Minimize(added), rows.all), config)
     if outcome.status is Status.INFEASIBLE:

@@ -97,9 +97,9 @@ def test_late_arguments_are_left_out_where_the_nearest_plan_did_not_need_them(
     assert needed_barriers([plain, *few], 5000, dear) == Barriers.LATE_ARGUMENTS
     assert needed_barriers(known, 2900, dear) == FEW
     # Where they took no time, nothing is gained, but where they raised the peak.
-    idle = both(plain, 4, fewest, 5000, FEW, 5000, longer=0.0005)
+    idle = both(plain, 4, fewest, 5000, FEW, 5000, longer=0.0001)
     assert needed_barriers([plain, *idle], 5000, cheap) == FEW
-    slightly = both(plain, 5, fewest, 5000, FEW, 5005, longer=0.0005)
+    slightly = both(plain, 5, fewest, 5000, FEW, 5005, longer=0.0001)
     assert needed_barriers([plain, *slightly], 5000, dear) == FEW
     higher = both(plain, 5, fewest, 5000, FEW, 5006, longer=0.0)
     assert needed_barriers([plain, *higher], 5000, dear) == fewest
@@ -115,5 +115,5 @@ def test_a_plan_may_do_without_barriers_that_take_time_if_it_is_expected_to_fit(
     assert may_do_without(known, Barriers.LATE_ARGUMENTS, 1040, 1040)
     assert not may_do_without(known, Barriers.LATE_ARGUMENTS, 1041, 1040)
     # Where they took no time, nothing is gained.
-    idle = [plain, *both(plain, 0, FEW, 1000, MANY, 800, longer=0.0005)]
+    idle = [plain, *both(plain, 0, FEW, 1000, MANY, 800, longer=0.0001)]
     assert not may_do_without(idle, Barriers.PLAIN, 1040, 1040)

@@ -13,9 +13,11 @@ from jax_hremat._solve.regions import Barriers
 # The barriers that a plan may be compiled without, those that usually take least time first.
 OPTIONAL_BARRIERS = (Barriers.CHECKPOINTED, Barriers.LATE_ARGUMENTS, Barriers.PLAIN)
 
-# A step that is longer by at most this part is as good, and so is a peak that is higher by at most
-# this part. A plan is compiled without some of its barriers if they seem to lengthen it by more.
+# A peak that is higher by at most this part is as good. A plan is compiled without some of its
+# barriers if its step is longer than predicted by more than this part.
 NEGLIGIBLE = 0.001
+# Barriers take time if the step is longer with them by more than this part; there may be several.
+_TAKE_TIME = 0.0002
 
 # The seconds by which the fastest step within a peak gets longer if options are to lower that peak:
 # of the peak, and of the bytes by which it is lowered.
@@ -41,7 +43,7 @@ class Pair(NamedTuple):
     @property
     def take_time(self) -> bool:
         """Whether the barriers lengthen the step by more than is negligible."""
-        return self.longer_s > NEGLIGIBLE * self.without.step_s
+        return self.longer_s > _TAKE_TIME * self.without.step_s
 
     def are_worth_it(self, peak_bytes: int, price: Price) -> bool:
         """Whether the barriers lower the peak, and take no more time than options that lower such a

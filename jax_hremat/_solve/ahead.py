@@ -86,9 +86,8 @@ class Room(NamedTuple):
         met = some.effects(self.values, held)
         forward, backward = met.forward_bytes, met.backward_bytes
         if self.reused.forward:
-            blocks = slice(some.blocks.start, some.blocks.stop)
-            forward = forward - self.reused.forward[blocks]
-            backward = backward - self.reused.backward[blocks]
+            forward = forward - self.reused.forward[some.blocks.start : some.blocks.stop]
+            backward = backward - self.reused.in_backward(some.blocks)
         return met, self.limit_bytes - forward.max(axis=2), self.limit_bytes - backward.max(axis=2)
 
 

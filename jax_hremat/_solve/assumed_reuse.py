@@ -24,6 +24,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.output_reuse import Result
 from jax_hremat._solve.prediction import Prediction
@@ -50,6 +52,11 @@ class Prices:
         """What buffers of these sizes count less than they take."""
         return sum(size - self.counted_bytes(size) for size in sizes_bytes)
 
+    def halfway_to(self, other: Prices) -> Prices:
+        """The prices in the middle between these and others of the same results."""
+        pairs = zip(self.prices_bytes, other.prices_bytes, strict=True)
+        return Prices(self.sizes_bytes, tuple((a + b) // 2 for a, b in pairs))
+
 
 NO_PRICES = Prices()
 
@@ -61,11 +68,22 @@ class AssumedReuse(NamedTuple):
         forward: Bytes saved in the forward of each block.
         backward: Bytes saved in the backward of each block.
         prices: What buffers count.
+        is_strict: Whether at each block of a group no more is saved than there. If not, it is as
+            much as at the last, whose backward comes first, when fewest results are written: the
+            program has one peak for the backward of a group, wherever it is.
     """
 
     forward: tuple[int, ...] = ()
     backward: tuple[int, ...] = ()
     prices: Prices = NO_PRICES
+    is_strict: bool = False
+
+    def in_backward(self, blocks: range) -> np.ndarray:
+        """Bytes saved in the backward of each block of a column."""
+        if not self.backward:
+            return np.zeros(len(blocks))
+        saved = np.array(self.backward[blocks.start : blocks.stop], float)
+        return saved if self.is_strict else np.full(len(blocks), saved[-1])
 
 
 NO_REUSE = AssumedReuse()
@@ -92,10 +110,10 @@ def most_reused(results: Sequence[Result], chain: Chain) -> AssumedReuse:
     return saved(anywhere | in_forward)._replace(backward=backward)
 
 
-def at_prices(results: Sequence[Result], promise: Prediction, num_blocks: int) -> AssumedReuse:
-    """What is assumed at the prices that a schedule shows at its peak: the price of a result is the
-    size of the largest buffer there that would go into one more. Buffers are given to results that
-    are still to be written, the largest first, whatever becomes of them at other moments."""
+def shown_prices(results: Sequence[Result], promise: Prediction) -> Prices:
+    """The prices that a schedule shows at its peak: the price of a result is the size of the
+    largest buffer there that would go into one more. Buffers are given to results that are still to
+    be written, the largest first, whatever becomes of them at other moments."""
     peak = promise.peak
     idle = sorted(r.size_bytes for r in results if not peak.in_backward or r.block < peak.block)
     others = [0]
@@ -107,8 +125,12 @@ def at_prices(results: Sequence[Result], promise: Prediction, num_blocks: int) -
             others.append(size)
     others.sort()
     sizes = sorted({r.size_bytes for r in results})
-    price = {size: others[bisect_right(others, size) - 1] for size in sizes}
-    prices = Prices(tuple(sizes), tuple(price.values()))
+    return Prices(tuple(sizes), tuple(others[bisect_right(others, size) - 1] for size in sizes))
+
+
+def at_prices(results: Sequence[Result], prices: Prices, num_blocks: int) -> AssumedReuse:
+    """What is assumed at prices: each result saves its own until it is written."""
+    price = dict(zip(prices.sizes_bytes, prices.prices_bytes, strict=True))
     return _saved(results, [price[r.size_bytes] for r in results], num_blocks, prices)
 
 

@@ -123,11 +123,7 @@ class Relaxation:
         limit_mib = limit_bytes / MIB
         program = RootProgram(self._chain, columns, boolean=False)
         excess = cp.Variable(nonneg=True, name="u")
-        saved = [
-            np.array(some or (0,) * len(self._chain)) / MIB
-            for some in (reused.forward, reused.backward)
-        ]
-        rows = program.rows(limit_mib + excess, *saved)
+        rows = program.rows(limit_mib + excess, reused)
         # Objective:  min Σ_p T_p x_p + c u, where c is the price of a MiB above the limit.
         price = _PENALTY * self._most_ms / max(limit_mib, 1.0)
         added = np.array([p.added_ms for p in columns]) @ program.x
@@ -153,7 +149,8 @@ class Relaxation:
             for families in some:
                 blocks = families.blocks
                 per_mib = upto[blocks.stop] - upto[blocks.start]
-                own_ms = families.added_ms + per_mib * families.backward_bytes / MIB
+                saved_ms = backward[blocks.start : blocks.stop] @ reused.in_backward(blocks) / MIB
+                own_ms = families.added_ms + per_mib * families.backward_bytes / MIB - saved_ms
                 reduced[-1].append(own_ms + constant_ms[row + families.family])
                 row += len(families)
         ahead = [0.0] * (len(self._families) + 1)

@@ -20,7 +20,8 @@ Glossary
     A_{p,k}     peak of the forward of block k in p, plus what p keeps of the blocks before k
     B_p         peak of the backward of p, including the cotangents pending there
     b_v         bytes of v
-    F_k, G_k    bytes that output-buffer reuse saves in the forward and in the backward of block k
+    F_k         bytes that output-buffer reuse saves in the forward of block k
+    G_{p,k}     bytes that it saves in the backward of block k in p
 
 The peak rows are Checkmate's memory accounting (MLSys 2020, eq. 3), restricted to the schedules
 that nested checkpoints can express: one row for each block's forward and one for its backward
@@ -38,6 +39,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jax_hremat._solve.assumed_reuse import NO_REUSE, AssumedReuse
 from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.column import MIB, Column
 from jax_hremat._solve.modelling import cp, sp
@@ -82,15 +84,18 @@ class RootProgram:
         self.x = cp.Variable(len(columns), name="x", boolean=boolean, nonneg=not boolean)
         self.h = cp.Variable(max(len(self.position), 1), nonneg=True, name="h")
 
-    def rows(self, peak: Any, saved_forward: Any, saved_backward: Any) -> Rows:
-        """All rows, for a peak and what is saved by output-buffer reuse, in MiB."""
+    def rows(self, peak: Any, reused: AssumedReuse = NO_REUSE) -> Rows:
+        """All rows, for a peak in MiB, and what is assumed of output-buffer reuse."""
         n = len(self._chain)
+        saved_forward = np.array(reused.forward or (0,) * n) / MIB
         covered, held, kept, forward, backward = (_Entries() for _ in range(5))
         for i, p in enumerate(self._columns):
-            for k, own in zip(range(p.first, p.last + 1), p.forward_bytes, strict=True):
+            blocks = range(p.first, p.last + 1)
+            behind = p.backward_bytes - reused.in_backward(blocks)
+            for k, own, own_behind in zip(blocks, p.forward_bytes, behind.tolist(), strict=True):
                 covered.add(k, i, 1.0)
                 forward.add(k, i, own / MIB)
-                backward.add(k, i, p.backward_bytes / MIB)
+                backward.add(k, i, own_behind / MIB)
             for key in p.holds:
                 held.add(self.position[key], i, 1.0)
             if p.last + 1 < n:
@@ -107,8 +112,9 @@ class RootProgram:
         #   s_k + Σ_{p ∋ k} A_{p,k} x_p + Σ_{v made before k, read from k on} b_v ≤ P + F_k.
         ahead = s + forward.matrix(n, width) @ x + self._known_mib <= peak + saved_forward
         # backward: likewise for the backward of the column that contains block k,
-        #   s_k + Σ_{p ∋ k} B_p x_p + Σ_{v made up to k, read from k on} b_v h_{v,k} ≤ P + G_k.
-        behind = s + backward.matrix(n, width) @ x + self._held_there @ h <= peak + saved_backward
+        #   s_k + Σ_{p ∋ k} (B_p − G_{p,k}) x_p
+        #       + Σ_{v made up to k, read from k on} b_v h_{v,k} ≤ P.
+        behind = s + backward.matrix(n, width) @ x + self._held_there @ h <= peak
         # stock: s_k adds up what the columns before block k keep, and the held values whose last
         # reader is before k,
         #   s_0 = 0,  s_k = s_{k−1} + Σ_{p ends at k−1} K_p x_p + Σ_{v last read in k−1} b_v h_v.
