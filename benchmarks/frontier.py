@@ -45,6 +45,8 @@ from jax_hremat._shared.hull import above_lower_hull
 HAND_POLICIES = ("block", "dots_saveable", "dots_with_no_batch_dims_saveable")
 NUM_BUDGETS = 20
 SLOWDOWNS = (1.05, 1.10, 1.15)
+# As a part of the step without rematerialization.
+FAR_ABOVE = 0.01
 _GIB = 2.0**30
 _LEAST_RATIO = 0.05
 _NUM_HALVINGS = 9
@@ -58,6 +60,9 @@ class Trade(Facts):
         fixed_bytes: Arguments and outputs of the step, which no plan changes.
         loss_bytes: What the last block, which makes the loss, needs in its smallest option.
         plans: The frontier, lowest peak first.
+        bounds_s: For each of them that is more than `FAR_ABOVE` above the lower hull, a step time
+            that no selection of the planner's options is predicted to undercut at its predicted
+            peak; None for others.
         hand: The policies by hand, then MaxText's presets.
         beside: For each of them the plan for its peak, if one fits.
         beside_bounds_s: For each of them, a step time that no selection of the planner's options
@@ -72,6 +77,7 @@ class Trade(Facts):
     fixed_bytes: int
     loss_bytes: int
     plans: Sequence[Row]
+    bounds_s: Sequence[float | None]
     hand: Sequence[Row]
     beside: Sequence[Row | None]
     beside_bounds_s: Sequence[float]
@@ -90,6 +96,7 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Trade:
     num_steps, timings_s = candidates.num_compiled, candidates.timings_s
     hand = [hand_row(name, size, policy, target) for policy in HAND_POLICIES]
     hand += preset_rows(context)
+    rows = [row_of(f"{plan.slowdown - 1:+.1%}", plan) for plan in plans]
     return Trade(
         **facts,
         fixed_bytes=context.fixed_bytes,
@@ -97,7 +104,11 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Trade:
             max(option.cost.forward_peak_bytes, option.cost.backward_peak_bytes)
             for option in context.costs.of_blocks[-1].options
         ),
-        plans=[row_of(f"{plan.slowdown - 1:+.1%}", plan) for plan in plans],
+        plans=rows,
+        bounds_s=[
+            candidates.least_possible_step_s(plan.predicted_peak_bytes) if far else None
+            for plan, far in zip(plans, _far_above(rows, facts["no_remat"]), strict=True)
+        ],
         hand=hand,
         beside=[_plan_beside(candidates, row) for row in hand],
         beside_bounds_s=[candidates.least_possible_step_s(row.peak_bytes) for row in hand],
@@ -106,6 +117,11 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Trade:
         solve_s=timings_s["solve"],
         certify_s=timings_s["certify"],
     )
+
+
+def _far_above(plans: Sequence[Row], plain: Row) -> list[bool]:
+    points = [(row.peak_bytes, row.step_s) for row in (*plans, plain)]
+    return [above > FAR_ABOVE * plain.step_s for above in above_lower_hull(points)[:-1]]
 
 
 def _plan_beside(candidates: Candidates, hand: Row) -> Row | None:
@@ -219,6 +235,8 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     lines += [
         "",
         f"Over all models: median {statistics.median(errors):.1%}, worst {max(errors):.1%}.",
+        "",
+        *_far_above_table(found),
     ]
     lines += [
         "",
@@ -249,6 +267,30 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     for data in found:
         lines += _model_section(target, data)
     return "\n".join(lines) + "\n"
+
+
+def _far_above_table(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The plans far above the hull, and what bounds them."""
+    lines = [
+        f"The plans that are more than {FAR_ABOVE:.0%} above the hull, with the times predicted for "
+        "them and the least that any selection of the planner's options is predicted to take within "
+        "their predicted peaks, by the bound of the root program; both over no rematerialization.",
+        "",
+        "| model | compiled MiB | predicted MiB | above the hull | predicted time | bound |",
+        "|---|---|---|---|---|---|",
+    ]
+    for data in found:
+        base_s = data["no_remat"]["step_s"]
+        for row, above, bound_s in zip(
+            data["plans"], _above_hull(data), data["bounds_s"], strict=True
+        ):
+            if bound_s is not None:
+                lines.append(
+                    f"| {data['model']} | {mib(row['peak_bytes'])} "
+                    f"| {mib(row['predicted_peak_bytes'])} | {above:.1%} "
+                    f"| {row['predicted_step_s'] / base_s - 1:+.1%} | {bound_s / base_s - 1:+.1%} |"
+                )
+    return lines
 
 
 def _beside_policies(
