@@ -197,25 +197,47 @@ def equal_layers(count: int) -> tuple[Chain, list[Result]]:
     return chain, [Result(k, 3 * MIB) for k in range(count)]
 
 
+def with_reuse(
+    chain: Chain,
+    peak_bytes: int,
+    results: Sequence[Result],
+    *,
+    groups: bool = False,
+    assumed: list[AssumedReuse] | None = None,
+) -> Schedule:
+    """The fastest schedule within a peak; what was assumed on the way is added to `assumed`."""
+    schedules = Schedules(chain)
+
+    def solve(reused: AssumedReuse, guess_s: float) -> Schedule:
+        if assumed is not None:
+            assumed.append(reused)
+        return schedules.fastest_within(
+            peak_bytes, EXACT, groups=groups, reused=reused, guess_s=guess_s
+        )
+
+    return fastest_with_reuse(
+        chain,
+        peak_bytes,
+        results,
+        solve,
+        lambda c, s: predict(c, s, results),
+        lambda: schedules.least_peak(EXACT, groups=groups),
+    )
+
+
+def nearly(chain: Chain, peak_bytes: int) -> float:
+    """The most that a schedule found within a peak is predicted to take."""
+    return peak_bytes + 0.001 * (peak_bytes - chain.fixed_bytes) + ROUNDING_BYTES
+
+
 def test_what_is_kept_goes_into_gradients_of_earlier_layers() -> None:
     chain, results = equal_layers(8)
     recomputed = predict(chain, Selection((1,) * 8), results)
     limit_bytes = recomputed.peak_bytes + 8 * MIB
-    found = fastest_with_reuse(
-        chain,
-        limit_bytes,
-        results,
-        lambda reused, guess_s: Schedules(chain).fastest_within(
-            limit_bytes, EXACT, groups=False, reused=reused, guess_s=guess_s
-        ),
-        lambda c, s: predict(c, s, results),
-    )
+    found = with_reuse(chain, limit_bytes, results)
     assert found.selection is not None
     promise = predict(chain, found.selection, results)
-    assert (
-        promise.peak_bytes
-        <= limit_bytes + 0.001 * (limit_bytes - chain.fixed_bytes) + ROUNDING_BYTES
-    )
+    assert promise.peak_bytes <= nearly(chain, limit_bytes)
     every = all_predictions(chain, groups=False, results=results)
     best_s = min(p.time_s for p in every if p.peak_bytes <= limit_bytes)
     assert found.bound_s - 1e-9 <= best_s <= promise.time_s + 1e-9
@@ -246,17 +268,9 @@ def test_prices_find_the_best_schedule(spare: int, num_solves: int) -> None:
     chain, results = two_buffers_a_layer(6)
     every = all_predictions(chain, groups=False, results=results)
     limit_bytes = min(p.peak_bytes for p in every) + spare * MIB
-    has_prices: list[bool] = []
-
-    def solve(reused: AssumedReuse, guess_s: float) -> Schedule:
-        has_prices.append(bool(reused.prices.sizes_bytes))
-        return Schedules(chain).fastest_within(
-            limit_bytes, EXACT, groups=False, reused=reused, guess_s=guess_s
-        )
-
-    found = fastest_with_reuse(
-        chain, limit_bytes, results, solve, lambda c, s: predict(c, s, results)
-    )
+    assumed: list[AssumedReuse] = []
+    found = with_reuse(chain, limit_bytes, results, assumed=assumed)
+    has_prices = [bool(reused.prices.sizes_bytes) for reused in assumed]
     # No numbers are corrected.
     assert not has_prices[0] and all(has_prices[1:])
     # At the least peaks they are halfway between those of two schedules.
@@ -267,6 +281,46 @@ def test_prices_find_the_best_schedule(spare: int, num_solves: int) -> None:
     best_s = min(p.time_s for p in every if p.peak_bytes <= limit_bytes)
     assert promise.time_s == pytest.approx(best_s)
     assert found.bound_s == pytest.approx(best_s)
+
+
+@st.composite
+def many_sizes(draw: st.DrawFn) -> tuple[Chain, list[Result]]:
+    """Layers that keep three buffers of some sizes, or some of them, or none, and gradients of
+    other sizes."""
+    count = draw(st.integers(4, 5))
+    sizes = draw(st.tuples(*[st.sampled_from([2, 3, 4, 5, 6, 8])] * 3))
+
+    def way(added_s: float, *kept: int) -> Option:
+        most = 4 + sum(kept)
+        found = option(1, 2 + added_s, sum(kept), most, most)
+        return with_buffers(found, kept=[size * MIB for size in kept])
+
+    ways = [way(0, *sizes), way(0.3, *sizes[:2]), way(0.5, sizes[2]), way(1)]
+    stream = [
+        BoundaryValue(MIB, k, (k + 1,), True, frozenset({(k + 1, o) for o in range(4)}))
+        for k in range(count - 1)
+    ]
+    gradients = draw(st.tuples(*[st.sampled_from([2, 4, 6, 7])] * count))
+    results = [Result(k, size * MIB) for k, size in enumerate(gradients)]
+    return make([ways] * count, [1.0] * count, stream, fixed=9), results
+
+
+@given(many_sizes(), st.integers(0, 8))
+@QUICK
+def test_near_the_least_peak_a_schedule_is_found(
+    case: tuple[Chain, list[Result]], spare: int
+) -> None:
+    chain, results = case
+    every = all_predictions(chain, groups=False, results=results)
+    limit_bytes = min(p.peak_bytes for p in every) + spare * MIB
+    found = with_reuse(chain, limit_bytes, results)
+    assert found.selection is not None
+    promise = predict(chain, found.selection, results)
+    assert promise.peak_bytes <= nearly(chain, limit_bytes)
+    best_s = min(p.time_s for p in every if p.peak_bytes <= limit_bytes)
+    assert found.bound_s <= best_s + 1e-9
+    assert found.outcome.gap >= 0
+    assert promise.time_s <= 1.06 * best_s
 
 
 def test_the_less_is_reused_the_slower_the_schedule() -> None:
@@ -365,20 +419,9 @@ def test_what_is_found_with_reuse_fits(chain: Chain, data: st.DataObject) -> Non
     results = some_results(chain, data)
     peaks = sorted({p.peak_bytes for p in all_predictions(chain)})
     peak_bytes = data.draw(st.sampled_from(peaks))
-    found = fastest_with_reuse(
-        chain,
-        peak_bytes,
-        results,
-        lambda reused, guess_s: Schedules(chain).fastest_within(
-            peak_bytes, EXACT, reused=reused, guess_s=guess_s
-        ),
-        lambda c, s: predict(c, s, results),
-    )
+    found = with_reuse(chain, peak_bytes, results, groups=True)
     assert found.selection is not None
-    promise = predict(chain, found.selection, results)
-    assert (
-        promise.peak_bytes <= peak_bytes + 0.001 * (peak_bytes - chain.fixed_bytes) + ROUNDING_BYTES
-    )
+    assert predict(chain, found.selection, results).peak_bytes <= nearly(chain, peak_bytes)
     everything = all_predictions(chain, results=results)
     assert all(found.bound_s <= p.time_s + 1e-6 for p in everything if p.peak_bytes <= peak_bytes)
 

@@ -150,8 +150,11 @@ class Candidates:
                 peak_bytes, solver, groups=groups, reused=reused, guess_s=guess_s
             )
 
-        context = self.context
-        return fastest_with_reuse(chain, peak_bytes, context.results, within, context.predict)
+        def least_peak() -> Schedule:
+            return schedules.least_peak(solver, groups=groups)
+
+        results, predict = self.context.results, self.context.predict
+        return fastest_with_reuse(chain, peak_bytes, results, within, predict, least_peak)
 
     def price_s(self, peak_bytes: int, lower_bytes: int) -> float:
         """The seconds by which the fastest step within a predicted peak gets longer if options are

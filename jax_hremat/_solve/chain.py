@@ -166,7 +166,7 @@ class Schedule:
         bound_s: No schedule of these options and groups within the peak takes less predicted time;
             infinite if there is none (`fastest_within`).
         forward_bytes: What the root program counts in the forward of each block, arguments,
-            outputs and what is assumed to be saved not included (`fastest_within`).
+            outputs and what is assumed to be saved not included.
         backward_bytes: The same in the backward of each block.
     """
 

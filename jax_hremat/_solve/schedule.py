@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import time
+from dataclasses import replace
 
 from jax_hremat._solve.assumed_reuse import NO_PRICES, NO_REUSE, AssumedReuse, Prices
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
@@ -37,6 +38,7 @@ class Schedules:
         self._base_ms = chain.fastest_ms
         # The last columns at prices.
         self._priced: tuple[tuple[bool, Prices], Columns] | None = None
+        self._least_peaks: dict[tuple[SolverConfig, bool], Schedule] = {}
 
     def fastest_within(
         self,
@@ -102,6 +104,12 @@ class Schedules:
     def least_peak(self, config: SolverConfig, *, groups: bool = True) -> Schedule:
         """The least predicted peak, to a ten-thousandth; of the schedules with that peak, the
         fastest."""
+        question = config, groups
+        if question not in self._least_peaks:
+            self._least_peaks[question] = self._least_peak(config, groups=groups)
+        return self._least_peaks[question]
+
+    def _least_peak(self, config: SolverConfig, *, groups: bool) -> Schedule:
         began_s = time.perf_counter()
         columns = self._columns(groups, NO_PRICES)
 
@@ -118,7 +126,7 @@ class Schedules:
         schedule = self.fastest_within(high + self._chain.fixed_bytes, config, groups=groups)
         status = schedule.outcome.status if is_exact else Status.LIMIT
         outcome = Outcome(status, high / MIB, 0.0, time.perf_counter() - began_s)
-        return Schedule(schedule.selection, outcome)
+        return replace(schedule, outcome=outcome)
 
     def _peak_bytes(self, found: Found) -> int:
         """The predicted peak, arguments and outputs not counted."""

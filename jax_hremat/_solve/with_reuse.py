@@ -21,7 +21,7 @@ from jax_hremat._solve.assumed_reuse import (
     most_reused,
     shown_prices,
 )
-from jax_hremat._solve.backend import Status
+from jax_hremat._solve.backend import Outcome, Status
 from jax_hremat._solve.chain import Chain, Schedule, Selection
 from jax_hremat._solve.output_reuse import Result
 from jax_hremat._solve.prediction import Prediction
@@ -54,6 +54,7 @@ def fastest_with_reuse(
     results: Sequence[Result],
     solve: Solve,
     predict: Predict,
+    least_peak: Callable[[], Schedule],
 ) -> Schedule:
     """The fastest schedule found within a predicted peak.
 
@@ -68,6 +69,7 @@ def fastest_with_reuse(
         results: The gradients that the step returns.
         solve: Solves the root program under that bound.
         predict: Predicts the cost of a selection.
+        least_peak: Finds the schedule of least peak, nothing reused.
     """
     question = _Question(chain, peak_bytes, results, solve, predict)
     first = question.answer(most_reused(results, chain), 0.0)
@@ -95,8 +97,7 @@ def fastest_with_reuse(
             if corrected.promise is not None:
                 waiting.append((corrected, corrected.promise))
     else:
-        nothing = (0,) * len(chain)
-        answer = question.answer(AssumedReuse(nothing, nothing), 0.0)
+        answer = question.without_reuse(least_peak, bound_s)
     return replace(question.improved(answer, bound_s).schedule, bound_s=bound_s)
 
 
@@ -135,9 +136,7 @@ class _Question(NamedTuple):
         if schedule.selection is None:
             return _Answer(reused, num_corrections, schedule, None, fits=False)
         promise = self.predict(self.chain, schedule.selection)
-        most_bytes = self.peak_bytes + _CLOSE * self.limit_bytes
-        fits = promise.peak_bytes <= most_bytes
-        return _Answer(reused, num_corrections, schedule, promise, fits)
+        return _Answer(reused, num_corrections, schedule, promise, self._fits(promise))
 
     def at_prices(self, first: _Answer) -> list[_Answer]:
         """Answers at prices, up to one that fits or one that has no schedule: at those that the
@@ -201,6 +200,27 @@ class _Question(NamedTuple):
             else:
                 reused = self._enough(self._less(reused, seen_other, 0), seen)
         return answer
+
+    def without_reuse(self, least_peak: Callable[[], Schedule], bound_s: float) -> _Answer:
+        """The answer if nothing is reused. If no schedule fits so, that of least peak, if it fits
+        with what it reuses."""
+        nothing = (0,) * len(self.chain)
+        answer = self.answer(AssumedReuse(nothing, nothing), 0.0)
+        if answer.promise is not None:
+            return answer
+        lowest = least_peak()
+        assert lowest.selection is not None, "without a peak bound a selection exists"
+        promise = self.predict(self.chain, lowest.selection)
+        if not self._fits(promise):
+            return answer
+        added_ms = 1e3 * promise.time_s - self.chain.fastest_ms
+        gap = 1 - bound_s / promise.time_s
+        outcome = Outcome(Status.LIMIT, added_ms, gap, lowest.outcome.solve_s)
+        schedule = replace(lowest, outcome=outcome)
+        return _Answer(answer.reused, 0, schedule, promise, fits=True)
+
+    def _fits(self, promise: Prediction) -> bool:
+        return promise.peak_bytes <= self.peak_bytes + _CLOSE * self.limit_bytes
 
     def _less(self, reused: AssumedReuse, seen: _Seen, spare_bytes: int) -> AssumedReuse:
         """The same assumptions, but for where a schedule leaves little memory or none: there no
