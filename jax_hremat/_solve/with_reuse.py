@@ -5,7 +5,7 @@ assumptions (`_solve/assumed_reuse.py`). At first they are the most that any sch
 prices, which exclude no schedule either and usually lead to one that fits: the fastest there is. If
 not, both are corrected: a schedule that does not fit shows how much is reused where memory is
 tight, and no more is assumed there from then on. The next to be corrected is always the one of the
-two whose schedule is faster.
+two whose schedule is faster. From the first that fits, faster ones are looked for.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ class _Question(NamedTuple):
         return self.peak_bytes - self.chain.fixed_bytes
 
     def answer(self, reused: AssumedReuse, guess_s: float, num_corrections: int = 0) -> _Answer:
-        """The answer under assumptions that so many corrections led to."""
+        """The answer under assumptions, given a guess of its time and how many corrections in a row
+        led to them."""
         schedule = self.solve(reused, guess_s)
         if schedule.selection is None:
             return _Answer(reused, num_corrections, schedule, None, fits=False)
