@@ -97,6 +97,8 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Trade:
     hand = [hand_row(name, size, policy, target) for policy in HAND_POLICIES]
     hand += preset_rows(context)
     rows = [row_of(f"{plan.slowdown - 1:+.1%}", plan) for plan in plans]
+    points = [(row.peak_bytes, row.step_s) for row in (*rows, facts["no_remat"])]
+    far_above = [above > FAR_ABOVE for above in _above_hull(points)]
     return Trade(
         **facts,
         fixed_bytes=context.fixed_bytes,
@@ -107,7 +109,7 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Trade:
         plans=rows,
         bounds_s=[
             candidates.least_possible_step_s(plan.predicted_peak_bytes) if far else None
-            for plan, far in zip(plans, _far_above(rows, facts["no_remat"]), strict=True)
+            for plan, far in zip(plans, far_above, strict=True)
         ],
         hand=hand,
         beside=[_plan_beside(candidates, row) for row in hand],
@@ -117,11 +119,6 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Trade:
         solve_s=timings_s["solve"],
         certify_s=timings_s["certify"],
     )
-
-
-def _far_above(plans: Sequence[Row], plain: Row) -> list[bool]:
-    points = [(row.peak_bytes, row.step_s) for row in (*plans, plain)]
-    return [above > FAR_ABOVE * plain.step_s for above in above_lower_hull(points)[:-1]]
 
 
 def _plan_beside(candidates: Candidates, hand: Row) -> Row | None:
@@ -225,7 +222,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     ]
     errors: list[float] = []
     for data in found:
-        own, above = _peak_errors(data), _above_hull(data)
+        own, above = _peak_errors(data), _above_hull(_points(data))
         errors += own
         lines.append(
             f"| {data['model']} | {len(data['plans'])} | {data['num_steps'] / NUM_BUDGETS:.1f} "
@@ -283,7 +280,7 @@ def _far_above_table(found: Sequence[Mapping[str, Any]]) -> list[str]:
     for data in found:
         base_s = data["no_remat"]["step_s"]
         for row, above, bound_s in zip(
-            data["plans"], _above_hull(data), data["bounds_s"], strict=True
+            data["plans"], _above_hull(_points(data)), data["bounds_s"], strict=True
         ):
             if bound_s is not None:
                 lines.append(
@@ -353,11 +350,16 @@ def _peak_errors(data: Mapping[str, Any]) -> list[float]:
     return [abs(p["predicted_peak_bytes"] / p["peak_bytes"] - 1) for p in plans]
 
 
-def _above_hull(data: Mapping[str, Any]) -> list[float]:
-    """Of each plan, its time above the lower convex hull of the frontier's points."""
-    plain = data["no_remat"]
-    points = [(p["peak_bytes"], p["step_s"]) for p in (*data["plans"], plain)]
-    return [above / plain["step_s"] for above in above_lower_hull(points)[:-1]]
+def _points(data: Mapping[str, Any]) -> list[tuple[int, float]]:
+    """Peaks and times of a frontier's plans, and last of the step without rematerialization."""
+    return [(p["peak_bytes"], p["step_s"]) for p in (*data["plans"], data["no_remat"])]
+
+
+def _above_hull(points: Sequence[tuple[int, float]]) -> list[float]:
+    """Of each point but the last, its time above the lower convex hull of all of them, as a part of
+    that of the last, the step without rematerialization."""
+    _, plain_s = points[-1]
+    return [above / plain_s for above in above_lower_hull(points)[:-1]]
 
 
 def _least_peak_bytes(data: Mapping[str, Any], slowdown: float) -> int:

@@ -168,10 +168,10 @@ class _Question(NamedTuple):
     def corrected(self, answer: _Answer, promise: Prediction) -> _Answer:
         """The answer with less reuse where this one, which is predicted to cost so much, shows that
         too much is assumed."""
+        seen = _seen(answer.schedule, promise)
 
         def less(num_spares: int) -> _Answer:
             spare_bytes = int(num_spares * _SPARE * self.limit_bytes)
-            seen = _seen(answer.schedule, promise)
             reused = self._less(answer.reused, seen, spare_bytes)
             return self.answer(reused, promise.time_s, num_spares + 1)
 
@@ -215,7 +215,8 @@ class _Question(NamedTuple):
         if not self._fits(promise):
             return answer
         added_ms = 1e3 * promise.time_s - self.chain.fastest_ms
-        gap = 1 - bound_s / promise.time_s
+        # Its peak may exceed the bound a little, so that it may be faster than what bounds others.
+        gap = max(1 - bound_s / promise.time_s, 0.0)
         outcome = Outcome(Status.LIMIT, added_ms, gap, lowest.outcome.solve_s)
         schedule = replace(lowest, outcome=outcome)
         return _Answer(answer.reused, 0, schedule, promise, fits=True)
