@@ -122,6 +122,12 @@ class Aims:
         best = self._lowered(chain, best, margin_bytes, barriers, groups=groups)
         return best if self._is_worth_it(best) else None
 
+    def uncorrected(self, chain: Chain, barriers: Barriers) -> Aim | None:
+        """The fastest schedule whose predicted peak is within the limit, whatever the errors of
+        other predictions; None if there is none, or none that is faster than the best plan."""
+        aim = self._solved(chain, self._limit, barriers, groups=True)
+        return aim if aim is not None and self._is_worth_it(aim) else None
+
     def _is_worth_it(self, aim: Aim) -> bool:
         """Whether a schedule is predicted to be faster than the best plan is. If that has the same
         barriers and is slower than predicted, so may the schedule be: predictions are compared."""

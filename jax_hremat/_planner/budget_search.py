@@ -130,6 +130,10 @@ class BudgetSearch:
             aim = self._aims.next(
                 chain, target, highest, margin_bytes, self._barriers, groups=groups
             )
+            if aim is None and number == 0 and self._is_used_up():
+                # The target is corrected by the error of the very plan that uses up the limit.
+                # Other plans need not share it, and asking no more would teach nothing.
+                aim, self._fits = self._aims.uncorrected(chain, self._barriers), True
             if aim is None:
                 break
             schedule, promise = aim.schedule, aim.promise
@@ -157,6 +161,11 @@ class BudgetSearch:
                 if self._limit - candidate.peak_bytes <= SLACK * self._limit:
                     break
                 target = min(promise.peak_bytes + spare_bytes, missed_at - 1)
+
+    def _is_used_up(self) -> bool:
+        """Whether a plan that fits leaves hardly any of the limit unused."""
+        best = self._best()
+        return best is not None and self._limit - best.peak_bytes <= SLACK * self._limit
 
     def _try_standard(self) -> None:
         """Compile the standard plans that may fit and be faster, without barriers, as a user would
