@@ -102,7 +102,7 @@ def _matrix_rate(dtype: Any) -> float:
 
         return _compiled(products, x, x * size**-0.5), x.nbytes
 
-    size, seconds = _long_enough(make, 512)
+    size, seconds = _long_enough(make, 512, power=3)
     return _NUM_PRODUCTS * 2 * size**3 / seconds
 
 
@@ -179,13 +179,24 @@ def _random(shape: tuple[int, ...], dtype: Any) -> jax.Array:
     return jnp.asarray(drawn, dtype)[jnp.arange(math.prod(shape)) % _NUM_DRAWN].reshape(shape)
 
 
-def _long_enough(make: Callable[[int], tuple[_Run, int]], size: int) -> tuple[int, float]:
-    """The size, doubled until a run takes long enough to be timed, and the time of that run."""
+def _long_enough(
+    make: Callable[[int], tuple[_Run, int]], size: int, power: int = 1
+) -> tuple[int, float]:
+    """The size, made larger by powers of two until a run takes long enough to be timed, and the
+    time of that run. Each size is compiled, which takes longest, so it grows by what is missing.
+
+    Args:
+        make: From a size to its run and the bytes that it works on.
+        size: The first size.
+        power: Arithmetic grows as this power of the size.
+    """
     while True:
         run, used_bytes = make(size)
-        if run(1) >= _LONG_ENOUGH_S or 2 * used_bytes > _MOST_BYTES:
+        missing = _LONG_ENOUGH_S / run(1)
+        if missing <= 1 or 2 * used_bytes > _MOST_BYTES:
             return size, _median_s(run)
-        size *= 2
+        growth = min(missing, _MOST_BYTES / used_bytes)
+        size *= max(2, 2 ** int(math.log2(growth) / power))
 
 
 def _median_s(run: _Run) -> float:
