@@ -174,7 +174,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     """The Markdown page made of all measurements."""
     on_cpu = target == "cpu"
     pairs = [pair for data in found for pair in data["pairs"]]
-    rank = _rank_correlation([(p["estimated_s"], p["measured"]["median_s"]) for p in pairs])
+    rank = rank_correlation([(p["estimated_s"], p["measured"]["median_s"]) for p in pairs])
     relative = [_relative(data) for data in found]
     lines = [
         f"# Estimated and measured step times on {'the CPU' if on_cpu else target}",
@@ -199,14 +199,14 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         "",
         "The error that matters is that of a slowdown, since plans are only compared with each "
         "other: estimated over measured time, each over no rematerialization. Its absolute value: "
-        f"{_errors(relative)}.",
+        f"{errors_in_words(relative)}.",
         "",
         "| model | plans | rank correlation | measured slowdown, from … to | estimated |",
         "|---|---|---|---|---|",
     ]
     for data, both in zip(found, relative, strict=True):
         estimated, measured = zip(*both, strict=True)
-        own = _rank_correlation(both)
+        own = rank_correlation(both)
         lines.append(
             f"| {data['model']} | {len(both)} | {own:.2f} | {min(measured):.2f} … "
             f"{max(measured):.2f} | {min(estimated):.2f} … {max(estimated):.2f} |"
@@ -265,7 +265,7 @@ def _device_sections(found: Sequence[Mapping[str, Any]]) -> list[str]:
         f"{convolution} TFLOP/s, other arithmetic {rates['vector_flops_per_s'] / 1e12:.1f} "
         f"TFLOP/s, memory {rates['bandwidth_bytes_per_s'] / 1e12:.2f} TB/s, "
         f"{1e6 * rates['launch_s']:.2f} µs a kernel. With the published rates and efficiencies "
-        f"instead, the absolute error of a slowdown: {_errors(published)}.",
+        f"instead, the absolute error of a slowdown: {errors_in_words(published)}.",
         "",
         "| model | measured over estimated step, measured rates | published rates |",
         "|---|---|---|",
@@ -290,7 +290,7 @@ def _device_sections(found: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _errors(relative: Sequence[Sequence[tuple[float, float]]]) -> str:
+def errors_in_words(relative: Sequence[Sequence[tuple[float, float]]]) -> str:
     """The errors of all slowdowns, estimated and measured, in words."""
     errors = sorted(e / m - 1 for model in relative for e, m in model)
     within = sorted(abs(error) for error in errors)
@@ -301,7 +301,7 @@ def _errors(relative: Sequence[Sequence[tuple[float, float]]]) -> str:
     )
 
 
-def _rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
+def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
     """Spearman's; not a number for fewer than three pairs."""
     found: Any = spearmanr(pairs) if len(pairs) > 2 else None
     return float("nan") if found is None else float(found.statistic)

@@ -289,3 +289,32 @@ def test_runs_are_timed_in_turn() -> None:
     first, _ = device.timed_in_turn([step("a"), step("b")], (x,), num_runs=3, long_enough_s=0)
     assert order == ["a", "b"] * 5
     assert first.median_s > 0 and first.spread_s >= 0
+
+
+@pytest.mark.slow
+def test_plans_made_without_a_device_are_run_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attached = benchmark("attached")
+    monkeypatch.setattr(attached, "DATA", tmp_path / "data")
+    monkeypatch.setattr(attached, "FRACTIONS", (0.7,))
+    monkeypatch.setattr(attached, "HAND_POLICIES", ("block",))
+    options = ["--size", "tiny", "--target", "cpu", "--out", str(tmp_path / "data")]
+    with pytest.raises(SystemExit, match="run with --plan first"):
+        attached.main(["--models", "lstm", *options])
+    attached.main(["--plan", "--models", "lstm", *options])
+    attached.main(["--models", "lstm", "--page", *options])
+    (data,) = command.read(tmp_path / "data" / "attached-cpu").values()
+    first, *others = data["steps"]
+    assert first["label"] == "no remat" and first["difference"] == 0
+    assert "block" in {step["label"] for step in others} and len(others) > 1
+    for step in data["steps"]:
+        assert step["peak_bytes"] == step["certified_bytes"], step["label"]
+        assert step["difference"] < 1e-5 and step["measured"]["median_s"] > 0
+    text = (tmp_path / "attached-cpu.md").read_text()
+    assert "over the certified peak: +0.00% to +0.00%" in text
+
+
+def test_no_step_is_run_where_its_target_is_not_attached() -> None:
+    with pytest.raises(SystemExit, match="no h200 is attached"):
+        benchmark("attached").measure("lstm", "h200", "tiny")
