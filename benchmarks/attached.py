@@ -233,7 +233,9 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
             f"The {len(plans)} plans were certified without a GPU. "
             f"{_over(plans, 'peak_bytes', 'The executable that was run, over the certified peak')} "
             f"{_over(plans, 'measured_peak_bytes', 'What the device took, over the certified')} "
-            "The device rounds each allocation up.",
+            "The difference comes from the kernels that XLA chooses by trying them out. So where "
+            "the target is attached, the planner compiles whole steps on it, and what they need "
+            "counts; these plans were made without a GPU.",
             "",
             "## Time",
             "",

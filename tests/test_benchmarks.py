@@ -291,6 +291,11 @@ def test_runs_are_timed_in_turn() -> None:
     assert first.median_s > 0 and first.spread_s >= 0
 
 
+def test_the_page_of_plans_run_on_a_gpu_says_what_the_data_say() -> None:
+    text = (command.DOCS / "attached-h100.md").read_text()
+    assert text == benchmark("attached").page("h100", data_of("attached-h100"))
+
+
 @pytest.mark.slow
 def test_plans_made_without_a_device_are_run_on_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

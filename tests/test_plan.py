@@ -111,7 +111,7 @@ def test_json_keeps_everything_but_the_timings() -> None:
         if field.name != "timings_s":
             assert getattr(loaded, field.name) == getattr(made, field.name), field.name
     assert loaded.root.children[0].barrier
-    assert json.loads(made.to_json())["version"] == 12
+    assert json.loads(made.to_json())["version"] == 13
 
 
 def test_equal_plans_have_equal_bytes() -> None:
@@ -218,7 +218,7 @@ def edited(change: Callable[[dict[str, Any]], Any]) -> str:
         ("[1, 2]", "not a plan that `RematPlan.save` wrote"),
         ("{}", "not a plan that `RematPlan.save` wrote"),
         (edited(lambda d: d.update(format="pytorch")), "not a plan that `RematPlan.save` wrote"),
-        (edited(lambda d: d.update(version=99)), "version 99;.*reads version 12. Make the plan"),
+        (edited(lambda d: d.update(version=99)), "version 99;.*reads version 13. Make the plan"),
         (edited(lambda d: d.pop("version")), "version None"),
         (edited(lambda d: d.pop("root")), "damaged plan: KeyError: 'root'. Make it again"),
         (edited(lambda d: d["root"].update(stop=-1)), "damaged plan: ValueError: region"),

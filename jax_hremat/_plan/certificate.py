@@ -30,9 +30,12 @@ class Certificate:
         platform: The platform of the target, "cpu" or "cuda"; None for a plan saved before the
             platform was recorded.
         device_bytes: Memory of one device of the target; None where it is not known, as for a CPU.
+        attached: Whether the step was compiled on the attached GPU, where XLA tries out kernels. If
+            not, other kernels may be chosen where it runs, and need more memory.
 
     Unchecked: workspaces that cuBLAS and cuDNN choose at run time, fragmentation of the
-    allocator's pool, and arrays alive outside the step.
+    allocator's pool, and arrays alive outside the step; that another process, which tries out
+    kernels anew, finds the same ones fastest.
     """
 
     peak_bytes: int
@@ -47,6 +50,7 @@ class Certificate:
     mesh: DeviceMesh | None = None
     platform: str | None = None
     device_bytes: int | None = None
+    attached: bool = False
 
     @property
     def exceeds_device(self) -> bool:

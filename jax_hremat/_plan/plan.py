@@ -30,7 +30,7 @@ from jax_hremat._shared.files import write_whole
 from jax_hremat._shared.frozen import reduce_record
 
 _FORMAT = "jax_hremat.RematPlan"
-FORMAT_VERSION = 12
+FORMAT_VERSION = 13
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,8 +131,11 @@ def _budget_words(certificate: Certificate) -> str:
 
 
 def devices_words(certificate: Certificate) -> str:
-    """The devices as text, such as `h200`, or `each of 8 h200 (data 4 × model 2)`."""
+    """The devices as text, such as `h200`, `h200, on the attached device`, or `each of 8 h200
+    (data 4 × model 2)`."""
     mesh = certificate.mesh
+    if certificate.attached:
+        return f"{certificate.target}, on the attached device"
     if mesh is None:
         return certificate.target
     return f"each of {mesh.num_devices} {certificate.target} ({mesh})"

@@ -190,6 +190,7 @@ def certificate_of(
         platform=target.platform,
         # The memory of the packaged CPU target is nominal.
         device_bytes=None if target.platform == "cpu" else target.memory_bytes,
+        attached=step.attached,
     )
     if not certificate.holds:
         raise CertificationError(

@@ -7,7 +7,7 @@ import operator
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jax_hremat._emit.step import Step
 from jax_hremat._plan.certificate import Certificate
@@ -16,7 +16,7 @@ from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.config import Effort, PlannerConfig, config_of
 from jax_hremat._planner.context import prepare
 from jax_hremat._planner.forms import Form, better, forms_of, same_goal, undominated
-from jax_hremat._planner.goals import Terms, frontier_plans, plan_for
+from jax_hremat._planner.goals import Terms, certificate_of, frontier_plans, plan_for
 from jax_hremat._planner.plan_cache import PlanCache, best_of
 from jax_hremat._shared.errors import HRematWarning, InfeasibleBudgetError
 from jax_hremat._shared.format import format_bytes
@@ -142,23 +142,40 @@ class PlanRequest:
         earlier = known.read()
         if asked in earlier:
             answer = best_of(earlier[asked], earlier.values(), goal)
-            if self._is_certified(step, answer, cache):
-                return answer
+            certified = self._certified(step, answer, terms, cache)
+            if certified is not None:
+                return certified
         found = plan_for(self._candidates(form, trace_s, progress), goal, terms)
         # Read again: another process may have planned meanwhile.
         earlier = known.read()
         plan = best_of(found, earlier.values(), goal)
-        if plan.root != found.root and not self._is_certified(step, plan, cache):
-            plan, earlier = best_of(found, (), goal), {}
+        if plan.root != found.root:
+            certified = self._certified(step, plan, terms, cache)
+            if certified is None:
+                certified, earlier = best_of(found, (), goal), {}
+            plan = certified
         known.write({**earlier, asked: plan})
         return plan
 
-    def _is_certified(self, step: Step, plan: RematPlan, cache: CompileCache) -> bool:
-        """Whether the step compiles to the peak that a stored plan states. The check is needed
-        because a fingerprint cannot describe everything an operation does. A step in the cache is
-        not compiled again."""
+    def _certified(
+        self, step: Step, plan: RematPlan, terms: Terms, cache: CompileCache
+    ) -> RematPlan | None:
+        """A stored plan if the step compiles to the peak that it states; None if not. The check is
+        needed because a fingerprint cannot describe everything an operation does. A step in the
+        cache is not compiled again.
+
+        On an attached device, where other kernels may be the fastest this time, the plan gets the
+        certificate of this compilation, if that fits the budget.
+        """
         compiled = compile_step(step, plan.root, self.target, cache)
-        return compiled.memory.peak_bytes == plan.certificate.peak_bytes
+        if compiled.memory.peak_bytes == plan.certificate.peak_bytes:
+            return plan
+        budget_bytes = plan.certificate.budget_bytes
+        fits = compiled.memory.peak_bytes + terms.headroom_bytes <= budget_bytes
+        if not (compiled.attached and fits):
+            return None
+        certificate = certificate_of(compiled, self.target, budget_bytes, terms)
+        return replace(plan, certificate=certificate)
 
 
 def _best_answer(

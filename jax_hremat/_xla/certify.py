@@ -23,7 +23,7 @@ from jax_hremat._xla.hlo.liveness import live_at_peak
 from jax_hremat._xla.hlo.parse import Computation, HloModule, Instruction, parse_hlo
 from jax_hremat._xla.hlo.roofline import estimate_step
 from jax_hremat._xla.rates import rates
-from jax_hremat._xla.target import Target
+from jax_hremat._xla.target import Target, attached_device
 
 _NUM_BUFFERS = 8
 
@@ -44,6 +44,7 @@ class CompiledStep:
             runs at the peak, its buffers are included.
         unknown: Operations that the estimate does not price, with their number.
         unpriced_kernels: Targets of the called kernels among them.
+        attached: Whether it was compiled on the attached device.
         mesh: The devices that the step runs on, where there are several.
     """
 
@@ -55,6 +56,7 @@ class CompiledStep:
     buffers: tuple[BufferReport, ...]
     unknown: tuple[tuple[str, int], ...]
     unpriced_kernels: tuple[str, ...] = ()
+    attached: bool = False
     mesh: DeviceMesh | None = None
 
 
@@ -66,7 +68,9 @@ def compile_step(
     kernels: KernelBook | None = None,
     kernel_directory: str | None = None,
 ) -> CompiledStep:
-    """Compile the step around the program with the regions of `root`.
+    """Compile the step around the program with the regions of `root`: on the attached device if the
+    target is that of one, and the step runs on one device, since that is where it will be compiled
+    again; else for the target's description.
 
     Args:
         step: The step.
@@ -76,13 +80,15 @@ def compile_step(
         kernels: What is known about kernels that XLA only calls.
         kernel_directory: Where the machine code of kernels of earlier steps is.
     """
+    device = attached_device(target) if step.mesh is None else None
     compiled = compile_flat(
         step.around(emit_flat(step.program, root)),
         step.avals,
-        never_run(target, kernel_directory),
+        never_run(target, kernel_directory if device is None else None),
         donate_argnums=step.donated,
         cache=cache,
         mesh=None if step.mesh is None else abstract_mesh(step.mesh),
+        device=device,
     )
     module = parse_hlo(compiled.hlo_text)
     roofline = estimate_step(module, rates(target, kernels))
@@ -102,6 +108,7 @@ def compile_step(
         ),
         unknown=tuple(sorted(roofline.unknown.items())),
         unpriced_kernels=roofline.unpriced_kernels,
+        attached=device is not None,
         mesh=step.mesh if step.mesh is not None and step.mesh.num_devices > 1 else None,
     )
 

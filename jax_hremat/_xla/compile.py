@@ -117,6 +117,7 @@ def compile_flat(
     keep_unused: bool = False,
     cache: CompileCache | None = None,
     mesh: AbstractMesh | None = None,
+    device: Any | None = None,
 ) -> Compiled:
     """Compiles ``jax.jit(fun)`` for one device of a target, or for several, without running it.
 
@@ -138,6 +139,9 @@ def compile_flat(
         mesh: The mesh of the target's devices that the function runs on; the results are then for
             one device. If left out, the mesh on which arguments are sharded, if any is. Along the
             mesh's manual axes the function is the body of a ``shard_map``: what each device does.
+        device: The attached device of the target to compile on; for one device only. XLA then tries
+            out kernels on it, and the fastest may need more memory than others. Which is fastest
+            may differ from process to process, so the cache is not used.
 
     Returns:
         The memory, the HLO and the times.
@@ -155,10 +159,12 @@ def compile_flat(
         "compiler_options": dict(target.compiler_options),
     }
     mesh = mesh or next((m for aval in avals if (m := _mesh_of(aval)) is not None), None)
+    if device is not None:
+        cache = None
     # A program of a part of a step runs it twice, with the same keys.
     with jax.debug_key_reuse(False):
         if mesh is None:
-            lowered = _lowered_for_one(fun, avals, target, how)
+            lowered = _lowered_for_one(fun, avals, target, how, device)
         else:
             lowered = _lowered_on_mesh(fun, avals, target, mesh, how)
     lowered_s = time.perf_counter()
@@ -278,12 +284,16 @@ def compiler_versions() -> dict[str, str]:
 
 
 def _lowered_for_one(
-    fun: Callable[..., Any], avals: Sequence[Any], target: Target, how: Mapping[str, Any]
+    fun: Callable[..., Any],
+    avals: Sequence[Any],
+    target: Target,
+    how: Mapping[str, Any],
+    device: Any | None,
 ) -> jax.stages.Lowered:
     # As the default device, not as the sharding of each argument: shardings leave operations in the
     # module that a user's own `jax.jit` has not, or the other way round (for a typed key), and with
     # them XLA numbers, schedules and places everything else a little differently.
-    with jax.default_device(_device(target.platform, target.config_text)):
+    with jax.default_device(device or _device(target.platform, target.config_text)):
         return _lower(jax.jit(fun, **how), [_abstract(aval) for aval in avals], target)
 
 

@@ -148,6 +148,19 @@ def compiler_options(target: str | os.PathLike[str] | Target | None = None) -> d
     return dict(get_target(target).compiler_options)
 
 
+def attached_device(target: Target) -> Any | None:
+    """The first device of JAX's default backend if it is the GPU that a target describes; None for
+    a CPU, which compiles the same program whether or not anything is tried out on it."""
+    device = jax.local_devices()[0]
+    if target.platform != "cuda" or device.platform != "gpu":
+        return None
+    is_described = (
+        device.device_kind in target.device_kinds
+        or target.config_text == attached_gpu_target_config()
+    )
+    return device if is_described else None
+
+
 def attached_bytes() -> int:
     """Returns the memory of the first attached device that JAX's allocator may use, in bytes.
 
