@@ -258,6 +258,13 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
             "over no rematerialization, as measured.",
             "",
             *_beside_policies(found),
+            "",
+            "## Every step",
+            "",
+            "The gradient's difference is that from the step without rematerialization, run once "
+            "more: the norm of the difference over the norm. Activations are bf16, and XLA rounds "
+            "to it in other places where it fuses a recomputed value otherwise; in f32 gradients "
+            "are [the same](equality.md).",
             *(line for data in found for line in _model_section(data)),
             *command.models(found),
             "",
@@ -317,7 +324,7 @@ def _beside_policies(found: Sequence[Mapping[str, Any]]) -> list[str]:
 def _model_section(data: Mapping[str, Any]) -> list[str]:
     lines = [
         "",
-        f"## {data['model']}",
+        f"### {data['model']}",
         "",
         "| step | certified MiB | compiled there MiB | device MiB | estimated | measured "
         "| measured ms (spread) | gradient's difference |",

@@ -133,5 +133,14 @@ def test_a_target_is_attached_if_the_first_device_is_its_own(
     assert attached_device(described) is (device if is_it else None)
 
 
+def test_all_processes_of_a_job_make_the_same_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    h100 = get_target("h100")
+    device = SimpleNamespace(platform="gpu", device_kind=h100.device_kinds[0])
+    monkeypatch.setattr(target.jax, "local_devices", lambda: [device])
+    assert attached_device(h100) is device
+    monkeypatch.setattr(target.jax, "process_count", lambda: 2)
+    assert attached_device(h100) is None
+
+
 def test_no_gpu_is_attached_where_jax_runs_on_the_cpu() -> None:
     assert attached_device(get_target("h100")) is None

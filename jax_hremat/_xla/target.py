@@ -149,10 +149,13 @@ def compiler_options(target: str | os.PathLike[str] | Target | None = None) -> d
 
 
 def attached_device(target: Target) -> Any | None:
-    """The first device of JAX's default backend if it is the GPU that a target describes; None for
-    a CPU, which compiles the same program whether or not anything is tried out on it."""
+    """The first device of JAX's default backend if it is the GPU that a target describes.
+
+    None for a CPU, on which nothing is tried out, and in a job of several processes: all must make
+    the same plan, and what is fastest on their devices may differ by a hair.
+    """
     device = jax.local_devices()[0]
-    if target.platform != "cuda" or device.platform != "gpu":
+    if target.platform != "cuda" or device.platform != "gpu" or jax.process_count() > 1:
         return None
     is_described = (
         device.device_kind in target.device_kinds
