@@ -110,7 +110,7 @@ def build(session: nox.Session) -> None:
 @nox.parametrize(
     "of",
     "table scale planning recurrence frontier optimum partitioners equality times training "
-    "batches mesh attention fused compared strategies".split(),
+    "batches mesh attention fused compared strategies attached".split(),
 )
 def benchmarks(session: nox.Session, of: str) -> None:
     """One of the benchmarks (many minutes): `nox -s "benchmarks(of='scale')" -- --models lstm`."""
