@@ -40,7 +40,7 @@ from benchmarks.measured import (
     prepared,
     setting_of,
 )
-from benchmarks.times import errors_in_words, rank_correlation
+from benchmarks.times import errors_in_words, ms_and_spread, rank_correlation
 from jax_hremat._shared.errors import InfeasibleBudgetError
 from jax_hremat._xla.compile import memory_stats
 
@@ -246,7 +246,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
             "| model | no rematerialization: measured ms | estimated ms | rank correlation |",
             "|---|---|---|---|",
             *(
-                f"| {data['model']} | {_ms(data['steps'][0])} "
+                f"| {data['model']} | {ms_and_spread(data['steps'][0]['measured'])} "
                 f"| {1e3 * data['steps'][0]['estimated_s']:.2f} | {rank_correlation(both):.2f} |"
                 for data, both in zip(found, relative, strict=True)
             ),
@@ -340,14 +340,10 @@ def _model_section(data: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"| {label} | {mib(step['certified_bytes'])} | {mib(step['peak_bytes'])} | {device} "
             f"| {_slowdown(data, step, 'estimated_s') - 1:+.1%} "
-            f"| {_slowdown(data, step) - 1:+.1%} | {_ms(step)} | {step['difference']:.0e} |"
+            f"| {_slowdown(data, step) - 1:+.1%} | {ms_and_spread(step['measured'])} "
+            f"| {step['difference']:.0e} |"
         )
     return lines
-
-
-def _ms(step: Mapping[str, Any]) -> str:
-    measured = step["measured"]
-    return f"{1e3 * measured['median_s']:.2f} ({1e3 * measured['spread_s']:.2f})"
 
 
 def main(argv: Sequence[str] | None = None) -> None:

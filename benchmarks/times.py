@@ -226,7 +226,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     for data in found:
         under_policy, emitted = data["original"], _plain(data)["measured"]
         lines.append(
-            f"| {data['model']} | {_ms(under_policy)} | {_ms(emitted)} "
+            f"| {data['model']} | {ms_and_spread(under_policy)} | {ms_and_spread(emitted)} "
             f"| {emitted['median_s'] / under_policy['median_s']:.3f} |"
         )
     lines += [
@@ -240,7 +240,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         for p in data["pairs"]:
             lines.append(
                 f"| {data['model']} | {p['checkpoints']} | {mib(p['peak_bytes'])} "
-                f"| {1e3 * p['estimated_s']:.2f} | {_ms(p['measured'])} |"
+                f"| {1e3 * p['estimated_s']:.2f} | {ms_and_spread(p['measured'])} |"
             )
     lines += command.models(found)
     return "\n".join(lines) + "\n"
@@ -284,8 +284,8 @@ def _device_sections(found: Sequence[Mapping[str, Any]]) -> list[str]:
         "",
         "The device's memory at the peak of a run, arguments included, over the peak that the "
         f"executable was compiled to: {peaks[0]:+.2%} to {peaks[-1]:+.2%}, median "
-        f"{statistics.median(peaks):+.2%}. That over the certified peak, of the step compiled as "
-        f"if no device were attached: {compiled[0]:+.2%} to {compiled[-1]:+.2%}, median "
+        f"{statistics.median(peaks):+.2%}. That over the certified peak, of the step as the "
+        f"planner compiled it on the device: {compiled[0]:+.2%} to {compiled[-1]:+.2%}, median "
         f"{statistics.median(compiled):+.2%}.",
     ]
 
@@ -325,7 +325,8 @@ def _plain(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return plain
 
 
-def _ms(timed: Mapping[str, float]) -> str:
+def ms_and_spread(timed: Mapping[str, float]) -> str:
+    """The median of runs in ms, and in parentheses the distance of the quartiles, as a cell."""
     return f"{1e3 * timed['median_s']:.2f} ({1e3 * timed['spread_s']:.2f})"
 
 
