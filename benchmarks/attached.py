@@ -117,6 +117,7 @@ def plan_all(name: str, target_name: str, size: zoo.Size = "full") -> Iterator[P
     target = jax_hremat.get_target(target_name)
     context, facts = prepared(name, target, size)
     candidates = candidates_of(context)
+    has_aux = zoo.make(name, size).has_aux
     base = facts["no_remat"]
     steps = [Planned(NO_REMAT, base.peak_bytes, base.step_s)]
     budgets: list[tuple[str, int]] = []
@@ -128,7 +129,7 @@ def plan_all(name: str, target_name: str, size: zoo.Size = "full") -> Iterator[P
     known: set[int] = set()
     for label, budget_bytes in budgets:
         try:
-            row, plan = plan_row(candidates, label, budget_bytes)
+            row, plan = plan_row(candidates, label, budget_bytes, has_aux=has_aux)
         except InfeasibleBudgetError:
             continue
         if row.peak_bytes not in known:

@@ -23,10 +23,10 @@ import numpy as np
 
 import jax_hremat
 from benchmarks import zoo
-from benchmarks.measured import planner_of
+from benchmarks.measured import planner_of, traced
 from jax_hremat._plan.region import Region
 from jax_hremat._trace.graph import build_graph
-from jax_hremat._trace.trace import Program, trace_loss
+from jax_hremat._trace.trace import Program
 from jax_hremat._verify.replay import replay
 from jax_hremat._xla.compile import compiler_versions, memory_stats
 from jax_hremat._xla.hlo.parse import parse_hlo
@@ -158,9 +158,7 @@ def compare(
         loss = difference(out[0], expected[0])
         auxiliary = difference(out[1], expected[1])
 
-    program = trace_loss(
-        problem.loss_fn, args, {}, argnums=problem.argnums, has_aux=problem.has_aux
-    )
+    program = traced(problem)
     plain = Region(plan.root.start, plan.root.stop)
     return Comparison(
         model=name,

@@ -11,6 +11,7 @@ from typing import Any
 import jax_hremat
 from benchmarks import zoo
 from benchmarks.device import machine
+from jax_hremat._calls.planned import Loss
 from jax_hremat._emit.step import own_step
 from jax_hremat._options.roles import PRESETS
 from jax_hremat._plan.plan import RematPlan
@@ -21,7 +22,7 @@ from jax_hremat._planner.cost_table import CostTable
 from jax_hremat._planner.goals import Terms, plan_for
 from jax_hremat._shared.units import Budget
 from jax_hremat._solve.regions import Barriers, selection_region
-from jax_hremat._trace.trace import Program, trace_loss
+from jax_hremat._trace.trace import Program
 from jax_hremat._xla.certify import compile_step
 from jax_hremat._xla.compile import compiler_versions
 
@@ -150,10 +151,11 @@ def candidates_of(context: PlanningContext) -> Candidates:
     return Candidates(context, say)
 
 
-def plan_row(candidates: Candidates, label: str, budget_bytes: int) -> tuple[Row, RematPlan]:
-    """A plan for a budget, and its figures."""
-    terms = Terms((0,), candidates.context.program.has_aux)
-    plan = plan_for(candidates, Budget(bytes=budget_bytes), terms)
+def plan_row(
+    candidates: Candidates, label: str, budget_bytes: int, *, has_aux: bool = False
+) -> tuple[Row, RematPlan]:
+    """A plan for a budget, and its figures; `has_aux` matters where the plan is applied."""
+    plan = plan_for(candidates, Budget(bytes=budget_bytes), Terms((0,), has_aux))
     return row_of(label, plan), plan
 
 
@@ -192,9 +194,8 @@ def planner_of(
 
 def traced(problem: zoo.Problem) -> Program:
     """The program of a model's loss."""
-    return trace_loss(
-        problem.loss_fn, problem.args, {}, argnums=problem.argnums, has_aux=problem.has_aux
-    )
+    loss = Loss(problem.loss_fn, (problem.argnums,), problem.has_aux)
+    return loss.trace(problem.args, {}).program
 
 
 def say(stage: str, done: int, total: int) -> None:

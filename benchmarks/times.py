@@ -18,7 +18,7 @@ import ctypes
 import functools
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -28,7 +28,8 @@ import jax_hremat
 from benchmarks import command, zoo
 from benchmarks.device import Timed, is_attached, measured_peak_bytes, timed_in_turn
 from benchmarks.measured import Facts, candidates_of, mib, prepared
-from jax_hremat._emit.emit import emit
+from jax_hremat._emit.emit import emit_flat
+from jax_hremat._plan.region import Region
 from jax_hremat._planner.budget_search import BudgetSearch
 from jax_hremat._planner.candidate import Candidate
 from jax_hremat._planner.candidates import Candidates
@@ -101,12 +102,15 @@ def measure(name: str, target_name: str, size: zoo.Size = "small") -> Times:
     chosen = sorted(_different(candidates), key=lambda c: c.peak_bytes)
     args = problem.concrete(0)
 
-    def compiled(loss_fn: Any) -> jax.stages.Compiled:
-        step = replace(problem, loss_fn=loss_fn).value_and_grad
+    def compiled(step: Any) -> jax.stages.Compiled:
         return jax.jit(step, compiler_options=dict(target.compiler_options)).lower(*args).compile()
 
-    original = compiled(problem.loss_fn)
-    steps = [compiled(emit(context.program, c.root)) for c in chosen]
+    def planned(root: Region) -> Any:
+        step = context.program.step(emit_flat(context.program, root))
+        return lambda *args: step(*jax.tree.leaves(args))
+
+    original = compiled(problem.value_and_grad)
+    steps = [compiled(planned(c.root)) for c in chosen]
     peaks = [measured_peak_bytes(step, args) for step in steps]
     first, *runs = timed_in_turn([original, *steps], args, NUM_RUNS)
     texts = [parse_hlo(step.as_text() or "") for step in steps]

@@ -26,7 +26,7 @@ from jax_hremat._shared.progress import Progress
 from jax_hremat._shared.units import parse_budget, parse_goal
 from jax_hremat._strategies.registry import ALL_STRATEGIES
 from jax_hremat._strategies.strategy import Strategy
-from jax_hremat._trace.trace import refuse_closed_over
+from jax_hremat._trace.call import refuse_closed_over
 from jax_hremat._xla.target import Target, get_target
 
 
@@ -374,5 +374,5 @@ def _step_of(
     """The step of a loss, traced as `jax.jit` would trace it."""
     loss, bound_to = Loss.of(fun, argnums, has_aux)
     call = loss.trace_as_jit((*bound_to, *args), kwargs)
-    refuse_closed_over(fun, call.closed_over)
+    refuse_closed_over(call)
     return own_step(call.program)

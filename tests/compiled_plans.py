@@ -7,6 +7,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tracing import trace_loss
 
 from jax_hremat import PlannerConfig
 from jax_hremat._emit.step import own_step
@@ -15,7 +16,6 @@ from jax_hremat._planner.candidate import Candidate
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.context import prepare
 from jax_hremat._solve.regions import Barriers
-from jax_hremat._trace.trace import trace_loss
 from jax_hremat._xla.compile import MemoryStats
 from jax_hremat._xla.target import get_target
 
@@ -29,7 +29,7 @@ def plain_candidate() -> Candidate:
     def loss(w: jax.Array) -> jax.Array:
         return jnp.tanh(w).sum()
 
-    program = trace_loss(loss, (jax.ShapeDtypeStruct((8,), np.float32),), {})
+    program = trace_loss(loss, (jax.ShapeDtypeStruct((8,), np.float32),))
     config = PlannerConfig(cost="analytic")
     context = prepare(own_step(program), get_target("cpu"), config, 0.0, lambda *_: None)
     return Candidates(context, lambda *_: None).plain

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from programs import normal
 from random_plans import QUICK, struct
+from tracing import emit, loss_call, trace_loss
 
 import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig
 from jax_hremat._cost.option_cost import OptionCost
-from jax_hremat._emit.emit import emit, emit_flat
+from jax_hremat._emit.emit import emit_flat
 from jax_hremat._jax.jaxprs import open_jaxpr
 from jax_hremat._options.branch_options import _together
 from jax_hremat._partition.blocks import partition_graph
@@ -28,7 +29,7 @@ from jax_hremat._partition.cut_points import partition_by_width
 from jax_hremat._plan.region import Loop, Region
 from jax_hremat._trace.bodies import Cond, Scan, bodies_of, branch_bodies
 from jax_hremat._trace.graph import build_graph
-from jax_hremat._trace.trace import Program, trace_loss
+from jax_hremat._trace.trace import Program
 from jax_hremat._verify.replay import replay
 
 WIDTH = 16
@@ -70,7 +71,7 @@ ARGS = (struct(4, WIDTH, WIDTH), struct(32, WIDTH), jax.ShapeDtypeStruct((), np.
 
 
 def traced(fun: Any) -> Program:
-    return trace_loss(fun, ARGS, {}, argnums=(0, 1))
+    return trace_loss(fun, ARGS, argnums=(0, 1))
 
 
 def inputs(index: int) -> list[jax.Array]:
@@ -272,20 +273,21 @@ def test_branches_of_other_platforms_are_not_lowered() -> None:
         return jax.vmap(loss, (None, 0))(w, x).mean()
 
     w, x = jnp.ones((4, 4)) / 8, jnp.linspace(0.0, 1.0, 96).reshape(3, 8, 4)
-    program = trace_loss(of_rows, (w, x), {})
+    call = loss_call(of_rows, (w, x))
+    program = call.program
     (at,) = (
         i for i, eqn in enumerate(open_jaxpr(program.jaxpr).eqns) if eqn.primitive.name == "cond"
     )
     bodies = branch_bodies(open_jaxpr(program.jaxpr).eqns[at])
     branches = tuple(Region(0, body.num_operations, checkpointed=True) for body in bodies)
     root = Region(0, program.num_operations, children=(Region(at, at + 1, branches=branches),))
-    planned = jax.jit(jax.value_and_grad(emit(program, root)))
+    planned = jax.jit(jax.value_and_grad(emit(call, root)))
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6),
         planned(w, x),
         jax.jit(jax.value_and_grad(of_rows))(w, x),
     )
-    np.testing.assert_allclose(emit(program, root)(w, x), of_rows(w, x), rtol=1e-6)
+    np.testing.assert_allclose(emit(call, root)(w, x), of_rows(w, x), rtol=1e-6)
 
 
 def on_a_tie(ws: jax.Array, x: jax.Array) -> jax.Array:
@@ -307,7 +309,8 @@ def nested(region: Region) -> Region:
 )
 def test_the_backward_is_of_the_branch_that_was_run(seed: int, every: int) -> None:
     ws, x = normal(seed, 2, 4, 4), normal(seed + 10, 16, 4)
-    program = trace_loss(on_a_tie, (ws, x), {})
+    call = loss_call(on_a_tie, (ws, x))
+    program = call.program
     eqns = open_jaxpr(program.jaxpr).eqns
     (cond,) = [i for i, eqn in enumerate(eqns) if eqn.primitive.name == "cond"]
     chooser = next(i for i, eqn in enumerate(eqns) if eqns[cond].invars[0] in eqn.outvars)
@@ -319,7 +322,7 @@ def test_the_backward_is_of_the_branch_that_was_run(seed: int, every: int) -> No
     ]
     saving = [dataclasses.replace(whole, saved=(v,)) for v in floating[::every]]
     for root in (whole, nested(whole), *saving):
-        actual = quick_jit(jax.value_and_grad(emit(program, root)))(ws, x)
+        actual = quick_jit(jax.value_and_grad(emit(call, root)))(ws, x)
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), actual, expected
         )

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from programs import normal
+from tracing import emit, loss_call, trace_loss
 
 from jax_hremat import PlannerConfig, SearchConfig, partition_by_score
-from jax_hremat._emit.emit import emit
 from jax_hremat._emit.step import own_step
 from jax_hremat._planner import aims, budget_search
 from jax_hremat._planner.barriers import needed_barriers
@@ -25,7 +25,6 @@ from jax_hremat._planner.corrections import Corrections
 from jax_hremat._solve.chain import Selection
 from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers, selection_region
-from jax_hremat._trace.trace import trace_loss
 from jax_hremat._xla.target import get_target
 
 MANY = Barriers.USUAL | Barriers.PLAIN
@@ -90,7 +89,7 @@ def context() -> PlanningContext:
 def of_layers(count: int) -> PlanningContext:
     weights = [jax.ShapeDtypeStruct((8, 32), np.float32)] * count
     args = (weights, jax.ShapeDtypeStruct((256, 8), "f4"))
-    program = trace_loss(mlp, args, {})
+    program = trace_loss(mlp, args)
     # Compiled costs, by which peaks are predicted to a hundredth.
     config = replace(CONFIG, cost="compiled", cache_dir="")
     return prepare(own_step(program), get_target("cpu"), config, 0.0, lambda *_: None)
@@ -351,7 +350,8 @@ def test_plain_blocks_with_a_skip_connection_can_have_barriers() -> None:
     down = [jax.ShapeDtypeStruct((8, 32), np.float32)] * 3
     up = [jax.ShapeDtypeStruct((16, 8), np.float32)] * 3
     args = ([*down, *up], jax.ShapeDtypeStruct((256, 8), "f4"))
-    program = trace_loss(u_shaped, args, {})
+    call = loss_call(u_shaped, args)
+    program = call.program
     config = replace(CONFIG, partitioner=partition_by_score)
     costs = prepare(own_step(program), get_target("cpu"), config, 0.0, lambda *_: None).costs
     chain = costs.chain(0, lambda o: (o.plain, o.checkpointed))
@@ -394,7 +394,7 @@ def test_plain_blocks_with_a_skip_connection_can_have_barriers() -> None:
     wanted = jax.tree.leaves(jax.jit(jax.value_and_grad(u_shaped))(params, x))
     for selection in (plain, group):
         root = selection_region(costs.graph, chain, selection, MANY)
-        found = jax.tree.leaves(jax.jit(jax.value_and_grad(emit(program, root)))(params, x))
+        found = jax.tree.leaves(jax.jit(jax.value_and_grad(emit(call, root)))(params, x))
         for ours, theirs in zip(found, wanted, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
 

@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from tracing import trace_loss
 
 from jax_hremat import PlanFormatError
 from jax_hremat._emit.emit import emit_flat
 from jax_hremat._jax.jaxprs import open_jaxpr
 from jax_hremat._plan.region import Loop, Region
-from jax_hremat._trace.trace import Program, trace_loss
+from jax_hremat._trace.trace import Program
 
 
 def loss(w: jax.Array) -> jax.Array:
@@ -22,7 +23,7 @@ def loss(w: jax.Array) -> jax.Array:
 
 @pytest.fixture(scope="module")
 def program() -> Program:
-    return trace_loss(loss, (jnp.ones(4),), {})
+    return trace_loss(loss, (jnp.ones(4),))
 
 
 def place(program: Program, primitive: str) -> int:

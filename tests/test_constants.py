@@ -11,16 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from programs import normal
+from tracing import emit, loss_call
 
-from jax_hremat._emit.emit import emit, emit_range
+from jax_hremat._emit.emit import emit_range
 from jax_hremat._jax.checkpoints import is_checkpoint
 from jax_hremat._jax.jaxprs import Literal, all_equations, open_jaxpr
 from jax_hremat._plan.region import Region, ValueRef
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._solve.saved import saved_value_sets
+from jax_hremat._trace.call import TracedCall
 from jax_hremat._trace.constants import constant_makers
 from jax_hremat._trace.graph import build_graph
-from jax_hremat._trace.trace import Program, trace_loss
+from jax_hremat._trace.trace import Program
 from jax_hremat._verify.replay import replay
 
 HEADS, LENGTH, WIDTH = 3, 8, 4
@@ -40,8 +42,13 @@ def attention(w: jax.Array, x: jax.Array) -> jax.Array:
 
 
 @pytest.fixture(scope="module")
-def program() -> Program:
-    return trace_loss(attention, (W, X), {}, argnums=(0, 1))
+def call() -> TracedCall:
+    return loss_call(attention, (W, X), argnums=(0, 1))
+
+
+@pytest.fixture(scope="module")
+def program(call: TracedCall) -> Program:
+    return call.program
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +87,12 @@ def test_the_leaf_program_keeps_none(program: Program) -> None:
     assert any(found.values for found in sets)
 
 
-def test_a_region_makes_its_own_wherever_it_begins(program: Program) -> None:
-    eqns = open_jaxpr(program.jaxpr).eqns
+def test_a_region_makes_its_own_wherever_it_begins(call: TracedCall) -> None:
+    eqns = open_jaxpr(call.program.jaxpr).eqns
 
     def planned_from(start: int) -> Callable[..., jax.Array]:
         region = Region(start, len(eqns), checkpointed=True)
-        return emit(program, Region(0, len(eqns), children=(region,)))
+        return emit(call, Region(0, len(eqns), children=(region,)))
 
     select = next(i for i, eqn in enumerate(eqns) if eqn.primitive.name == "select_n")
     for start in range(select + 1):

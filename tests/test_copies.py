@@ -9,11 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from tracing import emit, loss_call, trace_loss
 
-from jax_hremat._emit.emit import emit
 from jax_hremat._plan.region import Region
 from jax_hremat._trace.graph import build_graph
-from jax_hremat._trace.trace import trace_loss
 
 W, X = jnp.ones((8, 8)) / 4, jnp.linspace(-1.0, 1.0, 32).reshape(4, 8)
 
@@ -78,13 +77,14 @@ def test_what_is_compared_with_its_source_has_no_name(
     head: Callable[[jax.Array], jax.Array], primitives: set[str]
 ) -> None:
     loss = loss_of(head)
-    program = trace_loss(loss, (W, X), {})
+    call = loss_call(loss, (W, X))
+    program = call.program
     graph = build_graph(program)
     operations = graph.operations
     found = copies(program)
     assert {operations[op].primitive for op, _ in found} >= primitives
     everything = tuple((op.id, 0) for op in operations)
-    planned = emit(program, Region(0, len(operations), checkpointed=True, saved=everything))
+    planned = emit(call, Region(0, len(operations), checkpointed=True, saved=everything))
     named = re.findall(r"name=hremat/(\d+)\.(\d+)", str(jax.make_jaxpr(jax.grad(planned))(W, X)))
     of_constants = {
         (op, 0) for op, _ in everything if graph.values[operations[op].outputs[0]].of_constants
@@ -95,4 +95,4 @@ def test_what_is_compared_with_its_source_has_no_name(
 
 @pytest.mark.parametrize("head", FREE.values(), ids=FREE)
 def test_other_values_may_be_kept(head: Callable[[jax.Array], jax.Array]) -> None:
-    assert not copies(trace_loss(loss_of(head), (W, X), {}))
+    assert not copies(trace_loss(loss_of(head), (W, X)))

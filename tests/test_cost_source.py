@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from random_plans import QUICK as FEW
 from random_plans import WIDTH, losses, struct
+from tracing import trace_loss
 
 import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig
@@ -21,7 +22,7 @@ from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._partition.blocks import make_block
 from jax_hremat._plan.region import Region
 from jax_hremat._trace.graph import build_graph
-from jax_hremat._trace.trace import Program, trace_loss
+from jax_hremat._trace.trace import Program
 from jax_hremat._xla.rates import Rates, rates
 from jax_hremat._xla.target import get_target
 
@@ -44,7 +45,7 @@ def whole(program: Program, **how: Any) -> Region:
 @given(losses())
 @FEW
 def test_checkpointing_keeps_nothing_and_takes_no_less_time(loss: Any) -> None:
-    program = trace_loss(loss, (struct(WIDTH, WIDTH), struct(WIDTH, WIDTH)), {})
+    program = trace_loss(loss, (struct(WIDTH, WIDTH), struct(WIDTH, WIDTH)))
     plain, checkpointed = (
         cost_of(program, whole(program)),
         cost_of(program, whole(program, checkpointed=True)),
@@ -60,7 +61,7 @@ def test_what_shapes_say_of_two_products_by_hand() -> None:
     def loss(w: jax.Array, x: jax.Array) -> jax.Array:
         return (jnp.sin(x @ w) @ w).sum()
 
-    program = trace_loss(loss, (struct(8, 8), struct(4, 8)), {})
+    program = trace_loss(loss, (struct(8, 8), struct(4, 8)))
     plain = cost_of(program, whole(program), PLAIN)
     size = 4 * 8 * 4
     # The sine, for the second weight's gradient, and the cosine that JAX makes of its argument.
@@ -82,7 +83,7 @@ def test_a_loop_takes_its_body_each_time() -> None:
 
     def time_s(length: int) -> float:
         args = (struct(8, 8), struct(4, 8), length)
-        program = trace_loss(lambda w, x: loss(w, x, length), args[:2], {})
+        program = trace_loss(lambda w, x: loss(w, x, length), args[:2])
         return cost_of(program, whole(program), PLAIN).time_s
 
     assert time_s(12) == pytest.approx(4 * time_s(3), rel=0.02)
@@ -96,7 +97,7 @@ def test_a_print_has_no_result_and_costs_a_launch() -> None:
         return y
 
     def time_s(tell: bool) -> float:
-        program = trace_loss(lambda w, x: loss(w, x, tell), (struct(8, 8), struct(4, 8)), {})
+        program = trace_loss(lambda w, x: loss(w, x, tell), (struct(8, 8), struct(4, 8)))
         return cost_of(program, whole(program), replace(PLAIN, launch_s=7.0)).forward_s
 
     assert 7.0 <= time_s(True) - time_s(False) < 7.1

@@ -15,12 +15,14 @@ from drawing import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_plans import WIDTH, losses, region_trees
+from tracing import emit, loss_call, trace_call, trace_loss
 
 import jax_hremat
-from jax_hremat._emit.emit import emit, emit_flat
+from jax_hremat._emit.emit import emit_flat
 from jax_hremat._jax.jaxprs import open_jaxpr
 from jax_hremat._plan.region import Region
-from jax_hremat._trace.trace import Program, trace_call, trace_loss
+from jax_hremat._trace.call import TracedCall
+from jax_hremat._trace.trace import Program
 from jax_hremat._xla.compile import compile_flat
 from jax_hremat._xla.target import Target
 
@@ -159,7 +161,7 @@ class Case(NamedTuple):
     fun: Any
     args: Any
     has_aux: bool
-    program: Program
+    call: TracedCall
     tolerance: float
 
 
@@ -187,8 +189,8 @@ def case(fun: Any) -> Case:
         x = jnp.asarray([0, 3, 1], jnp.int32)
     args = (normal(2, WIDTH, WIDTH), x)
     has_aux = fun in AUXILIARY
-    program = trace_loss(fun, args, {}, has_aux=has_aux)
-    return Case(fun, args, has_aux, program, 3e-2 if fun is bfloat16 else 2e-5)
+    call = loss_call(fun, args, has_aux=has_aux)
+    return Case(fun, args, has_aux, call, 3e-2 if fun is bfloat16 else 2e-5)
 
 
 def whole(program: Program) -> Region:
@@ -241,7 +243,7 @@ def step_of(fun: Any) -> Any:
 @pytest.mark.parametrize(("fun", "plan"), in_plans(*PLANS, quick=nested_saving_all))
 def test_value_gradient_and_auxiliaries_are_the_same(fun, plan):
     found, expected = case(fun), step_of(fun)
-    emitted = emit(found.program, plan(found.program))
+    emitted = emit(found.call, plan(found.call.program))
     assert_same(emitted(*found.args), expected[0], found.tolerance)
     for transform in (lambda f: f, lambda f: jax.jit(f, compiler_options=QUICK_COMPILE)):
         step = transform(jax.value_and_grad(emitted, has_aux=found.has_aux))
@@ -251,7 +253,7 @@ def test_value_gradient_and_auxiliaries_are_the_same(fun, plan):
 @pytest.mark.parametrize(("fun", "plan"), in_plans(*PLANS[1:]))
 def test_under_vmap_and_the_gradient_of_vmap(fun, plan):
     found = case(fun)
-    emitted = emit(found.program, plan(found.program))
+    emitted = emit(found.call, plan(found.call.program))
     weights, data = found.args
 
     def batched(leaf):
@@ -276,8 +278,8 @@ def test_under_vmap_and_the_gradient_of_vmap(fun, plan):
 @given(data=st.data())
 def test_any_tree_of_regions(fun, data):
     found = case(fun)
-    root = data.draw(region_trees(found.program))
-    emitted = emit(found.program, root)
+    root = data.draw(region_trees(found.call.program))
+    emitted = emit(found.call, root)
     actual = jax.value_and_grad(emitted, has_aux=found.has_aux)(*found.args)
     assert_same(actual, step_of(fun), found.tolerance)
 
@@ -286,9 +288,10 @@ def test_any_tree_of_regions(fun, data):
 @given(loss=losses(), data=st.data())
 def test_any_small_program_under_any_tree_of_regions(loss, data):
     args = (normal(WIDTH, WIDTH), normal(WIDTH + 1, WIDTH)[1:])
-    program = trace_loss(loss, args, {}, argnums=(0, 1))
+    call = loss_call(loss, args, argnums=(0, 1))
+    program = call.program
     root = data.draw(region_trees(program))
-    emitted = emit(program, root)
+    emitted = emit(call, root)
     assert_same(jax.value_and_grad(emitted, (0, 1))(*args), jax.value_and_grad(loss, (0, 1))(*args))
 
 
@@ -301,8 +304,9 @@ def test_complex_parameters(plan):
         jax.lax.complex(normal(WIDTH, WIDTH), normal(WIDTH, WIDTH + 1)[:, 1:]),
         normal(3, WIDTH),
     )
-    program = trace_loss(loss, args, {})
-    emitted = emit(program, plan(program))
+    call = loss_call(loss, args)
+    program = call.program
+    emitted = emit(call, plan(program))
     assert_same(jax.value_and_grad(emitted)(*args), jax.value_and_grad(loss)(*args))
 
 
@@ -325,13 +329,13 @@ def test_a_call_with_its_pullback(plan):
 
 def test_a_checkpointed_root_is_checkpointed():
     found = case(custom_jvps)
-    jaxpr = str(jax.make_jaxpr(emit(found.program, whole(found.program)))(*found.args))
+    jaxpr = str(jax.make_jaxpr(emit(found.call, whole(found.call.program)))(*found.args))
     assert jaxpr.count("checkpoint[") + jaxpr.count("remat2[") == 1
 
 
 def test_the_forward_alone_holds_no_barrier():
     found = case(a_custom_vjp)
-    emitted = emit(found.program, nested_saving_all(found.program))
+    emitted = emit(found.call, nested_saving_all(found.call.program))
     assert "barrier" not in jax.jit(emitted).lower(*found.args).as_text()
 
 
@@ -345,8 +349,9 @@ def test_with_nothing_checkpointed_the_compiled_step_is_the_original_but_for_nam
         return (x * x).mean()
 
     args = (jnp.ones((8, 8)), jnp.ones((16, 8)))
-    program = trace_loss(loss, args, {})
-    emitted = emit(program, Region(0, program.num_operations))
+    call = loss_call(loss, args)
+    program = call.program
+    emitted = emit(call, Region(0, program.num_operations))
 
     def compiled(fun: Any) -> str:
         step = jax.jit(jax.value_and_grad(fun), compiler_options=jax_hremat.compiler_options("cpu"))
@@ -397,7 +402,7 @@ def test_a_checkpointed_max_pool_keeps_no_zeros_through_the_step(h200: Target) -
             return jnp.square(x.astype(jnp.float32)).mean(), changed
 
         args = (variables["params"], variables["batch_stats"], images)
-        return trace_loss(loss, args, {}, has_aux=True)
+        return trace_loss(loss, args, has_aux=True)
 
     def peak_bytes(program: Program, *children: Region) -> int:
         flat = emit_flat(program, Region(0, program.num_operations, children=children))

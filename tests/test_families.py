@@ -11,6 +11,7 @@ import pytest
 from drawing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tracing import trace_loss
 
 from jax_hremat import SearchConfig
 from jax_hremat._cost.option_cost import OptionCost
@@ -22,7 +23,7 @@ from jax_hremat._partition.blocks import Block, Partition, partition_graph
 from jax_hremat._plan.region import Region
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._trace.graph import Graph, build_graph
-from jax_hremat._trace.trace import Program, trace_loss
+from jax_hremat._trace.trace import Program
 from jax_hremat._xla.rates import rates
 from jax_hremat._xla.target import get_target
 
@@ -43,7 +44,7 @@ def dense(params: list[tuple[jax.Array, jax.Array]], x: jax.Array) -> jax.Array:
 def program() -> Program:
     shapes = [((WIDTH + GROWTH * i, 4 * WIDTH), (4 * WIDTH, GROWTH)) for i in range(LAYERS)]
     params = [tuple(jax.ShapeDtypeStruct(s, jnp.float32) for s in pair) for pair in shapes]
-    return trace_loss(dense, (params, jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)), {})
+    return trace_loss(dense, (params, jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)))
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +128,7 @@ def test_what_a_user_would_write_is_priced_for_every_kind() -> None:
     shapes = [[(4, n, n), (n, n)][:: 1 if i % 2 else -1] for i, n in enumerate(sizes)]
     params = [tuple(jax.ShapeDtypeStruct(s, jnp.float32) for s in pair) for pair in shapes]
     args = (params, jax.ShapeDtypeStruct((4, 16, sizes[0]), jnp.float32))
-    program = trace_loss(loss, args, {})
+    program = trace_loss(loss, args)
     graph = build_graph(program)
     starts = [op.id + 1 for op in graph.operations if op.primitive == "concatenate"]
     partition = partition_graph(graph, lambda graph: starts)

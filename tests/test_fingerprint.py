@@ -15,23 +15,23 @@ import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
+from tracing import trace_loss
 
 import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig, StalePlanError
 from jax_hremat._plan.fingerprint import Fingerprint
 from jax_hremat._trace.fingerprint import fingerprint
 from jax_hremat._trace.graph import Graph, build_graph
-from jax_hremat._trace.trace import trace_loss
 
 W, X = jnp.ones((16, 16)), jnp.ones((64, 16))
 
 
 def graph_of(loss: Callable[..., Any], *args: Any) -> Graph:
-    return build_graph(trace_loss(loss, args or (W, X), {}))
+    return build_graph(trace_loss(loss, args or (W, X)))
 
 
 def print_of(loss: Callable[..., Any], *args: Any) -> Fingerprint:
-    program = trace_loss(loss, args or (W, X), {})
+    program = trace_loss(loss, args or (W, X))
     return fingerprint(program, build_graph(program))
 
 
@@ -126,7 +126,7 @@ def test_a_rule_that_is_never_used_is_not_run() -> None:
     act = vjp_rule(lambda x: (jnp.tanh(x), x), refuse)
     # Of what is not differentiated, and of what no cotangent comes back to.
     print_of(lambda w, x: (x @ w).sum() + act(x).sum())
-    program = trace_loss(lambda w, x: ((x @ w).sum(), act(x @ w)), (W, X), {}, has_aux=True)
+    program = trace_loss(lambda w, x: ((x @ w).sum(), act(x @ w)), (W, X), has_aux=True)
     assert build_graph(program).operations
 
 

@@ -8,17 +8,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from tracing import trace_loss
 
 from jax_hremat._jax.sizes import size_bytes_of
 from jax_hremat._trace.graph import Graph, Operation, build_graph
-from jax_hremat._trace.trace import trace_loss
 
 SQUARE = jax.ShapeDtypeStruct((4, 4), jnp.float32)
 KEY = jax.eval_shape(lambda: jax.random.key(0))
 
 
 def graph_of(fun: Callable[..., Any], *args: Any, argnums: Any = 0, has_aux: bool = False) -> Graph:
-    return build_graph(trace_loss(fun, args or (SQUARE,), {}, argnums=argnums, has_aux=has_aux))
+    return build_graph(trace_loss(fun, args or (SQUARE,), argnums=argnums, has_aux=has_aux))
 
 
 def only(graph: Graph, primitive: str) -> Operation:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas.ops.gpu import attention as pallas_attention
+from tracing import trace_loss
 
 import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig
@@ -27,7 +28,6 @@ from jax_hremat._primitives.kernels import KernelBook
 from jax_hremat._primitives.primitives import equation_work
 from jax_hremat._primitives.work import Call, Work
 from jax_hremat._shared.errors import TargetUnavailableError
-from jax_hremat._trace.trace import trace_loss
 from jax_hremat._xla.compile import compile_flat
 from jax_hremat._xla.hlo.parse import parse_hlo
 from jax_hremat._xla.hlo.roofline import Roofline, estimate_step
@@ -205,7 +205,7 @@ def attention_program(length: int = 512, causal: bool = True) -> Any:
         return out.astype(jnp.float32).sum()
 
     heads = struct(2, length, 4, 64, dtype=jnp.bfloat16)
-    return trace_loss(loss, (heads,) * 3, {})
+    return trace_loss(loss, (heads,) * 3)
 
 
 def calls_of(program: Any) -> dict[str, Work]:
@@ -329,7 +329,7 @@ def test_traced_attention_costs_what_its_configuration_says() -> None:
 
     query = struct(8, 2048, 16, 128, dtype=jnp.bfloat16)
     key = struct(8, 2048, 8, 128, dtype=jnp.bfloat16)
-    found = calls_of(trace_loss(loss, (query, key, key), {}))
+    found = calls_of(trace_loss(loss, (query, key, key)))
     for name, work in found.items():
         way = "backward" if "bwd" in name else "forward"
         assert work.matrix_flops == MATRIX[f"attention {way}"]

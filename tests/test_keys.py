@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from programs import normal
 from random_plans import QUICK, region_trees
 from test_to_code import OPTIONS, planned_of
+from tracing import trace_loss
 
 import jax_hremat
 from jax_hremat._emit.emit import emit_flat
-from jax_hremat._trace.trace import trace_loss
 
 QUICK_COMPILE = {"xla_backend_optimization_level": 0}
 
@@ -77,7 +77,7 @@ def assert_same_with_checked_keys(got: Any, loss: Any, width: int, rows: int) ->
 @given(st.data())
 def test_no_region_is_a_second_use_of_a_key(loss: Any, data: Any) -> None:
     args = args_of(4, 3)
-    program = trace_loss(loss, args, {})
+    program = trace_loss(loss, args)
     step = program.step(emit_flat(program, data.draw(region_trees(program, max_depth=2))))
     assert_same_with_checked_keys(lambda *args: step(*jax.tree.leaves(args)), loss, 4, 3)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tracing import trace_loss
 
 from jax_hremat._emit.emit import emit_flat
 from jax_hremat._jax.jaxprs import open_jaxpr
 from jax_hremat._partition.blocks import makes_of_arguments
 from jax_hremat._plan.region import Region
 from jax_hremat._trace.graph import Graph, build_graph
-from jax_hremat._trace.trace import Program, trace_loss
+from jax_hremat._trace.trace import Program
 from jax_hremat._xla.compile import compile_flat
 from jax_hremat._xla.hlo.liveness import buffer_timeline
 from jax_hremat._xla.hlo.parse import parse_hlo
@@ -58,7 +59,7 @@ def root_of(program: Program, *, checkpointed: bool = True, late: bool = False) 
 
 
 def test_casts_of_weights_are_not_made_at_the_start(h200: Target) -> None:
-    program = trace_loss(loss, ARGS, {})
+    program = trace_loss(loss, ARGS)
 
     def most_casts(*, late: bool) -> int:
         """How many casts of weights are alive at once, at most."""
@@ -75,7 +76,7 @@ def test_casts_of_weights_are_not_made_at_the_start(h200: Target) -> None:
 def test_values_and_gradients_stay_and_no_cotangent_passes_a_barrier() -> None:
     small = jax.tree.map(lambda a: jax.ShapeDtypeStruct([n // 16 for n in a.shape], a.dtype), ARGS)
     args = jax.tree.map(lambda a: jnp.full(a.shape, 0.01, a.dtype), small)
-    program = trace_loss(loss, args, {})
+    program = trace_loss(loss, args)
     flat = jax.tree.leaves(args)
     plain = jax.jit(program.step(emit_flat(program, root_of(program, checkpointed=False))))(*flat)
     for checkpointed in (False, True):
@@ -88,7 +89,7 @@ def test_values_and_gradients_stay_and_no_cotangent_passes_a_barrier() -> None:
 
 
 def test_which_ranges_make_something_of_arguments() -> None:
-    program = trace_loss(loss, ARGS, {})
+    program = trace_loss(loss, ARGS)
     graph = build_graph(program)
     first, *others = layers_of(program)
     # The first layer reads nothing that was made before it.

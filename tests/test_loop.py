@@ -17,13 +17,15 @@ from jax.ad_checkpoint import checkpoint_name
 from programs import jit_peak_bytes, normal
 from random_plans import QUICK, loop_losses, region_trees, struct
 from random_plans import WIDTH as WIDE
+from tracing import emit, loss_call, trace_loss
 
 import jax_hremat
-from jax_hremat._emit.emit import emit, emit_flat
+from jax_hremat._emit.emit import emit_flat
 from jax_hremat._jax.jaxprs import inner_jaxprs, open_jaxpr
 from jax_hremat._plan.region import Loop, Region
 from jax_hremat._trace.bodies import scan_body
-from jax_hremat._trace.trace import Program, trace_loss
+from jax_hremat._trace.call import TracedCall
+from jax_hremat._trace.trace import Program
 
 WIDTH = 3
 
@@ -42,12 +44,15 @@ def loss(w: jax.Array, h: jax.Array, xs: jax.Array, reverse: bool, unroll: int =
 
 
 @functools.cache
-def traced(length: int, **options: Any) -> tuple[Program, list[jax.Array]]:
+def traced_call(length: int, **options: Any) -> tuple[TracedCall, list[jax.Array]]:
     w, h, xs = normal(0, WIDTH, WIDTH), normal(1, WIDTH), normal(2, length, WIDTH)
-    program = trace_loss(
-        lambda w, h, xs: loss(w, h, xs, **options), (w, h, xs), {}, argnums=(0, 1, 2)
-    )
-    return program, [w, h, xs]
+    call = loss_call(lambda w, h, xs: loss(w, h, xs, **options), (w, h, xs), argnums=(0, 1, 2))
+    return call, [w, h, xs]
+
+
+def traced(length: int, **options: Any) -> tuple[Program, list[jax.Array]]:
+    call, args = traced_call(length, **options)
+    return call.program, args
 
 
 def scan_index(program: Program) -> int:
@@ -103,7 +108,7 @@ def test_a_complex_carry(segments: tuple[int, ...]) -> None:
         return (ys * ys).sum() + jnp.real(h).sum()
 
     inputs = [jnp.linspace(0.1, 1.0, WIDTH), jnp.ones((13, WIDTH))]
-    program = trace_loss(loss, tuple(inputs), {}, argnums=(0, 1))
+    program = trace_loss(loss, tuple(inputs), argnums=(0, 1))
     body = Region(0, body_of(program).num_operations, checkpointed=True)
     assert_same_step(program, inputs, in_mode(program, Loop(body, segments)))
 
@@ -171,7 +176,7 @@ def test_an_unrolled_scan_stays_one() -> None:
 @given(st.data())
 def test_random_programs_in_random_options_give_the_same_step(data: st.DataObject) -> None:
     loss = data.draw(loop_losses())
-    program = trace_loss(loss, (struct(WIDE, WIDE), struct(WIDE, WIDE)), {}, argnums=(0, 1))
+    program = trace_loss(loss, (struct(WIDE, WIDE), struct(WIDE, WIDE)), argnums=(0, 1))
     tree = data.draw(region_trees(program, max_depth=2))
     inputs = [0.5 * normal(seed, WIDE, WIDE) for seed in range(2)]
     plain = program.step(emit_flat(program, Region(0, tree.stop)))(*inputs)
@@ -225,7 +230,7 @@ def test_names_of_two_scans_are_apart() -> None:
         x, _ = jax.lax.scan(body, x, None, length=4)
         return checkpoint_name(x, "own").sum()
 
-    program = trace_loss(two, (jnp.eye(WIDTH), jnp.ones((WIDTH,))), {})
+    program = trace_loss(two, (jnp.eye(WIDTH), jnp.ones((WIDTH,))))
     at = [i for i, e in enumerate(program.jaxpr.jaxpr.eqns) if e.primitive.name == "scan"]
     n = len(scan_body(program.jaxpr.jaxpr.eqns[at[0]]).jaxpr.jaxpr.eqns)
     body = Region(0, n, checkpointed=True, saved=((0, 0),))
@@ -263,9 +268,10 @@ def mlp_scan(w: jax.Array, x: jax.Array, unroll: Any, wrap: Any = lambda f: f) -
 def test_the_steps_of_an_unrolled_scan_take_no_more_than_checkpointed_by_hand(unroll: Any) -> None:
     args = jnp.eye(16), jnp.ones((64, 16))
     options = {"compiler_options": jax_hremat.compiler_options("cpu")}
-    program = trace_loss(lambda w, x: mlp_scan(w, x, unroll), args, {})
+    call = loss_call(lambda w, x: mlp_scan(w, x, unroll), args)
+    program = call.program
     body = Region(0, len(body_of(program).jaxpr.jaxpr.eqns), checkpointed=True)
-    planned = emit(program, in_mode(program, Loop(body)))
+    planned = emit(call, in_mode(program, Loop(body)))
     by_hand = functools.partial(mlp_scan, unroll=unroll, wrap=jax.checkpoint)
     plain = functools.partial(mlp_scan, unroll=unroll)
     peaks_bytes = [
@@ -304,18 +310,20 @@ def barriers(jaxpr: Any) -> list[bool]:
 def test_recomputes_in_reach_of_their_first_run_are_kept_apart(
     unroll: int, segments: tuple[int, ...], expected: list[bool]
 ) -> None:
-    program, args = traced(4, reverse=False, unroll=unroll)
+    call, args = traced_call(4, reverse=False, unroll=unroll)
+    program = call.program
     body = Region(0, len(body_of(program).jaxpr.jaxpr.eqns), checkpointed=True)
-    planned = emit(program, in_mode(program, Loop(body, segments)))
+    planned = emit(call, in_mode(program, Loop(body, segments)))
     assert barriers(jax.make_jaxpr(planned)(*args)) == expected
 
 
 def test_a_plain_region_with_a_barrier_changes_nothing_about_what_is_around() -> None:
-    program, args = traced(4, reverse=False)
+    call, args = traced_call(4, reverse=False)
+    program = call.program
     n = len(body_of(program).jaxpr.jaxpr.eqns)
     inner = Region(1, n - 1, checkpointed=True)
     for between in (inner, Region(0, n - 1, children=(inner,), barrier=True)):
         body = Region(0, n, checkpointed=True, children=(between,))
         root = in_mode(program, Loop(body))
-        assert barriers(jax.make_jaxpr(emit(program, root))(*args)) == [False, True]
+        assert barriers(jax.make_jaxpr(emit(call, root))(*args)) == [False, True]
         assert_same_step(program, args, root)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from programs import normal
+from tracing import trace_loss
 
 import jax_hremat
 from jax_hremat import InfeasibleBudgetError, PlannerConfig, RematPlan, SearchConfig, SolverConfig
@@ -27,7 +28,7 @@ from jax_hremat._solve.prediction import predict
 from jax_hremat._solve.regions import Barriers, selection_region
 from jax_hremat._trace.bodies import Scan, bodies_of
 from jax_hremat._trace.graph import build_graph
-from jax_hremat._trace.trace import Program, trace_loss
+from jax_hremat._trace.trace import Program
 from jax_hremat._xla.rates import rates
 from jax_hremat._xla.target import get_target
 
@@ -92,7 +93,7 @@ def two_deep(ws: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def workbench(fun: Any, *args: Any) -> PlanningContext:
-    program = trace_loss(fun, args, {})
+    program = trace_loss(fun, args)
     return prepare(own_step(program), get_target("cpu"), QUICK, 0.0, lambda *_: None)
 
 
@@ -116,7 +117,7 @@ def loops_of(plan: RematPlan) -> list[Any]:
 
 
 def test_a_scan_is_a_block_of_its_own() -> None:
-    program = trace_loss(stack, STACK, {})
+    program = trace_loss(stack, STACK)
     graph = build_graph(program)
     at = next(op.id for op in graph.operations if op.primitive == "scan")
     assert (at, at + 1) in [
@@ -125,7 +126,7 @@ def test_a_scan_is_a_block_of_its_own() -> None:
 
 
 def bodies(fun: Any, *args: Any) -> tuple[Program, Any]:
-    program = trace_loss(fun, args, {})
+    program = trace_loss(fun, args)
     return program, bodies_of(program, build_graph(program))
 
 
@@ -254,7 +255,7 @@ def test_what_lasts_is_kept_once_and_comes_after_what_changes() -> None:
         return jax.lax.scan(step, start, xs)[0].astype(jnp.float32).sum()
 
     xs = jax.ShapeDtypeStruct((steps, 2, width), jnp.bfloat16)
-    program = trace_loss(loss, (struct(width, width), xs), {})
+    program = trace_loss(loss, (struct(width, width), xs))
     (scan,) = bodies_of(program, build_graph(program)).values()
     assert isinstance(scan, Scan)
     true, kept = scan.body.graph, scan.body.kept

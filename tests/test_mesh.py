@@ -15,6 +15,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from programs import jit_peak_bytes
+from tracing import trace_loss
 
 import jax_hremat
 from jax_hremat import (
@@ -31,7 +32,7 @@ from jax_hremat._plan.device_mesh import DeviceMesh
 from jax_hremat._trace.graph import Graph, build_graph
 from jax_hremat._trace.mesh import abstract_sharding, device_mesh, sharding_on_mesh, spec_of
 from jax_hremat._trace.sharding import Shardings, on_one_device
-from jax_hremat._trace.trace import Program, trace_loss
+from jax_hremat._trace.trace import Program
 from jax_hremat._xla.compile import compile_flat
 from jax_hremat._xla.inferred_sharding import inferred_shardings
 from jax_hremat._xla.target import get_target
@@ -226,7 +227,7 @@ def test_a_whole_training_step_on_a_mesh() -> None:
 
 
 def graph_of(loss: Any, args: Any) -> tuple[Program, Graph]:
-    program = trace_loss(loss, args, {})
+    program = trace_loss(loss, args)
     return program, build_graph(program)
 
 

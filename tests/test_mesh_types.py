@@ -16,17 +16,17 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from programs import jit_peak_bytes
+from tracing import emit, loss_call, trace_loss
 
 import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig, UnsupportedProgramError
 from jax_hremat._calls.planned import Loss
-from jax_hremat._emit.emit import emit
 from jax_hremat._emit.step import Step, own_step, training_step
 from jax_hremat._jax.jaxprs import open_jaxpr
 from jax_hremat._plan.device_mesh import DeviceMesh
 from jax_hremat._plan.region import Loop, Region
 from jax_hremat._trace.call import Arguments
-from jax_hremat._trace.trace import Program, trace_loss
+from jax_hremat._trace.trace import Program
 from jax_hremat._verify.replay import replay
 from jax_hremat._xla.certify import compile_step
 from jax_hremat._xla.inferred_sharding import inferred_shardings
@@ -99,9 +99,10 @@ def planned_by_hand(loss: Callable[..., Any]) -> tuple[Callable[..., Any], list[
     steps: list[Step] = []
 
     def run(*args: Any) -> Any:
-        program = trace_loss(loss, args, {})
+        call = loss_call(loss, args)
+        program = call.program
         steps.append(own_step(program))
-        return emit(program, regions(program))(*args)
+        return emit(call, regions(program))(*args)
 
     return run, steps
 
@@ -337,7 +338,7 @@ def test_explicit_axes_are_known_inside_a_jit(caplog: pytest.LogCaptureFixture) 
 def test_some_axes_are_explicit() -> None:
     mesh = jax.make_mesh((4, 2), AXES, axis_types=(AxisType.Explicit, AxisType.Auto))
     args = put(mesh, *SPLIT)
-    step = own_step(trace_loss(mlp, args, {}))
+    step = own_step(trace_loss(mlp, args))
     assert step.mesh == DeviceMesh((("data", 4), ("model", 2)), explicit=("data",))
     planned, _ = planned_by_hand(mlp)
     compiled = gradient_step(planned)
@@ -359,7 +360,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 from jax.sharding import AxisType, PartitionSpec as P
 from jax_hremat._trace.fingerprint import fingerprint
 from jax_hremat._trace.graph import build_graph
-from jax_hremat._trace.trace import trace_loss
+from tracing import trace_loss
 
 axes = ("data", "model", "pipe")
 mesh = jax.make_mesh((2, 2, 2), axes, axis_types=(AxisType.Auto,) * 3)
@@ -376,7 +377,7 @@ def exchanged(w, x):
     return jax.lax.pmean(jnp.sin(x @ w).mean(), axes)
 
 def digest(loss, *args):
-    program = trace_loss(loss, args, {})
+    program = trace_loss(loss, args)
     print(fingerprint(program, build_graph(program)).digest)
     return args[1]
 
@@ -395,7 +396,7 @@ def test_a_program_is_the_same_under_another_hash_seed() -> None:
     found = [
         subprocess.Popen(
             [sys.executable, "-c", _DIGESTS],
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(root)},
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{root}:{root / 'tests'}"},
             stdout=subprocess.PIPE,
             text=True,
         )

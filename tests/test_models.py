@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import pytest
+from tracing import emit, loss_call
 
 import jax_hremat
 from benchmarks import equality, zoo
-from jax_hremat._emit.emit import emit
 from jax_hremat._partition.blocks import (
     Block,
     Partition,
@@ -27,8 +27,8 @@ from jax_hremat._partition.blocks import (
 )
 from jax_hremat._partition.cut_points import partition_by_width
 from jax_hremat._plan.region import Region
+from jax_hremat._trace.call import TracedCall
 from jax_hremat._trace.graph import Graph, Operation, build_graph
-from jax_hremat._trace.trace import Program, trace_loss
 
 # The first keeps XLA:CPU from merging a recompute with the first forward; the second is for
 # the time the tests take.
@@ -57,14 +57,14 @@ class Model(NamedTuple):
     """A tiny model, traced and cut into blocks, and its inputs."""
 
     problem: zoo.Problem
-    program: Program
+    call: TracedCall
     graph: Graph
     partition: Partition
     args: tuple[Any, ...]
 
     def run(self, root: Region) -> Ran:
         """The step with the regions of `root`, compiled and run on the same inputs."""
-        return run(self.problem, emit(self.program, root), self.args)
+        return run(self.problem, emit(self.call, root), self.args)
 
 
 def run(problem: zoo.Problem, loss_fn: Any, args: tuple[Any, ...]) -> Ran:
@@ -76,12 +76,12 @@ def run(problem: zoo.Problem, loss_fn: Any, args: tuple[Any, ...]) -> Ran:
 @cache
 def model(name: str, dtype: str) -> Model:
     problem = zoo.make(name, "tiny", dropout=0.1, dtype=dtype, **CONFIGS.get(name, {}))
-    program = trace_loss(
-        problem.loss_fn, problem.args, {}, argnums=problem.argnums, has_aux=problem.has_aux
+    call = loss_call(
+        problem.loss_fn, problem.args, argnums=problem.argnums, has_aux=problem.has_aux
     )
-    graph = build_graph(program)
+    graph = build_graph(call.program)
     partition = partition_graph(graph, partition_by_width)
-    return Model(problem, program, graph, partition, problem.concrete(0))
+    return Model(problem, call, graph, partition, problem.concrete(0))
 
 
 @cache
@@ -187,7 +187,7 @@ def test_compiled_step_recomputes_what_the_replay_says(name, tree):
     one = model(name, "float32")
     added = ran(name, "float32", tree).matrix_flops - original(name, "float32").matrix_flops
     root = TREES[tree](one.graph, one.partition)
-    assert added == equality.recomputed_matrix_flops(one.program, root)
+    assert added == equality.recomputed_matrix_flops(one.call.program, root)
     assert (added > 0) == (tree != "products_saved")
 
 

@@ -12,11 +12,11 @@ import pytest
 from jax import lax
 from jax.experimental import io_callback, pallas
 from programs import normal
+from tracing import emit, loss_call, trace_loss
 
 import jax_hremat
 from jax_hremat import InfeasibleBudgetError, PlannerConfig
 from jax_hremat._cost.analytic import operation_times_s
-from jax_hremat._emit.emit import emit
 from jax_hremat._options.block_options import BlockSearch, SearchConfig
 from jax_hremat._options.branch_options import BranchSearch
 from jax_hremat._options.checkpoint_all import checkpoint_all
@@ -29,7 +29,6 @@ from jax_hremat._planner.reports import once_words
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._trace.bodies import Body, Cond, Scan, bodies_of
 from jax_hremat._trace.graph import build_graph
-from jax_hremat._trace.trace import trace_loss
 from jax_hremat._xla.rates import rates
 from jax_hremat._xla.target import get_target
 
@@ -157,7 +156,7 @@ def with_a_ref_inside(x: jax.Array) -> jax.Array:
     ],
 )
 def test_what_must_run_once(fun: Callable[[jax.Array], jax.Array], once: str) -> None:
-    graph = build_graph(trace_loss(lambda x: (jnp.sin(x) * fun(x)).sum(), [X], {}))
+    graph = build_graph(trace_loss(lambda x: (jnp.sin(x) * fun(x)).sum(), [X]))
     effectful = [op for op in graph.operations if op.effectful]
     assert len(effectful) == bool(once)
     for op in effectful:
@@ -205,10 +204,11 @@ def check_gradients(planned: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("loss", [dropout_layers, dropout_scan])
 def test_gradients_around_numbers_drawn(loss: Callable[..., Any]) -> None:
-    program = trace_loss(loss, [[W, 2 * W], X], {}, has_aux=True)
+    call = loss_call(loss, [[W, 2 * W], X], has_aux=True)
+    program = call.program
     whole = checkpoint_all(build_graph(program), Region(0, program.num_operations), wrap)
     assert whole.num_checkpointed
-    check_gradients(emit(program, whole))
+    check_gradients(emit(call, whole))
 
 
 def test_gradients_of_a_planned_scan_that_draws_numbers() -> None:
@@ -260,7 +260,7 @@ def wrapped_once(body: Body, region: Region, checkpointed: bool = False) -> Iter
 
 
 def test_no_region_checkpoints_what_must_run_once() -> None:
-    program = trace_loss(nested, [X], {})
+    program = trace_loss(nested, [X])
     graph = build_graph(program)
     whole = Body(graph, graph, bodies_of(program, graph))
     partition = partition_graph(graph, partition_by_width)
@@ -293,7 +293,7 @@ def test_a_body_is_checkpointed_around_what_must_run_once() -> None:
         c = jnp.tanh(c @ W)
         return jnp.sin(c) * drawn(c), None
 
-    program = trace_loss(lambda x: lax.scan(step, x, None, length=6)[0].sum(), [X], {})
+    program = trace_loss(lambda x: lax.scan(step, x, None, length=6)[0].sum(), [X])
     (scan,) = bodies_of(program, build_graph(program)).values()
     assert isinstance(scan, Scan)
     operations = scan.body.graph.operations
@@ -325,7 +325,8 @@ def layers_with(seen: Callable[[jax.Array], Any]) -> Callable[..., jax.Array]:
 def test_debugging_callbacks_run_again_as_under_checkpoint() -> None:
     calls: list[None] = []
     loss = layers_with(lambda x: jax.debug.callback(lambda _: calls.append(None), x))
-    program = trace_loss(loss, [[W] * 4, X], {})
+    call = loss_call(loss, [[W] * 4, X])
+    program = call.program
     whole = checkpoint_all(build_graph(program), Region(0, program.num_operations), wrap)
     assert whole.checkpointed
 
@@ -336,7 +337,7 @@ def test_debugging_callbacks_run_again_as_under_checkpoint() -> None:
         return len(calls)
 
     assert count(loss) == 4
-    assert count(jax.checkpoint(loss)) == count(emit(program, whole)) == 8
+    assert count(jax.checkpoint(loss)) == count(emit(call, whole)) == 8
 
 
 def test_a_refusal_names_what_must_run_once() -> None:
@@ -349,5 +350,5 @@ def test_a_refusal_names_what_must_run_once() -> None:
 
 
 def test_only_what_must_run_once_is_named() -> None:
-    graph = build_graph(trace_loss(layers_with(debugged), [[W], X], {}))
+    graph = build_graph(trace_loss(layers_with(debugged), [[W], X]))
     assert once_words(graph) == ""

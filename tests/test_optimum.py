@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from random_plans import losses
 from test_schedule import all_predictions
+from tracing import trace_loss
 
 import jax_hremat
 from jax_hremat._emit.step import own_step
@@ -22,7 +23,6 @@ from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.prediction import predict
 from jax_hremat._solve.schedule import Schedules
 from jax_hremat._trace.graph import Graph
-from jax_hremat._trace.trace import trace_loss
 
 MATRIX = jax.ShapeDtypeStruct((512, 512), jnp.float32)
 BLOCKS = 5
@@ -42,7 +42,7 @@ def chain_of(loss: Any) -> Chain:
         search=jax_hremat.SearchConfig(max_runs=3, max_packings=2, max_saved_sets=2),
         cache_dir="",
     )
-    program = trace_loss(loss, (MATRIX, MATRIX), {})
+    program = trace_loss(loss, (MATRIX, MATRIX))
     step = own_step(program)
     costs = priced(step, jax_hremat.get_target("cpu"), config, 0.0, None, lambda *_: None)
     return costs.chain(0)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
+from tracing import trace_loss
 
 from jax_hremat import CompilationError, SearchConfig, partition_by_width
 from jax_hremat._cost.option_cost import OptionCost
@@ -18,7 +19,7 @@ from jax_hremat._plan.region import Region
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._trace.bodies import bodies_of
 from jax_hremat._trace.graph import Graph, build_graph
-from jax_hremat._trace.trace import Program, trace_loss
+from jax_hremat._trace.trace import Program
 from jax_hremat._xla.rates import rates
 from jax_hremat._xla.target import get_target
 
@@ -56,7 +57,7 @@ def loss(w: jax.Array, x: jax.Array) -> jax.Array:
 @functools.cache
 def partitioned() -> tuple[Program, Graph, Partition]:
     args = (jax.ShapeDtypeStruct((8, 8), jnp.float32), jax.ShapeDtypeStruct((64, 8), jnp.float32))
-    program = trace_loss(loss, args, {})
+    program = trace_loss(loss, args)
     graph = build_graph(program)
     return program, graph, partition_graph(graph, partition_by_width)
 
@@ -131,7 +132,7 @@ def test_a_run_that_keeps_the_casts_of_its_weights_is_an_option() -> None:
         return jnp.sum(x.astype(jnp.float32))
 
     weights = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 6
-    program = trace_loss(loss, (weights, jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)), {})
+    program = trace_loss(loss, (weights, jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)))
     graph = build_graph(program)
     with block_prices("analytic", program, graph, get_target("cpu"), None) as price:
         found = search_options(

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_schedule import EXACT, MIB, QUICK, ROUNDING_BYTES, all_predictions, chains, make, option
+from tracing import trace_loss
 
 import jax_hremat
 from jax_hremat._cost.option import Option
@@ -36,7 +37,6 @@ from jax_hremat._solve.prediction import Prediction, predict
 from jax_hremat._solve.regions import Barriers
 from jax_hremat._solve.schedule import Schedules
 from jax_hremat._solve.with_reuse import fastest_with_reuse
-from jax_hremat._trace.trace import trace_loss
 from jax_hremat._xla.target import get_target
 
 
@@ -438,7 +438,7 @@ def context() -> PlanningContext:
     def struct(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.float32)
 
-    program = trace_loss(heavy, ([(struct(64, 128), struct(128, 64))] * 8, struct(128, 64)), {})
+    program = trace_loss(heavy, ([(struct(64, 128), struct(128, 64))] * 8, struct(128, 64)))
     config = jax_hremat.PlannerConfig(
         search=jax_hremat.SearchConfig(max_runs=2, max_packings=1, max_saved_sets=1)
     )

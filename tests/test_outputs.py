@@ -10,6 +10,7 @@ from drawing import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_plans import WIDTH, losses, struct
+from tracing import trace_loss
 
 from jax_hremat._cost.option import Option
 from jax_hremat._cost.option_cost import LiveRange, OptionCost
@@ -19,7 +20,7 @@ from jax_hremat._plan.region import Region
 from jax_hremat._solve.lifetimes import kept_cost
 from jax_hremat._solve.prediction import block_recompute_s
 from jax_hremat._trace.graph import Graph, build_graph
-from jax_hremat._trace.trace import Program, trace_loss
+from jax_hremat._trace.trace import Program
 from jax_hremat._verify.replay import replay
 
 COST = OptionCost(1.0, 1.0, 10, (), (), 0, 0, kept_buffers=(LiveRange(10),))
@@ -49,7 +50,7 @@ def recomputed(program: Program, root: Region) -> set[int]:
 @settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_group_recomputes_what_is_predicted(data: st.DataObject) -> None:
     loss = data.draw(losses(rewritten=False))
-    program = trace_loss(loss, (struct(WIDTH, WIDTH), struct(WIDTH, WIDTH)), {})
+    program = trace_loss(loss, (struct(WIDTH, WIDTH), struct(WIDTH, WIDTH)))
     graph = build_graph(program)
     count = len(graph.operations)
     stop = data.draw(st.integers(1, count - 1))
@@ -82,7 +83,7 @@ def two_products(x: Any, w: Any) -> Any:
 
 
 def test_a_product_that_only_the_next_block_reads() -> None:
-    program = trace_loss(two_products, (struct(8, 8), struct(8, 8)), {})
+    program = trace_loss(two_products, (struct(8, 8), struct(8, 8)))
     graph = build_graph(program)
     names = [op.primitive for op in graph.operations]
     assert names[:4] == ["dot_general", "tanh", "dot_general", "add"]
@@ -98,7 +99,7 @@ def test_a_product_that_only_the_next_block_reads() -> None:
 
 
 def test_the_last_block_of_a_group_does_not_make_its_outputs() -> None:
-    program = trace_loss(two_products, (struct(8, 8), struct(8, 8)), {})
+    program = trace_loss(two_products, (struct(8, 8), struct(8, 8)))
     graph = build_graph(program)
     saving = replace(option_of(graph, 4, ((2, 0),)), outputs_s=0.5)
     plain = Option(Region(0, 4), replace(COST, backward_s=0.25), "plain")

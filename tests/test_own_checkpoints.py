@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
+from tracing import trace_call, trace_loss
 
 import jax_hremat
 from jax_hremat import PlannerConfig, RematPlan, SearchConfig
@@ -20,7 +21,6 @@ from jax_hremat._jax.jaxprs import all_equations, jaxpr_consts, open_jaxpr
 from jax_hremat._jax.scopes import scope_name, source_line
 from jax_hremat._plan.openings import Openings
 from jax_hremat._trace.own_checkpoints import own_checkpoints
-from jax_hremat._trace.trace import trace_call, trace_loss
 
 WIDTH, ROWS = 16, 64
 CLOSED = PlannerConfig(
@@ -86,7 +86,7 @@ def checkpoints_in(jaxpr: Any) -> int:
 @pytest.mark.parametrize("name", LOSSES)
 def test_opened_the_program_has_none_and_computes_the_same(name: str) -> None:
     loss, args = LOSSES[name], arguments()
-    closed = trace_loss(loss, args, {})
+    closed = trace_loss(loss, args)
     opened = closed.with_opened(Openings(checkpoints=True))
     assert checkpoints_in(closed.jaxpr) > 0
     assert checkpoints_in(opened.jaxpr) == 0
@@ -166,7 +166,7 @@ def test_custom_rules_stay_as_they_are() -> None:
         return jax.checkpoint(jnp.sin)(x)
 
     rule.defvjp(lambda x: (rule(x), x), lambda x, g: (2.0 * g,))
-    program = trace_loss(lambda x: rule(x).sum(), (jnp.ones(3),), {})
+    program = trace_loss(lambda x: rule(x).sum(), (jnp.ones(3),))
     program = program.with_opened(Openings(checkpoints=True))
     # That of the function, and that of the function as its forward rule calls it.
     assert checkpoints_in(program.jaxpr) == 2

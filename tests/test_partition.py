@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import plain_layers
 from random_plans import QUICK, WIDTH, losses, struct
+from tracing import trace_loss
 
 from jax_hremat._partition.blocks import (
     _MAX_OPERATIONS,
@@ -26,7 +27,6 @@ from jax_hremat._partition.flat import partition_flat
 from jax_hremat._partition.repeats import partition_by_repeats
 from jax_hremat._partition.score import partition_by_score
 from jax_hremat._trace.graph import Graph, build_graph
-from jax_hremat._trace.trace import trace_loss
 
 WIDE, HIDDEN, BATCH, LENGTH = 32, 128, 4, 64
 
@@ -51,7 +51,7 @@ LAYERS: dict[str, tuple[Callable[..., jax.Array], dict[str, Any]]] = {
 
 
 def graph_of(fun: Callable[..., Any], *args: Any) -> Graph:
-    return build_graph(trace_loss(fun, args, {}))
+    return build_graph(trace_loss(fun, args))
 
 
 def stack(layers: str, names: Sequence[str] | None = None) -> Graph:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tracing import trace_loss
 
 import jax_hremat
 from jax_hremat._plan.block import BlockReport
@@ -29,7 +30,6 @@ from jax_hremat._plan.region import Region
 from jax_hremat._shared.errors import PlanFormatError
 from jax_hremat._trace.fingerprint import fingerprint
 from jax_hremat._trace.graph import build_graph
-from jax_hremat._trace.trace import trace_loss
 
 MIB = 2**20
 ROOT = Region(
@@ -350,7 +350,7 @@ def test_equal_buffers_are_one_row() -> None:
 
 def fingerprint_of(fun: Callable[..., Any], *shapes: tuple[int, ...], argnums: Any = 0) -> Any:
     args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes or [(4, 4)]]
-    program = trace_loss(fun, args, {}, argnums=argnums)
+    program = trace_loss(fun, args, argnums=argnums)
     return fingerprint(program, build_graph(program))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 from programs import jit_peak_bytes, plain_layers
+from tracing import trace_loss
 
 import jax_hremat
 from jax_hremat import (
@@ -36,7 +37,6 @@ from jax_hremat._planner.context import PlanningContext, prepare
 from jax_hremat._planner.goals import Terms, plan_for
 from jax_hremat._shared.units import parse_budget
 from jax_hremat._solve.regions import Barriers, selection_region
-from jax_hremat._trace.trace import trace_loss
 from jax_hremat._xla.certify import compile_step
 from jax_hremat._xla.target import get_target
 
@@ -89,7 +89,7 @@ def quiet(stage: str, done: int, total: int) -> None:
 
 @pytest.fixture(scope="module")
 def context() -> PlanningContext:
-    program = trace_loss(transformer, TRANSFORMER, {})
+    program = trace_loss(transformer, TRANSFORMER)
     return prepare(own_step(program), get_target("cpu"), QUICK, 0.0, quiet)
 
 
@@ -174,7 +174,7 @@ def test_plain_dense_layers_are_planned_no_worse_than_checkpointed_by_hand() -> 
         return jax.nn.gelu(x @ w)
 
     args = ([struct(WIDE, WIDE)] * 6, struct(64 * BATCH, WIDE))
-    by_hand = trace_loss(plain_layers(checkpoint(dense, prevent_cse=True)), args, {})
+    by_hand = trace_loss(plain_layers(checkpoint(dense, prevent_cse=True)), args)
     hand = compile_step(own_step(by_hand), Region(0, by_hand.num_operations), get_target("cpu"))
     plan = jax_hremat.plan_remat(
         plain_layers(dense), budget=hand.memory.peak_bytes, target="cpu", config=QUICK
@@ -225,7 +225,7 @@ def test_the_smallest_budget_is_feasible_and_a_hundredth_below_is_not(
     ],
 )
 def test_any_partitioner_gives_certified_budgets(partitioner: Any) -> None:
-    program = trace_loss(mlp, MLP, {})
+    program = trace_loss(mlp, MLP)
     config = dataclasses.replace(TINY, partitioner=partitioner)
     context = prepare(own_step(program), get_target("cpu"), config, 0.0, quiet)
     for budget in (0.9, 0.7):

@@ -16,6 +16,7 @@ from drawing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import normal
+from tracing import trace_loss
 
 import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig
@@ -27,7 +28,6 @@ from jax_hremat._plan.region import Region
 from jax_hremat._planner.forms import forms_of
 from jax_hremat._shared.format import format_bytes
 from jax_hremat._solve.schedule import Schedules
-from jax_hremat._trace.trace import trace_loss
 from jax_hremat.strategies import (
     STRATEGIES,
     BoundaryValue,
@@ -362,7 +362,7 @@ def test_the_best_plan_of_several_partitioners_is_returned() -> None:
 
 def test_a_program_is_planned_with_each_partitioner_once() -> None:
     width, score = jax_hremat.partition_by_width, jax_hremat.partition_by_score
-    step = own_step(trace_loss(loss_fn, (PARAMS, X), {}))
+    step = own_step(trace_loss(loss_fn, (PARAMS, X)))
     forms = forms_of(step, PlannerConfig(partitioner=(score, width, score)))
     assert [form.config.partitioner for form in forms] == [score, width]
     with pytest.raises(ValueError, match="at least one partitioner"):

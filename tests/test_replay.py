@@ -13,13 +13,14 @@ from drawing import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_plans import losses, region_trees
+from tracing import trace_call, trace_loss
 
 from jax_hremat._emit.emit import emit_flat
 from jax_hremat._jax.equations import bind_equation
 from jax_hremat._jax.jaxprs import Literal, jaxpr_consts, open_jaxpr, without_dead_code
 from jax_hremat._plan.region import Loop, Region
 from jax_hremat._primitives.primitives import equation_flops
-from jax_hremat._trace.trace import Program, trace_call, trace_loss
+from jax_hremat._trace.trace import Program
 from jax_hremat._verify.replay import replay
 
 F32 = np.float32
@@ -50,7 +51,7 @@ def chain(*functions: Any) -> Program:
             x = function(x)
         return (x @ w).sum()
 
-    return trace_loss(loss, (struct(8, 8), struct(8, 8)), {})
+    return trace_loss(loss, (struct(8, 8), struct(8, 8)))
 
 
 def mlp(depth: int, batch: int, width: int) -> tuple[Program, list[Region]]:
@@ -62,7 +63,7 @@ def mlp(depth: int, batch: int, width: int) -> tuple[Program, list[Region]]:
         return (x * x).mean()
 
     args = ([struct(width, width)] * depth, [struct(width)] * depth, struct(batch, width))
-    program = trace_loss(loss, args, {}, argnums=(0, 1))
+    program = trace_loss(loss, args, argnums=(0, 1))
     ends = [i + 1 for i, p in enumerate(primitives(program)) if p == "tanh"]
     starts = [0, *ends[:-1]]
     return program, [Region(a, b, True) for a, b in zip(starts, ends, strict=True)]
@@ -85,7 +86,7 @@ def attention(length: int, width: int, heads: int) -> Program:
 
     layer = {name: struct(width, width) for name in "qkvo"}
     layer |= {"up": struct(width, 4 * width), "down": struct(4 * width, width)}
-    return trace_loss(loss, ([layer, layer], struct(length, width)), {})
+    return trace_loss(loss, ([layer, layer], struct(length, width)))
 
 
 # Every kind of operation whose derivative rule is out of the ordinary.
@@ -104,7 +105,7 @@ def branching(w, x):
 
 
 def odd_program(loss: Any = oddities) -> Program:
-    return trace_loss(loss, (struct(8, 8), struct(8, 8)), {}, argnums=(0, 1))
+    return trace_loss(loss, (struct(8, 8), struct(8, 8)), argnums=(0, 1))
 
 
 @pytest.mark.parametrize("fun", [oddities, branching])
@@ -213,7 +214,7 @@ def test_a_power_in_a_derivative_is_no_recompute():
     def loss(w, x):
         return jnp.sin(jnp.power(x, w) + jnp.sin(x) ** 3).sum()
 
-    program = trace_loss(loss, (struct(8), struct(8)), {}, argnums=(0, 1))
+    program = trace_loss(loss, (struct(8), struct(8)), argnums=(0, 1))
     power, cube = find(program, "pow"), find(program, "integer_pow")
     names = primitives(program)
     found = replay(program, untouched(program, Region(0, names.index("add"), True)))
@@ -238,7 +239,7 @@ def test_checkpointing_a_normalisation_with_its_product_recomputes_the_normalisa
         y = (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-6)
         return jnp.sin(y @ w).sum()
 
-    program = trace_loss(loss, (struct(8, 8), struct(8, 8)), {}, argnums=(0, 1))
+    program = trace_loss(loss, (struct(8, 8), struct(8, 8)), argnums=(0, 1))
     product, sine = find(program, "dot_general"), find(program, "sin")
     found = replay(program, untouched(program, Region(0, sine, True)))
     assert found.recomputed[product] == 0
@@ -255,7 +256,7 @@ def test_the_flops_of_a_loop_tell_how_often_its_steps_run_again(checkpointed, se
     def loss(w, x):
         return jax.lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, None, length=12)[0].sum()
 
-    program = trace_loss(loss, (struct(8, 8), struct(8, 8)), {}, argnums=(0, 1))
+    program = trace_loss(loss, (struct(8, 8), struct(8, 8)), argnums=(0, 1))
     at = find(program, "scan")
     loop = Loop(Region(0, 2, checkpointed=checkpointed), segments)
     found = replay(program, untouched(program, Region(at, at + 1, loop=loop)))
@@ -277,7 +278,7 @@ def test_recomputed_operations_account_for_all_added_flops(data):
         program = odd_program()
     else:
         loss = data.draw(losses(rewritten=False))
-        program = trace_loss(loss, (struct(4, 4), struct(4, 4)), {})
+        program = trace_loss(loss, (struct(4, 4), struct(4, 4)))
     found = replay(program, data.draw(region_trees(program, in_loops=False)))
     plain = replay(program, untouched(program))
     equations = open_jaxpr(program.jaxpr).eqns
@@ -370,7 +371,7 @@ def test_the_peak_tells_where_it_is():
         big = jnp.outer(jnp.sin(x), jnp.cos(x))
         return (jnp.tanh(big).sum(0) * w).sum()
 
-    program = trace_loss(loss, (struct(64), struct(64)), {})
+    program = trace_loss(loss, (struct(64), struct(64)))
     found = replay(program, untouched(program))
     assert found.peak_operation is not None
     shape = open_jaxpr(program.jaxpr).eqns[found.peak_operation].outvars[0].aval.shape
@@ -401,7 +402,7 @@ def brute_force_peak(program: Program, root: Region) -> int:
             body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
             if body is not None:
                 outputs = evaluate(body, jaxpr_consts(body), inputs)
-            elif eqn.primitive.name in ("name", "reduce_precision"):
+            elif eqn.primitive.name in ("name", "reduce_precision", "hremat_barrier"):
                 outputs = inputs
             else:
                 outputs = bind_equation(eqn, inputs)
@@ -436,6 +437,6 @@ def brute_force_peak(program: Program, root: Region) -> int:
 )
 @given(loss=losses(), data=st.data())
 def test_peak_equals_a_brute_force_liveness(loss, data):
-    program = trace_loss(loss, (struct(4, 4), struct(4, 4)), {}, argnums=(0, 1))
+    program = trace_loss(loss, (struct(4, 4), struct(4, 4)), argnums=(0, 1))
     root = data.draw(region_trees(program))
     assert replay(program, root).peak_bytes == brute_force_peak(program, root)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
+from tracing import trace_loss
 
 from jax_hremat._emit.barrier import KeptApart
 from jax_hremat._emit.step import Step, own_step
@@ -26,7 +27,6 @@ from jax_hremat._shared.units import Budget
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._solve.regions import Barriers, selection_region
 from jax_hremat._trace.graph import build_graph
-from jax_hremat._trace.trace import trace_loss
 from jax_hremat._verify.replay import replay
 from jax_hremat._xla.certify import compile_step
 from jax_hremat._xla.target import get_target
@@ -186,7 +186,7 @@ def test_roles_are_those_of_the_names(parts: tuple[Part, ...]) -> None:
             x = part(params, x)
         return jnp.mean(x**2)
 
-    program = trace_loss(loss, (weights(), X), {})
+    program = trace_loss(loss, (weights(), X))
     graph = build_graph(program)
     roles = product_roles(graph.operations)
     names = {
@@ -205,7 +205,7 @@ def test_roles_are_those_of_the_names(parts: tuple[Part, ...]) -> None:
 
 
 def test_where_there_is_no_attention_there_are_no_roles() -> None:
-    program = trace_loss(lambda params, x: jnp.mean(gated(params, x) ** 2), (weights(), X), {})
+    program = trace_loss(lambda params, x: jnp.mean(gated(params, x) ** 2), (weights(), X))
     assert product_roles(build_graph(program).operations) == {}
 
 
@@ -248,7 +248,7 @@ def test_presets_are_the_policies_over_the_names(presets: tuple[str, ...]) -> No
 
     def step_of(count: int, names: Sequence[str] | None = None) -> Step:
         loss = functools.partial(layers_loss, names)
-        return own_step(trace_loss(loss, ([weights()] * count, X), {}))
+        return own_step(trace_loss(loss, ([weights()] * count, X)))
 
     count, target = 2, get_target("cpu")
     plain, more = step_of(count), step_of(count + 1)
@@ -281,7 +281,7 @@ def test_a_kept_context_spares_its_kernel() -> None:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         return jnp.mean(gated(params, kernel_attention(params, x)) ** 2)
 
-    program = trace_loss(loss, (weights(), X), {})
+    program = trace_loss(loss, (weights(), X))
     graph = build_graph(program)
     block = make_block(graph, 0, len(graph.operations))
     times = [0.0] * len(block)
@@ -299,7 +299,7 @@ def test_a_kept_context_spares_its_kernel() -> None:
 @pytest.fixture(scope="module")
 def candidates() -> Candidates:
     loss = functools.partial(layers_loss, None)
-    program = trace_loss(loss, ([weights()] * 4, X), {}, argnums=(0, 1))
+    program = trace_loss(loss, ([weights()] * 4, X), argnums=(0, 1))
     quick = PlannerConfig(
         search=SearchConfig(max_runs=2, max_packings=1, max_saved_sets=1), max_rounds=1
     )

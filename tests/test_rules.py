@@ -16,9 +16,10 @@ import optax
 import pytest
 from jax.custom_derivatives import SymbolicZero
 from jax.sharding import PartitionSpec as P
+from tracing import emit, loss_call, trace_loss
 
 import jax_hremat
-from jax_hremat._emit.emit import emit, emit_flat
+from jax_hremat._emit.emit import emit_flat
 from jax_hremat._jax.custom_rules import DETACH
 from jax_hremat._jax.jaxprs import inner_jaxprs, open_jaxpr
 from jax_hremat._plan.region import Loop, Region
@@ -27,7 +28,7 @@ from jax_hremat._solve.saved import saved_value_sets, value_refs
 from jax_hremat._trace.bodies import branch_bodies, scan_body
 from jax_hremat._trace.flat import flatten
 from jax_hremat._trace.graph import build_graph
-from jax_hremat._trace.trace import Program, trace_loss
+from jax_hremat._trace.trace import Program
 from jax_hremat._verify.replay import replay
 
 SIZE = 4
@@ -108,14 +109,15 @@ def check(
 ) -> Program:
     """The loss has the same value and gradient with its rules apart, plain, checkpointed, and with
     every value saved; checkpointed, also whatever `more` computes of it."""
-    program = trace_loss(loss, args, {}, argnums=argnums)
+    call = loss_call(loss, args, argnums=argnums)
+    program = call.program
     everything = [
         (i, k)
         for i, eqn in enumerate(open_jaxpr(program.jaxpr).eqns)
         for k in range(len(eqn.outvars))
     ]
     regions = [whole(program, checkpointed=False), whole(program, saved=everything), whole(program)]
-    modes = [emit(program, region) for region in regions]
+    modes = [emit(call, region) for region in regions]
 
     @jax.jit
     def all_of_them(*args: Any) -> Any:
@@ -146,7 +148,7 @@ def test_a_rule_is_its_forward_and_an_operation_that_only_hands_on() -> None:
 
 
 def test_kept_residuals_spare_the_kernel() -> None:
-    program = trace_loss(lambda x: jnp.sin(fused(jnp.sin(x), x)).sum(), (X,), {})
+    program = trace_loss(lambda x: jnp.sin(fused(jnp.sin(x), x)).sum(), (X,))
     assert kernels(program, whole(program, checkpointed=False)) == 2
     assert kernels(program, whole(program)) == 3
     saved = made_by(program, KERNEL)
@@ -301,8 +303,9 @@ def test_other_derivatives() -> None:
     def loss(x: jax.Array, y: jax.Array) -> jax.Array:
         return (fused(jnp.sin(x), y) * lazy(x, y)).sum()
 
-    program = trace_loss(loss, (X, Y), {})
-    emitted = emit(program, whole(program))
+    call = loss_call(loss, (X, Y))
+    program = call.program
+    emitted = emit(call, whole(program))
 
     @jax.jit
     def both(x: jax.Array, y: jax.Array) -> Any:
@@ -413,7 +416,8 @@ def test_flash_attention_in_a_scan() -> None:
         return jax.lax.scan(lambda h, w: (attention(h, w), None), h, w)[0].sum()
 
     stack = jnp.stack([W, W * 0.5, W + 0.1])
-    program = trace_loss(loss, (stack, H), {})
+    call = loss_call(loss, (stack, H))
+    program = call.program
     (scan,) = [i for i, n in enumerate(primitives(program)) if n == "scan"]
     body = scan_body(open_jaxpr(program.jaxpr).eqns[scan], [True, True])
     assert DETACH in primitives(body)
@@ -424,7 +428,7 @@ def test_flash_attention_in_a_scan() -> None:
 
     regions = [keeping(()), keeping(residuals_of_flash(body))]
     assert [flash_runs(program, region) for region in regions] == [2, 1]
-    same_gradients(loss, [emit(program, region) for region in regions], stack, H)
+    same_gradients(loss, [emit(call, region) for region in regions], stack, H)
 
 
 def test_a_rule_in_a_branch() -> None:
@@ -433,7 +437,8 @@ def test_a_rule_in_a_branch() -> None:
             index, [lambda x: fused(x, x), jnp.sin, lambda x: lazy(Y, x)], x
         ).sum()
 
-    program = trace_loss(loss, (X, jnp.int32(0)), {})
+    call = loss_call(loss, (X, jnp.int32(0)))
+    program = call.program
     (cond,) = [i for i, n in enumerate(primitives(program)) if n == "cond"]
     eqn = open_jaxpr(program.jaxpr).eqns[cond]
     # The index, a constant, what is differentiated.
@@ -447,7 +452,7 @@ def test_a_rule_in_a_branch() -> None:
     regions = [keeping(False), keeping(True)]
     without, kept = (kernels(program, region) for region in regions)
     assert without - kept == 2
-    emitted = [emit(program, region) for region in regions]
+    emitted = [emit(call, region) for region in regions]
     for index in range(3):
         same_gradients(loss, emitted, X, jnp.int32(index))
 
@@ -475,9 +480,10 @@ def test_a_rule_with_an_effect_stays_one_operation() -> None:
         return x * 2, None
 
     noted.defvjp(forward, lambda _, g: (g * 2,))
-    program = trace_loss(lambda x: noted(x).sum(), (X,), {})
+    call = loss_call(lambda x: noted(x).sum(), (X,))
+    program = call.program
     assert DETACH not in primitives(program)
-    emitted = emit(program, whole(program, checkpointed=False))
+    emitted = emit(call, whole(program, checkpointed=False))
     jax.jit(emitted)(X)
     jax.effects_barrier()
     assert seen == []
@@ -510,9 +516,10 @@ def test_what_a_function_closes_over_may_not_be_differentiated_later() -> None:
         scaled.defvjp(lambda x: (x * 2.0, None), lambda _, g: (g * 2.0,))
         return scaled(x).sum()
 
-    program = trace_loss(loss, (X, Y), {})
+    call = loss_call(loss, (X, Y))
+    program = call.program
     assert DETACH in primitives(program)
-    emitted = emit(program, whole(program))
+    emitted = emit(call, whole(program))
     same(jax.grad(emitted)(X, Y), jax.grad(loss)(X, Y))
     for fun in (loss, emitted):
         with pytest.raises(Exception, match="closed-over value"):
@@ -525,9 +532,10 @@ def test_the_function_itself_runs_where_nothing_is_differentiated() -> None:
         return x * 0
 
     told.defvjp(lambda x: (x * 0 + 1, None), lambda _, g: (g * 5,))
-    program = trace_loss(lambda x: told(x).sum(), (X,), {})
+    call = loss_call(lambda x: told(x).sum(), (X,))
+    program = call.program
     for checkpointed in (False, True):
-        emitted = emit(program, whole(program, checkpointed=checkpointed))
+        emitted = emit(call, whole(program, checkpointed=checkpointed))
         for evaluate in (emitted, jax.jit(emitted)):
             assert evaluate(X) == 0
         value, grad = jax.value_and_grad(emitted)(X)
@@ -567,7 +575,7 @@ def test_what_is_saved_spares_what_the_leaf_program_says(case: str) -> None:
     def loss(w: jax.Array, x: jax.Array) -> jax.Array:
         return jnp.sin(fun(jnp.cos(x @ w) + 1.5) @ w).sum()
 
-    program = trace_loss(loss, (X, Y), {})
+    program = trace_loss(loss, (X, Y))
     graph = build_graph(program)
     times = [1e-3 + 1e-4 * op.id for op in graph.operations]
     answers = saved_value_sets(graph, 0, len(times), times, SolverConfig(relative_gap=0.0), 2)
@@ -596,13 +604,14 @@ def test_saved_results_of_what_reads_them_have_all_derivatives() -> None:
         batch = jax.vmap(jax.value_and_grad(loss))(jnp.stack([x, x * 0.5]))
         return batch, outer, jax.jvp(loss, (x,), (direction,)), jax.jvp(grad, (x,), (direction,))
 
-    program = trace_loss(loss, (X,), {})
+    call = loss_call(loss, (X,))
+    program = call.program
     everything = [
         (i, k)
         for i, eqn in enumerate(open_jaxpr(program.jaxpr).eqns)
         for k in range(len(eqn.outvars))
     ]
-    emitted = emit(program, whole(program, saved=everything))
+    emitted = emit(call, whole(program, saved=everything))
     found, expected = jax.jit(lambda x: [more(f, x) for f in (emitted, loss)])(X)
     same(found, expected)
 
@@ -611,8 +620,9 @@ def test_a_bare_program_is_compiled_to_what_it_was() -> None:
     def loss(w: jax.Array, h: jax.Array) -> jax.Array:
         return attention(h, w).sum()
 
-    program = trace_loss(loss, (W, H), {})
-    emitted = emit(program, whole(program, checkpointed=False))
+    call = loss_call(loss, (W, H))
+    program = call.program
+    emitted = emit(call, whole(program, checkpointed=False))
     for transform in (jax.value_and_grad, lambda f: f):
         mine, theirs = (jax.jit(transform(f)).lower(W, H).compile() for f in (emitted, loss))
         assert mine.memory_analysis().temp_size_in_bytes == (
@@ -657,8 +667,9 @@ def test_rules_inside_a_shard_map(check_vma: bool) -> None:
 
 def test_a_rule_inside_a_shard_map_costs_no_more_exchange() -> None:
     loss = mapped_twice(two_axes(), check_vma=False)
-    program = trace_loss(loss, (X, Y), {}, argnums=(0, 1))
-    emitted = emit(program, whole(program, checkpointed=False))
+    call = loss_call(loss, (X, Y), argnums=(0, 1))
+    program = call.program
+    emitted = emit(call, whole(program, checkpointed=False))
 
     def sums(fun: Callable[..., Any]) -> int:
         step = jax.jit(jax.value_and_grad(fun, (0, 1)))
@@ -684,8 +695,9 @@ def test_a_rule_inside_a_shard_map_of_explicit_axes() -> None:
 def test_a_program_called_inside_a_shard_map() -> None:
     mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("x")
-    program = trace_loss(lambda x: (fused(jnp.sin(x), x) * x).sum(), (X,), {})
-    emitted = emit(program, whole(program, saved=made_by(program, KERNEL)))
+    call = loss_call(lambda x: (fused(jnp.sin(x), x) * x).sum(), (X,))
+    program = call.program
+    emitted = emit(call, whole(program, saved=made_by(program, KERNEL)))
 
     def gradients(loss: Callable[..., Any]) -> Any:
         inside = jax.shard_map(
@@ -732,7 +744,7 @@ def test_one_thread_at_a_time_evaluates_the_rules_of_a_program() -> None:
     def loss(w: jax.Array, x: jax.Array) -> jax.Array:
         return act(x @ w).sum()
 
-    program = trace_loss(loss, (X, Y), {})
+    program = trace_loss(loss, (X, Y))
     last = program.num_operations
     roots = [Region(0, last, children=(Region(0, k, checkpointed=True),)) for k in (last, last - 1)]
     steps = [program.step(emit_flat(program, root)) for root in roots]
@@ -806,11 +818,12 @@ def test_what_a_rule_gives_no_cotangent_is_not_differentiated() -> None:
     def loss(x: jax.Array) -> jax.Array:
         return jnp.sum(first(*two(x)))
 
-    program = trace_loss(loss, (X,), {})
+    call = loss_call(loss, (X,))
+    program = call.program
     graph = build_graph(program)
     (rule,) = [
         op for op in graph.operations if op.primitive == "custom_vjp_call" and len(op.outputs) == 2
     ]
     assert [graph.values[v].active for v in rule.outputs] == [True, False]
-    planned = emit(program, Region(0, program.num_operations, checkpointed=True))
+    planned = emit(call, Region(0, program.num_operations, checkpointed=True))
     np.testing.assert_allclose(jax.grad(planned)(X), jax.grad(loss)(X), rtol=1e-6)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from jax.experimental import io_callback
 from random_plans import QUICK, WIDTH, losses, struct
+from tracing import trace_loss
 
 from jax_hremat._options.runs import (
     Run,
@@ -21,13 +22,12 @@ from jax_hremat._options.runs import (
 from jax_hremat._partition.blocks import Block, make_block, partition_graph
 from jax_hremat._partition.cut_points import partition_by_width
 from jax_hremat._trace.graph import Graph, build_graph
-from jax_hremat._trace.trace import trace_loss
 
 BYTE_S = 1e-12
 
 
 def graph_of(fun: Any, *args: Any) -> Graph:
-    return build_graph(trace_loss(fun, args, {}))
+    return build_graph(trace_loss(fun, args))
 
 
 def attention(effect: bool = False) -> Graph:

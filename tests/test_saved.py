@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tracing import trace_loss
 
 from jax_hremat._primitives.work import Work
 from jax_hremat._solve import saved
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
 from jax_hremat._solve.saved import materialised_values, saved_value_sets, value_refs
 from jax_hremat._trace.graph import Graph, Operation, Value, build_graph
-from jax_hremat._trace.trace import trace_loss
 
 MIB = 2**20
 EXACT = SolverConfig(relative_gap=0.0)
@@ -222,7 +222,7 @@ def test_a_traced_program() -> None:
         hidden = jnp.sin(x @ w)
         return (jnp.cos(hidden @ w)).sum()
 
-    graph = build_graph(trace_loss(loss, (jnp.ones((64, 64)), jnp.ones((256, 64))), {}))
+    graph = build_graph(trace_loss(loss, (jnp.ones((64, 64)), jnp.ones((256, 64)))))
     first, sine, second, cosine, _ = graph.operations
     times = [1e-3 if op.primitive == "dot_general" else 1e-5 for op in graph.operations]
     # Everything the backward reads is kept: the arguments of sine, second product and cosine.

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from integer_program import fastest_of_columns
+from tracing import trace_loss
 
 from jax_hremat._cost.option import Option, Origin
 from jax_hremat._cost.option_cost import OptionCost, Phase
@@ -28,7 +29,6 @@ from jax_hremat._solve.prediction import Prediction, predict
 from jax_hremat._solve.regions import selection_region
 from jax_hremat._solve.schedule import Schedules
 from jax_hremat._trace.graph import build_graph
-from jax_hremat._trace.trace import trace_loss
 
 MIB = 2**20
 EXACT = SolverConfig(relative_gap=0.0)
@@ -453,7 +453,7 @@ def test_the_regions_of_a_selection() -> None:
             x = jnp.sin(x)
         return x.sum()
 
-    graph = build_graph(trace_loss(loss, (jnp.ones(4),), {}))
+    graph = build_graph(trace_loss(loss, (jnp.ones(4),)))
     assert len(graph.operations) == 16
     run = Region(0, 4, children=(Region(1, 3, checkpointed=True),))
     whole = Region(0, 4, checkpointed=True, saved=((2, 0),))

@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tracing import trace_loss
 
 from jax_hremat._jax.jaxprs import open_jaxpr
 from jax_hremat._partition.blocks import partition_graph
 from jax_hremat._partition.cut_points import partition_by_width
 from jax_hremat._trace.graph import build_graph
 from jax_hremat._trace.sinking import with_sunk_operations
-from jax_hremat._trace.trace import trace_loss
 
 WEIGHTS = [jnp.full((16, 16), 0.1 * i) for i in range(1, 7)]
 X = jnp.linspace(-1, 1, 8 * 16).reshape(8, 16)
@@ -34,7 +34,7 @@ def names(closed: Any) -> list[str]:
 
 
 def test_casts_before_the_first_layer_go_to_their_layers() -> None:
-    program = trace_loss(cast_first, (WEIGHTS, X), {})
+    program = trace_loss(cast_first, (WEIGHTS, X))
     layer = ["convert_element_type", "transpose", "dot_general", "tanh", "add"]
     # What casts the input is read twice.
     assert names(program.jaxpr)[: 1 + 2 * len(layer)] == ["convert_element_type", *layer, *layer]
@@ -64,7 +64,7 @@ def test_it_computes_the_same_in_an_order_of_its_own_once() -> None:
         for j in (closed, sunk)
     )
     np.testing.assert_array_equal(a, b)
-    program = trace_loss(cast_first, (WEIGHTS, X), {})
+    program = trace_loss(cast_first, (WEIGHTS, X))
     assert names(program.jaxpr) == names(sunk)
 
 

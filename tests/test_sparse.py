@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import sparse
+from tracing import trace_loss
 
 import jax_hremat
 from jax_hremat import PlannerConfig
-from jax_hremat._trace.trace import trace_loss
 
 QUICK = PlannerConfig(cost="analytic", max_rounds=0, floor_rounds=0)
 DENSE = jnp.where(jax.random.uniform(jax.random.key(0), (8, 8)) < 0.3, 1.0, 0.0)
@@ -39,7 +39,7 @@ def test_only_floating_leaves_are_differentiated() -> None:
         return (jnp.sin(state["w"]) * state["step"]).sum()
 
     state = {"step": jnp.int32(2), "w": DENSE}
-    program = trace_loss(counted, [state], {})
+    program = trace_loss(counted, [state])
     assert [program.input_names[i] for i in program.differentiated] == ["args[0]['w']"]
     plan = jax_hremat.plan_remat(counted, budget=1.0, target="cpu", config=QUICK)(state)
     planned = jax_hremat.apply_plan(counted, plan)

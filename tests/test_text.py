@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
+from tracing import trace_loss
 
 import jax_hremat
 from jax_hremat import PlannerConfig, RematPlan, SearchConfig
@@ -17,7 +18,6 @@ from jax_hremat._plan.region import Region
 from jax_hremat._planner.names import Names, OperationNames
 from jax_hremat._trace.bodies import Scan, bodies_of
 from jax_hremat._trace.graph import build_graph
-from jax_hremat._trace.trace import trace_loss
 
 CONFIG = PlannerConfig(
     search=SearchConfig(max_runs=2, max_packings=1, max_saved_sets=1), max_rounds=1, cost="analytic"
@@ -133,7 +133,7 @@ def test_a_scan_says_what_each_step_keeps() -> None:
 
 def test_a_run_in_a_scan_has_the_names_of_the_parameters_it_reads() -> None:
     loss_fn, params = of_scan()
-    program = trace_loss(loss_fn, (params, X), {})
+    program = trace_loss(loss_fn, (params, X))
     graph = build_graph(program)
     ((at, scan),) = bodies_of(program, graph).items()
     assert isinstance(scan, Scan)
@@ -148,6 +148,6 @@ def test_an_nnx_module_is_named_by_its_path_whatever_its_name() -> None:
         def __init__(self, rngs: nnx.Rngs) -> None:
             self.value = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
 
-    program = trace_loss(lambda m, x: jnp.mean(m.value(x) ** 2), (Net(nnx.Rngs(0)), X), {})
+    program = trace_loss(lambda m, x: jnp.mean(m.value(x) ** 2), (Net(nnx.Rngs(0)), X))
     graph = build_graph(program)
     assert Names(graph, program.input_names).block(0, len(graph.operations)) == "value"

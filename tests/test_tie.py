@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tracing import trace_loss
 
 from jax_hremat._emit.emit import emit_flat
 from jax_hremat._partition.blocks import has_deferrable_input, make_block
 from jax_hremat._plan.region import Region
 from jax_hremat._trace.graph import build_graph
-from jax_hremat._trace.trace import trace_loss
 
 WIDTH = 8
 
@@ -30,7 +30,7 @@ def traced():
     draw = lambda: jnp.asarray(rng.normal(size=(WIDTH, WIDTH)), jnp.float32)  # noqa: E731
     weights = {"encode": draw(), "layers": [draw(), draw()]}
     args = (weights, draw())
-    program = trace_loss(decoder_loss, args, {})
+    program = trace_loss(decoder_loss, args)
     return program, build_graph(program), jax.tree.leaves(args)
 
 

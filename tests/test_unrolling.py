@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 from programs import normal
+from tracing import trace_loss
 
 import jax_hremat
 from jax_hremat import PlannerConfig, RematPlan, SearchConfig
@@ -24,7 +25,7 @@ from jax_hremat._jax.jaxprs import inner_jaxprs, jaxpr_consts, open_jaxpr
 from jax_hremat._plan.openings import NOTHING_OPENED, Openings
 from jax_hremat._planner.forms import forms_of
 from jax_hremat._report.page import page
-from jax_hremat._trace.trace import Program, trace_loss
+from jax_hremat._trace.trace import Program
 
 STEPS, WIDTH, ROWS = 3, 16, 64
 CONFIG = PlannerConfig(
@@ -107,7 +108,7 @@ def num_scans(jaxpr: Any) -> int:
 
 
 def unrolled(loss: Loss, steps: int = STEPS) -> Program:
-    return trace_loss(loss, (W, X), {}).with_opened(Openings(scan_steps=steps))
+    return trace_loss(loss, (W, X)).with_opened(Openings(scan_steps=steps))
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -218,7 +219,7 @@ def test_a_frontier_is_of_both_forms() -> None:
 
 
 def test_without_short_scans_there_is_one_form() -> None:
-    step = own_step(trace_loss(LOSSES["layers"], (W, X), {}))
+    step = own_step(trace_loss(LOSSES["layers"], (W, X)))
     assert len(forms_of(step, CONFIG)) == 2
     assert len(forms_of(step, replace(CONFIG, unroll_scans=STEPS - 1))) == 1
     assert len(forms_of(step, replace(CONFIG, unroll_scans=0))) == 1

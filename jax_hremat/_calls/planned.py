@@ -28,11 +28,12 @@ from jax_hremat._trace.call import (
     input_name,
     is_number,
     name_of,
+    positions_among,
     trace_arguments,
 )
 from jax_hremat._trace.fingerprint import fingerprint
 from jax_hremat._trace.graph import build_graph
-from jax_hremat._trace.trace import Program, is_inexact, positions_among
+from jax_hremat._trace.trace import Program, is_inexact
 
 _REMAKE = "_hremat_remake"
 

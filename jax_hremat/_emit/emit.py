@@ -71,23 +71,6 @@ def emit_range(
     return emitter.function(region, tuple(inputs), tuple(outputs))
 
 
-def emit(program: Program, root: Region) -> Callable[..., Any]:
-    """The traced function with the regions of `root` applied; its arguments and results are as
-    before.
-
-    It computes the same values and gradients; under `jax.grad` it keeps and recomputes what
-    the regions say. It only accepts the argument structure and shapes that it was traced with.
-    """
-    flat_function = emit_flat(program, root)
-
-    def emitted(*args: Any, **kwargs: Any) -> Any:
-        leaves, in_tree = jax.tree.flatten((args, kwargs))
-        assert in_tree == program.in_tree, "the caller keys emitted functions by structure"
-        return jax.tree.unflatten(program.out_tree, flat_function(*leaves))
-
-    return emitted
-
-
 class _Emitter:
     """Turns regions into functions; the function of a region is built once and has no state."""
 

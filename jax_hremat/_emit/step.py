@@ -21,17 +21,18 @@ from jax_hremat._plan.device_mesh import DeviceMesh
 from jax_hremat._plan.openings import Openings
 from jax_hremat._plan.region import Region
 from jax_hremat._shared.errors import UnsupportedProgramError
-from jax_hremat._trace.call import Arguments, Choice, Results, TracedCall, call_flat
+from jax_hremat._trace.call import (
+    Arguments,
+    Choice,
+    Results,
+    TracedCall,
+    call_flat,
+    refuse_closed_over,
+)
 from jax_hremat._trace.fingerprint import fingerprint
 from jax_hremat._trace.graph import build_graph
 from jax_hremat._trace.mesh import laid, put, shardings_on_one_mesh
-from jax_hremat._trace.trace import (
-    Program,
-    abstract,
-    abstract_leaf,
-    devices_of,
-    refuse_closed_over,
-)
+from jax_hremat._trace.trace import Program, abstract, abstract_leaf, devices_of
 
 LossFunction = Callable[..., Any]
 MakeStep = Callable[[LossFunction], Callable[..., Any]]
@@ -133,7 +134,7 @@ def training_step(
     @functools.wraps(loss_fn)
     def noting_loss(*loss_args: Any, **loss_kwargs: Any) -> Any:
         call = trace_call(loss_args, loss_kwargs)
-        refuse_closed_over(call.fun, call.closed_over)
+        refuse_closed_over(call)
         calls.append(call)
         return _marked(run_call(call, Region(0, call.program.num_operations)), has_aux)
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
-import jax
-
 from jax_hremat._jax.jaxprs import open_jaxpr, scan_counts
 from jax_hremat._trace.graph import Graph, build_graph, is_cond, is_loop
 from jax_hremat._trace.rules import active_variables, are_in, open_program
@@ -61,12 +59,9 @@ def _body_program(closed: Any, moving: Sequence[bool], active: Sequence[bool]) -
     avals = closed.in_avals
     moves = tuple(i for i, on in enumerate(moving) if on)
     jaxpr = open_program(closed, moves)
-    num_outputs = len(open_jaxpr(jaxpr).outvars)
     flags = [*active, *[False] * (len(avals) - len(active))]
     return Program(
         jaxpr=jaxpr,
-        in_tree=jax.tree.structure((tuple(avals), {})),
-        out_tree=jax.tree.structure([0] * num_outputs),
         input_names=tuple(f"in[{i}]" for i in range(len(avals))),
         differentiated=tuple(
             i
@@ -75,7 +70,6 @@ def _body_program(closed: Any, moving: Sequence[bool], active: Sequence[bool]) -
         ),
         moving=moves,
         is_loss=False,
-        has_aux=False,
     )
 
 

@@ -228,7 +228,7 @@ def trace_arguments(
         arguments: What it is called with, arrays or `ShapeDtypeStruct`s.
 
     Raises:
-        UnsupportedProgramError: What `trace_loss`, `trace_call` and `call_flat` refuse.
+        UnsupportedProgramError: What `call_flat`, `check_loss` and `trace_flat` refuse.
         UnsupportedConfigError: `jax_remat3` is on.
     """
     made: list[Results] = []
@@ -244,8 +244,37 @@ def trace_arguments(
         made.append(results)
         return outputs
 
-    program, closed_over = trace_flat(flat, arguments.inputs, is_loss=is_loss, has_aux=has_aux)
+    program, closed_over = trace_flat(flat, arguments.inputs, is_loss=is_loss)
     return TracedCall(fun, program, arguments, closed_over, made[0])
+
+
+def refuse_closed_over(call: TracedCall) -> None:
+    """Refuse closed-over tracers where a program must stand alone.
+
+    Raises:
+        UnsupportedProgramError: The function closes over values that are traced outside it.
+    """
+    if call.closed_over:
+        raise UnsupportedProgramError(
+            f"`{name_of(call.fun)}` closes over arrays that are being traced outside it, which "
+            f"cannot be part of a program of its own. Pass them as arguments"
+        )
+
+
+def positions_among(args: Sequence[Any], argnums: Sequence[int]) -> tuple[int, ...]:
+    """The positions that `argnums` names, none of them negative.
+
+    Raises:
+        UnsupportedProgramError: There are fewer arguments.
+    """
+    for position in argnums:
+        if not -len(args) <= position < len(args):
+            raise UnsupportedProgramError(
+                f"`argnums` names argument {position}, but the function was given {len(args)} "
+                f"positional arguments; differentiated arguments must be passed by position. "
+                f"Where no gradient is taken, call the function without a plan"
+            )
+    return tuple(p % len(args) for p in argnums)
 
 
 def check_loss(fun: Callable[..., Any], result: Any, has_aux: bool) -> None:

@@ -1,4 +1,4 @@
-"""Callable and example arguments -> `Program`: the flat jaxpr that all other stages work on."""
+"""A function of arrays -> `Program`: the flat jaxpr that all other stages work on."""
 
 from __future__ import annotations
 
@@ -41,15 +41,12 @@ class Program:
 
     Attributes:
         jaxpr: The closed, flat jaxpr; equation `i` is operation `i` of the graph.
-        in_tree: Structure of `(args, kwargs)`.
-        out_tree: Structure of what the function returns.
         input_names: A readable path for each flat input, such as `args[0]['params']['w']`.
         differentiated: Positions of the flat inputs that gradients are taken of.
         moving: Positions of the flat inputs for which rules were taken apart; includes the
             differentiated ones.
         is_loss: Whether flat output 0 is a scalar loss and all others are auxiliary. If not,
             the cotangents of all floating outputs are inputs of the step (a module's call).
-        has_aux: Whether a loss function returns `(loss, aux)`.
         shardings: The sharding of each flat input, where some of them are sharded over a mesh of
             several devices; None for an input without one, unconstrained for an input that was
             being traced. Empty on one device.
@@ -62,13 +59,10 @@ class Program:
     """
 
     jaxpr: Any
-    in_tree: Any
-    out_tree: Any
     input_names: tuple[str, ...]
     differentiated: tuple[int, ...]
     moving: tuple[int, ...]
     is_loss: bool
-    has_aux: bool
     shardings: tuple[NamedSharding | None, ...] = ()
     context: TraceContext = field(default_factory=TraceContext.current)
     mesh: DeviceMesh | None = None
@@ -188,112 +182,11 @@ class Input:
     differentiated: bool
 
 
-def trace_loss(
-    fun: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    *,
-    argnums: int | Sequence[int] = 0,
-    has_aux: bool = False,
-) -> Program:
-    """Trace a loss function of arrays, given arrays or `ShapeDtypeStruct`s.
-
-    Args:
-        fun: Returns a scalar, or `(scalar, aux)` if `has_aux`.
-        args: Positional arguments, any pytrees.
-        kwargs: Keyword arguments, any pytrees; never differentiated.
-        argnums: Which positional arguments gradients are taken of, as in `jax.grad`.
-        has_aux: As in `jax.grad`.
-
-    Raises:
-        UnsupportedProgramError: The function does not return a real floating scalar, has an
-            ordered effect, or the differentiated arguments hold no floating array.
-        UnsupportedConfigError: `jax_remat3` is on.
-    """
-    positions = positions_among(args, (argnums,) if isinstance(argnums, int) else argnums)
-    program = _trace_tree(fun, args, kwargs, positions, is_loss=True, has_aux=has_aux)
-    _check_loss(program, fun)
-    return program
-
-
-def trace_call(fun: Callable[..., Any], args: Sequence[Any], argnums: Sequence[int]) -> Program:
-    """Trace any function of arrays; its step is the call with its pullback.
-
-    Args:
-        fun: Any function of pytrees.
-        args: Positional arguments.
-        argnums: Which of them are differentiated, where they are floating.
-
-    Raises:
-        UnsupportedProgramError: An ordered effect, or nothing to differentiate.
-        UnsupportedConfigError: `jax_remat3` is on.
-    """
-    return _trace_tree(fun, args, {}, tuple(argnums), is_loss=False, has_aux=False)
-
-
-def positions_among(args: Sequence[Any], argnums: Sequence[int]) -> tuple[int, ...]:
-    """The positions that `argnums` names, none of them negative.
-
-    Raises:
-        UnsupportedProgramError: There are fewer arguments.
-    """
-    for position in argnums:
-        if not -len(args) <= position < len(args):
-            raise UnsupportedProgramError(
-                f"`argnums` names argument {position}, but the function was given {len(args)} "
-                f"positional arguments; differentiated arguments must be passed by position. "
-                f"Where no gradient is taken, call the function without a plan"
-            )
-    return tuple(p % len(args) for p in argnums)
-
-
-def _trace_tree(
-    fun: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    positions: tuple[int, ...],
-    *,
-    is_loss: bool,
-    has_aux: bool,
-) -> Program:
-    leaves_with_path, in_tree = jax.tree_util.tree_flatten_with_path((tuple(args), kwargs))
-    inputs = [
-        Input(_input_name(path), leaf, path[0].idx == 0 and path[1].idx in positions)
-        for path, leaf in leaves_with_path
-    ]
-    out_trees: list[Any] = []
-
-    def flat_fun(*flat: Any) -> list[Any]:
-        call_args, call_kwargs = jax.tree.unflatten(in_tree, flat)
-        outputs, out_tree = jax.tree.flatten(fun(*call_args, **call_kwargs))
-        out_trees.append(out_tree)
-        return outputs
-
-    program, closed_over = trace_flat(flat_fun, inputs, is_loss=is_loss, has_aux=has_aux)
-    refuse_closed_over(fun, closed_over)
-    return replace(program, in_tree=in_tree, out_tree=out_trees[0])
-
-
-def refuse_closed_over(fun: Callable[..., Any], closed_over: Sequence[Any]) -> None:
-    """Refuse closed-over tracers where a program must stand alone.
-
-    Raises:
-        UnsupportedProgramError: The function closes over values that are traced outside it.
-    """
-    if closed_over:
-        raise UnsupportedProgramError(
-            f"`{getattr(fun, '__name__', type(fun).__name__)}` closes over arrays that are being "
-            f"traced outside it, which cannot be part of a program of its own. Pass them as "
-            f"arguments"
-        )
-
-
 def trace_flat(
     flat_fun: Callable[..., Sequence[Any]],
     inputs: Sequence[Input],
     *,
     is_loss: bool,
-    has_aux: bool = False,
 ) -> tuple[Program, tuple[Any, ...]]:
     """Trace a function of flat inputs.
 
@@ -301,7 +194,6 @@ def trace_flat(
         flat_fun: Takes arrays and returns a list of arrays.
         inputs: Its inputs.
         is_loss: Whether the first output is a loss.
-        has_aux: Whether other outputs are the user's.
 
     Returns:
         The program, and the values that it closes over and that are traced outside it: they are
@@ -309,7 +201,8 @@ def trace_flat(
         example, a module made inside the function that JAX traces has such values in its fields.)
 
     Raises:
-        UnsupportedProgramError: As `trace_call`.
+        UnsupportedProgramError: A symbolic dimension, a mutable array from outside, an ordered
+            effect, an unchecked error, an axis of a surrounding `vmap`; nothing to differentiate.
         UnsupportedConfigError: `jax_remat3` is on.
     """
     if remat3_enabled():
@@ -372,13 +265,10 @@ def trace_flat(
     return (
         Program(
             jaxpr=jaxpr,
-            in_tree=jax.tree.structure((tuple(structs), {})),
-            out_tree=jax.tree.structure(list(open_jaxpr(jaxpr).outvars)),
             input_names=names,
             differentiated=differentiated,
             moving=differentiated,
             is_loss=is_loss,
-            has_aux=has_aux,
             shardings=shardings,
             context=context,
             mesh=devices_of(shardings if is_loss else (), context, jaxpr),
@@ -440,32 +330,3 @@ def _check_shapes(names: Sequence[str], avals: Sequence[jax.ShapeDtypeStruct]) -
                     f"which its peak was compiled. Export the planned function at each of the "
                     f"shapes that are used, or the function as it is"
                 )
-
-
-def _input_name(path: Any) -> str:
-    """A readable name for a path, which starts with 0 for args and 1 for kwargs."""
-    kind, *rest = path
-    prefix = "args" if kind.idx == 0 else "kwargs"
-    return prefix + jax.tree_util.keystr(tuple(rest))
-
-
-def _check_loss(program: Program, fun: Callable[..., Any]) -> None:
-    name = getattr(fun, "__name__", type(fun).__name__)
-    if program.has_aux:
-        children = program.out_tree.children()
-        if len(children) != 2 or children[0].num_leaves != 1:
-            raise UnsupportedProgramError(
-                f"`has_aux=True` needs `{name}` to return a pair `(loss, aux)`; it returned "
-                f"{program.out_tree}"
-            )
-    elif program.out_tree.num_leaves != 1:
-        raise UnsupportedProgramError(
-            f"`{name}` must return one scalar loss; it returned {program.out_tree}. Use "
-            f"`has_aux=True` if it returns `(loss, aux)`"
-        )
-    loss = program.out_avals[0]
-    if loss.shape != () or not jnp.issubdtype(loss.dtype, np.floating):
-        raise UnsupportedProgramError(
-            f"`{name}` must return a real floating scalar; it returned {loss.dtype}"
-            f"{list(loss.shape)}. Reduce it, for instance with `.mean()`"
-        )

@@ -18,11 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax import lax
 from random_plans import WIDTH, loop_losses, losses, region_trees
+from tracing import emit, loss_call
 
 from differential.check import assert_same, check_case
 from differential.program import Loss, Setting, normal
-from jax_hremat._emit.emit import emit
-from jax_hremat._trace.trace import trace_loss
 
 ROWS = 16
 # Programs are drawn in so many at a time, each time from another seed.
@@ -213,14 +212,14 @@ class Tally:
 
 def check_under_regions(case: Loss, draw: st.DrawFn, count: int = 2) -> int:
     """Any tree of regions leaves value, gradients and auxiliary outputs as they are."""
-    traced = trace_loss(
+    call = loss_call(
         case.fun, case.args, dict(case.kwargs), argnums=case.argnums, has_aux=case.has_aux
     )
     setting = Setting.make()
     expected = case.run(None, setting).seen
     for _ in range(count):
-        root = draw(region_trees(traced))
-        assert_same(case.run(emit(traced, root), setting).seen, expected, case.tolerance)
+        root = draw(region_trees(call.program))
+        assert_same(case.run(emit(call, root), setting).seen, expected, case.tolerance)
     return count
 
 
