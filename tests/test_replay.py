@@ -109,7 +109,7 @@ def odd_program(loss: Any = oddities) -> Program:
 
 
 @pytest.mark.parametrize("fun", [oddities, branching])
-def test_a_bare_program_recomputes_nothing(fun):
+def test_a_plain_program_recomputes_nothing(fun):
     program = odd_program(fun)
     found = replay(program, untouched(program))
     assert not any(found.recomputed)
@@ -126,7 +126,6 @@ def test_a_bare_program_recomputes_nothing(fun):
     active = [inputs[i] for i in program.differentiated]
     plain = without_dead_code(jax.make_jaxpr(jax.value_and_grad(loss))(active, inputs))
     assert found.flops == sum(equation_flops(eqn) for eqn in plain.eqns)
-    assert found.forward_flops < found.flops
 
 
 def test_a_checkpointed_program_recomputes_what_its_backward_needs_once():
@@ -376,7 +375,6 @@ def test_the_peak_tells_where_it_is():
     assert found.peak_operation is not None
     shape = open_jaxpr(program.jaxpr).eqns[found.peak_operation].outvars[0].aval.shape
     assert shape == (64, 64)
-    assert 0 <= found.peak_equation < found.num_equations
 
 
 def test_a_call_counts_its_cotangents_as_arguments():

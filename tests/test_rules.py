@@ -157,7 +157,6 @@ def test_kept_residuals_spare_the_kernel() -> None:
     assert kernels(program, whole(program, saved=made_by(program, "custom_vjp_call"))) == 3
     seen = replay(program, whole(program, saved=saved))
     assert not any(seen.recomputed[op] for op, _ in saved)
-    assert seen.forward_flops == replay(program, whole(program)).forward_flops
 
 
 # --- rules of many kinds

@@ -88,11 +88,6 @@ class Program:
         return tuple(abstract(v.aval) for v in open_jaxpr(self.jaxpr).invars)
 
     @property
-    def out_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Type of every flat output."""
-        return tuple(abstract(v.aval) for v in open_jaxpr(self.jaxpr).outvars)
-
-    @property
     def values(self) -> tuple[Any, ...]:
         """The jaxpr's variables: constants, inputs, outputs of the operations."""
         jaxpr = open_jaxpr(self.jaxpr)

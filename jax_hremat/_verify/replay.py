@@ -36,17 +36,14 @@ class Replay:
 
     Attributes:
         flops: Floating-point operations of the step, counted by `equation_flops`.
-        forward_flops: The same for the program alone, not differentiated; no plan changes it.
         recomputed: For each operation of the program, how many times the step runs it beyond
             its first forward. An operation that has a body (a `custom_jvp`, a `custom_vjp`, a
             user's `jax.checkpoint`) counts as run if any equation of its body does.
         peak_bytes: Largest sum of live bytes over the step in program order: arguments,
             constants and outputs at all times, and every other value from the equation that
             makes it to the last one that reads it, both included.
-        peak_equation: Position of the peak among the step's live equations; -1 if none.
-        peak_operation: The operation that this equation belongs to (its forward, a recompute or
-            its derivative), or None.
-        num_equations: Number of live equations of the step.
+        peak_operation: The operation that the equation at the peak belongs to (its forward, a
+            recompute or its derivative), or None.
         num_barriers: Optimization barriers in the lowered step outside loops: one before each
             checkpointed region's recompute, one before the forward of a region that a recompute
             two levels further out runs, and those of the program itself.
@@ -55,12 +52,9 @@ class Replay:
     """
 
     flops: int
-    forward_flops: int
     recomputed: tuple[int, ...]
     peak_bytes: int
-    peak_equation: int
     peak_operation: int | None
-    num_equations: int
     num_barriers: int
     kept_bytes: int
 
@@ -109,12 +103,9 @@ def _replay(program: Program, root: Region) -> Replay:
     always_bytes = flat.output_bytes + sum(flat.sizes_bytes[v] for v in flat.inputs)
     return Replay(
         flops=sum(equation_flops(run.eqn) for run in flat.equations),
-        forward_flops=sum(equation_flops(run.eqn) for run in flatten(program.jaxpr).equations),
         recomputed=_recomputed(equations, steps),
         peak_bytes=always_bytes + peak_bytes,
-        peak_equation=-peak_equation,
         peak_operation=_operation(flat.equations[-peak_equation]) if live else None,
-        num_equations=len(flat.equations),
         num_barriers=flat.num_barriers,
         kept_bytes=_kept_bytes(steps, flat.sizes_bytes),
     )

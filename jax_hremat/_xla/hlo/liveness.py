@@ -13,7 +13,6 @@ from itertools import accumulate
 
 from jax_hremat._xla.hlo.aliases import Key, Values, donations, flat_parameters, label
 from jax_hremat._xla.hlo.buffer import Buffer, Kind, own_temps
-from jax_hremat._xla.hlo.packing import packed_bytes
 from jax_hremat._xla.hlo.parse import Computation, HloModule
 from jax_hremat._xla.hlo.reuse import borrowed, hand_overs_of, post_order, shortened
 
@@ -33,7 +32,6 @@ class Timeline:
         inner_bytes: For each position, the part of these bytes that a loop, branch or call needs
             inside.
         names: Name of the instruction at each position.
-        opcodes: Opcode of the instruction at each position.
     """
 
     buffers: tuple[Buffer, ...]
@@ -41,36 +39,11 @@ class Timeline:
     live_temp_bytes: tuple[int, ...]
     inner_bytes: tuple[int, ...]
     names: tuple[str, ...]
-    opcodes: tuple[str, ...]
 
     def peak(self) -> tuple[int, int]:
         """The first position with most temporary bytes, and those bytes."""
         most_bytes = max(self.live_temp_bytes)
         return self.live_temp_bytes.index(most_bytes), most_bytes
-
-    def packed_temp_bytes(self) -> int:
-        """Bytes of one allocation that holds all temporaries at fixed offsets.
-
-        XLA's ``temp_size`` is the size of such an allocation: never below the peak, and above it
-        where no buffer fits into the gaps between longer-lived ones. Packs twice, as XLA does,
-        largest first and longest-lived first, and takes the smaller allocation.
-        """
-        own = [b for b in own_temps(self.buffers) if b.nbytes]
-        waits = [
-            (
-                position,
-                position,
-                live_bytes - sum(b.nbytes for b in own if b.start <= position <= b.end),
-            )
-            for position, (live_bytes, opcode) in enumerate(
-                zip(self.live_temp_bytes, self.opcodes, strict=True)
-            )
-            if opcode in _CALLERS
-        ]
-        spans = [(b.start, b.end, b.nbytes) for b in own] + [w for w in waits if w[2] > 0]
-        by_size = sorted(spans, key=lambda s: (-s[2], s[0] - s[1]))
-        by_life = sorted(spans, key=lambda s: (s[0] - s[1], -s[2]))
-        return min(packed_bytes(by_size), packed_bytes(by_life))
 
     def live_at(self, position: int) -> tuple[Buffer, ...]:
         """All buffers of any kind that are live at a position.
@@ -81,17 +54,6 @@ class Timeline:
         if not 0 <= position < self.num_positions:
             raise IndexError(f"position {position} of a schedule of {self.num_positions}")
         return tuple(b for b in self.buffers if b.start <= position <= b.end)
-
-    def position_of(self, name_or_opcode: str) -> int:
-        """Position of the instruction with this name, or else of the first with this opcode.
-
-        Raises:
-            KeyError: There is neither.
-        """
-        for labels in (self.names, self.opcodes):
-            if name_or_opcode in labels:
-                return labels.index(name_or_opcode)
-        raise KeyError(name_or_opcode)
 
 
 def buffer_timeline(module: HloModule) -> Timeline:
@@ -168,7 +130,6 @@ def _timeline(module: HloModule, computation: Computation, known: dict[str, Time
         live_temp_bytes=_sum_live(own_temps(buffers), inside_bytes),
         inner_bytes=tuple(inside_bytes),
         names=tuple(i.name for i in computation.instructions),
-        opcodes=tuple(i.opcode for i in computation.instructions),
     )
     return known[computation.name]
 
