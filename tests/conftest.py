@@ -2,6 +2,7 @@
 
 import gc
 import os
+from importlib.metadata import version
 
 # Both are read when JAX is imported, so they stand before anything that imports it. The CPU is
 # named outright because, on a machine without a GPU, JAX's CUDA plugin (with which the tests
@@ -9,6 +10,13 @@ import os
 if os.environ.get("JAX_HREMAT_TEST_GPU") != "1":
     os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_HREMAT_TEST_PLATFORM", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA's own chatter.
+# Code that is not optimized compiles three times as fast. XLA fuses and assigns memory before that,
+# so that peaks stay as they are. The slow run and the GPU's take XLA as it is.
+if not {"JAX_HREMAT_TEST_OPTIMIZED", "JAX_HREMAT_TEST_GPU"} & {*os.environ}:
+    unoptimized = "--xla_backend_optimization_level=0"
+    if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):  # Later ones have no others.
+        unoptimized += " --xla_cpu_use_fusion_emitters=false"
+    os.environ.setdefault("XLA_FLAGS", unoptimized)
 os.environ["JAX_HREMAT_CACHE_DIR"] = ""  # No test depends on what was compiled before it.
 
 import hypothesis  # noqa: E402

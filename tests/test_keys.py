@@ -19,6 +19,7 @@ from tracing import trace_loss
 
 import jax_hremat
 from jax_hremat._emit.emit import emit_flat
+from jax_hremat._plan.region import Region
 
 QUICK_COMPILE = {"xla_backend_optimization_level": 0}
 
@@ -80,6 +81,18 @@ def test_no_region_is_a_second_use_of_a_key(loss: Any, data: Any) -> None:
     program = trace_loss(loss, args)
     step = program.step(emit_flat(program, data.draw(region_trees(program, max_depth=2))))
     assert_same_with_checked_keys(lambda *args: step(*jax.tree.leaves(args)), loss, 4, 3)
+
+
+def test_some_of_the_keys_that_leave_a_region_were_used_in_it() -> None:
+    args = args_of(4, 3)
+    program = trace_loss(split, args)
+    primitives = [eqn.primitive.name for eqn in program.jaxpr.jaxpr.eqns]
+    made = primitives.index("random_split")
+    assert primitives[made + 1] == "slice"
+    region = Region(made, made + 2, checkpointed=True)
+    root = Region(0, program.num_operations, children=(region,))
+    step = program.step(emit_flat(program, root))
+    assert_same_with_checked_keys(lambda *args: step(*jax.tree.leaves(args)), split, 4, 3)
 
 
 @pytest.mark.parametrize("loss", [folded, carried])

@@ -5,12 +5,15 @@ no such rounding, and JAX fails on them (seen from 0.10.2 to 0.12). So a complex
 two real ones, which take the same number of bytes.
 
 A typed key is named as the integers that it is made of: to JAX's check of reused keys
-(`jax_debug_key_reuse`), a name is a use.
+(`jax_debug_key_reuse`), a name is a use. It also leaves a checkpoint as these: the check fails on
+an array of keys of which some were used inside (0.10.2 to 0.11), in `jax.jit` too.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -18,12 +21,19 @@ import jax.ad_checkpoint
 import jax.numpy as jnp
 
 from jax_hremat._emit.barrier import KeptApart
-from jax_hremat._jax.keys import data_of, from_data
+from jax_hremat._jax.keys import data_of, from_data, is_key
 
 
 class _Parts(NamedTuple):
     real: Any
     imag: Any
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["data"], meta_fields=["impl"])
+@dataclass(frozen=True, slots=True)
+class _Key:
+    data: Any
+    impl: Any
 
 
 def checkpoint(
@@ -33,13 +43,15 @@ def checkpoint(
     these names are saved."""
 
     def of_parts(*args: Any) -> Any:
-        return fun(*jax.tree.map(_whole, args, is_leaf=lambda x: isinstance(x, _Parts)))
+        given = jax.tree.map(_whole, args, is_leaf=lambda x: isinstance(x, _Parts))
+        return jax.tree.map(_taken_apart, fun(*given))
 
     policy = KeptApart(frozenset(names))
     checkpointed = jax.checkpoint(of_parts, policy=policy, prevent_cse=prevent_cse)
 
     def run(*args: Any) -> Any:
-        return checkpointed(*jax.tree.map(_apart, args))
+        results = checkpointed(*jax.tree.map(_apart, args))
+        return jax.tree.map(_put_together, results, is_leaf=lambda x: isinstance(x, _Key))
 
     return run
 
@@ -59,3 +71,15 @@ def _apart(value: Any) -> Any:
 
 def _whole(value: Any) -> Any:
     return jax.lax.complex(*value) if isinstance(value, _Parts) else value
+
+
+def _taken_apart(value: Any) -> Any:
+    if not is_key(value):
+        return value
+    return _Key(jax.random.key_data(value), jax.random.key_impl(value))
+
+
+def _put_together(value: Any) -> Any:
+    return (
+        jax.random.wrap_key_data(value.data, impl=value.impl) if isinstance(value, _Key) else value
+    )
