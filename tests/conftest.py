@@ -10,8 +10,8 @@ from importlib.metadata import version
 if os.environ.get("JAX_HREMAT_TEST_GPU") != "1":
     os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_HREMAT_TEST_PLATFORM", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA's own chatter.
-# Code that is not optimized compiles three times as fast. XLA fuses and assigns memory before that,
-# so that peaks stay as they are. The slow run and the GPU's take XLA as it is.
+# Code that is not optimised compiles three times as fast; memory is assigned before that. The slow
+# run and that on a GPU take XLA as it is.
 if not {"JAX_HREMAT_TEST_OPTIMIZED", "JAX_HREMAT_TEST_GPU"} & {*os.environ}:
     unoptimized = "--xla_backend_optimization_level=0"
     if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):  # Later ones have no others.
