@@ -13,7 +13,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA's own chatter.
 # Code that is not optimised compiles three times as fast; memory is assigned before that. The slow
 # run and that on a GPU take XLA as it is.
 if not {"JAX_HREMAT_TEST_OPTIMIZED", "JAX_HREMAT_TEST_GPU"} & {*os.environ}:
-    unoptimized = "--xla_backend_optimization_level=0"
+    unoptimized = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
     if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):  # Later ones have no others.
         unoptimized += " --xla_cpu_use_fusion_emitters=false"
     os.environ.setdefault("XLA_FLAGS", unoptimized)
