@@ -31,7 +31,7 @@ class _Parts(NamedTuple):
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["data"], meta_fields=["impl"])
 @dataclass(frozen=True, slots=True)
-class _Key:
+class _KeyData:
     data: Any
     impl: Any
 
@@ -44,14 +44,14 @@ def checkpoint(
 
     def of_parts(*args: Any) -> Any:
         given = jax.tree.map(_whole, args, is_leaf=lambda x: isinstance(x, _Parts))
-        return jax.tree.map(_taken_apart, fun(*given))
+        return jax.tree.map(_without_keys, fun(*given))
 
     policy = KeptApart(frozenset(names))
     checkpointed = jax.checkpoint(of_parts, policy=policy, prevent_cse=prevent_cse)
 
     def run(*args: Any) -> Any:
         results = checkpointed(*jax.tree.map(_apart, args))
-        return jax.tree.map(_put_together, results, is_leaf=lambda x: isinstance(x, _Key))
+        return jax.tree.map(_with_keys, results, is_leaf=lambda x: isinstance(x, _KeyData))
 
     return run
 
@@ -73,13 +73,13 @@ def _whole(value: Any) -> Any:
     return jax.lax.complex(*value) if isinstance(value, _Parts) else value
 
 
-def _taken_apart(value: Any) -> Any:
+def _without_keys(value: Any) -> Any:
     if not is_key(value):
         return value
-    return _Key(jax.random.key_data(value), jax.random.key_impl(value))
+    return _KeyData(jax.random.key_data(value), jax.random.key_impl(value))
 
 
-def _put_together(value: Any) -> Any:
-    return (
-        jax.random.wrap_key_data(value.data, impl=value.impl) if isinstance(value, _Key) else value
-    )
+def _with_keys(value: Any) -> Any:
+    if not isinstance(value, _KeyData):
+        return value
+    return jax.random.wrap_key_data(value.data, impl=value.impl)
