@@ -54,7 +54,7 @@ def tests_newest(session: nox.Session) -> None:
 def slow(session: nox.Session) -> None:
     """The tests that the default run leaves out, and all examples of the property tests."""
     session.install(".[test,gpu-aot]")
-    session.run(*PYTEST, "-m", "slow", *session.posargs, env={"JAX_HREMAT_TEST_OPTIMIZED": "1"})
+    session.run(*PYTEST, "-m", "slow", *session.posargs, env={"JAX_HREMAT_TEST_OPTIMISED": "1"})
 
 
 @nox.session(python=NEWEST_PYTHON)
