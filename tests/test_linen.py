@@ -89,8 +89,7 @@ def assert_same(actual: Any, expected: Any, tolerance: float = 1e-5) -> None:
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert a.dtype == b.dtype and a.shape == b.shape
-        rounding = tolerance * max(1.0, float(np.abs(b).max(initial=0)))
-        np.testing.assert_allclose(a, b, rtol=tolerance, atol=rounding)
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
 def initial(model: nn.Module, x: jax.Array) -> Any:
