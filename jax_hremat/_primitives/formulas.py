@@ -23,16 +23,16 @@ ELEMENT_FLOPS = MappingProxyType(
         " sign square sub subtract xor complex".split(),
         1,
     )
-    | dict.fromkeys(["clamp", "integer_pow"], 2)
+    | dict.fromkeys(["clamp", "integer_pow", "one_minus_square"], 2)
     | dict.fromkeys(["div", "divide", "rem", "remainder", "rsqrt", "sqrt"], 4)
-    | dict.fromkeys(["exp", "exp2", "exponential", "log", "logistic"], 8)
+    | dict.fromkeys(["exp", "exp2", "exponential", "log", "log2", "logistic"], 8)
     | dict.fromkeys(
         "cbrt cos cosine exponential-minus-one expm1 log1p log-plus-one sin sine".split(),
         12,
     )
     | dict.fromkeys(
-        "acos acosh asin asinh atan atan2 atanh cosh erf erf_inv erfc pow power sinh tan"
-        " tanh".split(),
+        "acos acosh asin asinh atan atan2 atanh cosh erf erf_inv erfc polynomial pow power"
+        " sinh tan tanh".split(),
         16,
     )
     | dict.fromkeys(["rng-bit-generator", "rng_bit_generator", "random_bits", "threefry2x32"], 32)
