@@ -133,6 +133,10 @@ def test_what_checkpoints_nothing_is_never_taken_for_delayed(plain: Candidate) -
             other.selection, other.prediction, FEW
         )
         assert expected_bytes == PREDICTED_BYTES + excess_bytes
+        # So it is compared with itself where there is no other.
+        itself = alone.selection, alone.prediction, FEW
+        found = Corrections([alone], 0).but_for(alone).undelayed_bytes(*itself)
+        assert found == PREDICTED_BYTES + excess_bytes
 
 
 def test_the_optimistic_peak_lies_between_those_of_the_plans_next_to_it(plain: Candidate) -> None:

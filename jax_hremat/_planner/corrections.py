@@ -44,8 +44,10 @@ class Corrections:
     fixed_bytes: int
 
     def but_for(self, candidate: Candidate) -> Corrections:
-        """What the other plans tell."""
-        return replace(self, compiled=[c for c in self.compiled if c is not candidate])
+        """What the other plans tell. A plan that recomputes nothing has no backward that could be
+        delayed, and tells about itself too."""
+        others = [c for c in self.compiled if c is not candidate or not _recomputes(c.root)]
+        return replace(self, compiled=others)
 
     def expected_peak_bytes(
         self, selection: Selection, prediction: Prediction, barriers: Barriers
