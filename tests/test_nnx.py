@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from programs import jit_peak_bytes
 
 import jax_hremat
 import jax_hremat.nnx
@@ -151,6 +152,68 @@ def test_without_auxiliary_outputs() -> None:
     value, grads = nnx.jit(nnx.value_and_grad(planned))(ours, batch())
     expected = nnx.jit(nnx.value_and_grad(loss))(theirs, batch())
     assert_same((value, grads), expected)
+
+
+class Wide(nnx.Module):
+    """Under `nnx.remat`: its parameters come out of the checkpoint as they were."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.up = nnx.Linear(WIDTH, 32 * WIDTH, rngs=rngs)
+        self.down = nnx.Linear(32 * WIDTH, WIDTH, rngs=rngs)
+
+    def inside(self, x: jax.Array) -> jax.Array:
+        return x + self.down(jax.nn.gelu(self.up(x)))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return nnx.remat(type(self).inside)(self, x)
+
+
+class Counting(Wide):
+    """The same with a count that is changed, and two scales that change places."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        super().__init__(rngs)
+        self.count = nnx.BatchStat(jnp.zeros(()))
+        self.scales = nnx.List([nnx.BatchStat(jnp.float32(s)) for s in (1.0, 3.0)])
+
+    def inside(self, x: jax.Array) -> jax.Array:
+        self.count[...] += 1
+        first, second = self.scales
+        scale = first[...]
+        first[...], second[...] = second[...], scale
+        return scale * super().inside(x)
+
+
+def mean_square(model: Model, x: jax.Array) -> jax.Array:
+    return jnp.mean(model(x) ** 2)
+
+
+def test_what_a_checkpoint_hands_on_is_not_changed() -> None:
+    graph, params = nnx.split(Model(nnx.Rngs(0), Wide))
+
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        return mean_square(nnx.merge(graph, params), x)
+
+    plan = jax_hremat.plan_remat(loss, budget=1.0, **OPTIONS)(params, batch())
+    planned = jax_hremat.apply_plan(loss, plan)
+    steps = [jax.jit(jax.value_and_grad(fun)) for fun in (planned, loss)]
+    ours, theirs = (step(params, batch()) for step in steps)
+    assert_same(ours, theirs)
+    # So the certificate counts no parameters among the results.
+    options = jax_hremat.compiler_options("cpu")
+    compiled_bytes = jit_peak_bytes(steps[0], params, batch(), compiler_options=options)
+    assert plan.certificate.peak_bytes == compiled_bytes
+
+
+def test_what_else_a_checkpoint_returns_is_changed() -> None:
+    planned = jax_hremat.nnx.remat(mean_square, budget=1.0, **OPTIONS)
+    ours, theirs = Model(nnx.Rngs(0), Counting), Model(nnx.Rngs(0), Counting)
+    for k in range(3):
+        found = nnx.value_and_grad(planned)(ours, batch(k))
+        assert_same(found, nnx.value_and_grad(mean_square)(theirs, batch(k)))
+        assert_same(nnx.state(ours), nnx.state(theirs))
+    block = ours.blocks[0]
+    assert (block.count[...], *(scale[...] for scale in block.scales)) == (3.0, 3.0, 1.0)
 
 
 def test_shared_modules() -> None:

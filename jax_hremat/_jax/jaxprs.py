@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from jax._src import core
@@ -83,6 +83,14 @@ def without_dead_code(jaxpr: Any) -> Any:
     inner = open_jaxpr(jaxpr)
     live, _ = partial_eval.dce_jaxpr(inner, [True] * len(inner.outvars), instantiate=True)
     return live
+
+
+def without_outputs(jaxpr: Any, positions: Collection[int]) -> Any:
+    """The jaxpr, closed or open, without some outputs and what only they need; all inputs stay."""
+    inner = open_jaxpr(jaxpr)
+    used = [position not in positions for position in range(len(inner.outvars))]
+    live, _ = partial_eval.dce_jaxpr(inner, used, instantiate=True)
+    return live if jaxpr is inner else jaxpr.replace(jaxpr=live)
 
 
 def inputs_read(jaxpr: Any, num_outputs: int) -> Sequence[bool]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,8 +12,10 @@ import numpy as np
 from jax.core import Tracer
 
 from jax_hremat._flax.objects import Changes, Leaf, Structure, Watch, flatten, trace_context_errors
+from jax_hremat._jax.jaxprs import open_jaxpr
 from jax_hremat._plan.openings import Openings
 from jax_hremat._shared.errors import UnsupportedProgramError
+from jax_hremat._trace.flat import flatten as flatten_jaxpr
 from jax_hremat._trace.trace import Input, Program, trace_flat
 
 # Whether a leaf is differentiated; or whether a leaf that could be static is traced.
@@ -107,12 +109,33 @@ class Results:
         structure: The structure of the results and the changed values.
         sources: For each leaf, `("output", position)`, `("input", position)` if it is an input
             returned unchanged, or `("static", value)`.
+        num_returned: How many leaves are of the results; those of the changed values follow.
         changes: What was changed in the arguments' objects.
     """
 
     structure: Structure
     sources: tuple[tuple[str, Any], ...]
+    num_returned: int
     changes: Changes
+
+    @property
+    def changed_outputs(self) -> tuple[int, ...]:
+        """The outputs that are changed values."""
+        changed = self.sources[self.num_returned :]
+        return tuple(position for source, position in changed if source == "output")
+
+    def reading(self, inputs: Mapping[int, int]) -> Results:
+        """The same, with some outputs read from inputs instead: for the position of each such
+        output, which are outputs no longer, that of the input."""
+
+        def elsewhere(source: str, which: Any) -> tuple[str, Any]:
+            if source != "output":
+                return source, which
+            if which in inputs:
+                return "input", inputs[which]
+            return "output", which - sum(position < which for position in inputs)
+
+        return replace(self, sources=tuple(elsewhere(*source) for source in self.sources))
 
     def put_together(self, arguments: Arguments, outputs: Sequence[Any]) -> Any:
         """The results, with the changes made to the objects of `arguments`."""
@@ -176,6 +199,7 @@ def call_flat(
     changes, changed = watch.changes(returned)
     _check_containers(name, args, kwargs, given)
     structure, leaves, _ = flatten((result, changed), objects)
+    num_returned = sum(leaf.path[0].idx == 0 for leaf in leaves)
     input_of = {} if as_jit else {id(v): i for i, v in enumerate(values)}
     outputs: list[Any] = []
     sources: list[tuple[str, Any]] = []
@@ -190,7 +214,7 @@ def call_flat(
         else:
             sources.append(("static", value))
             outputs += [value] if hands_on and _is_output(value) else []
-    return outputs, Results(structure, tuple(sources), changes)
+    return outputs, Results(structure, tuple(sources), num_returned, changes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -245,7 +269,22 @@ def trace_arguments(
         return outputs
 
     program, closed_over = trace_flat(flat, arguments.inputs, is_loss=is_loss)
-    return TracedCall(fun, program, arguments, closed_over, made[0])
+    (results,) = made
+    unchanged = _handed_on(program, results.changed_outputs, len(arguments.inputs))
+    if unchanged:
+        program, results = program.without_outputs(unchanged), results.reading(unchanged)
+    return TracedCall(fun, program, arguments, closed_over, results)
+
+
+def _handed_on(program: Program, outputs: Sequence[int], num_inputs: int) -> dict[int, int]:
+    """Those of some outputs that are inputs, the first `num_inputs` alone, with the inputs: a
+    checkpoint or another wrapper hands them on as they are, as `nnx.remat` does with parameters."""
+    if not outputs:
+        return {}
+    flat = flatten_jaxpr(open_jaxpr(program.jaxpr))
+    inputs = flat.inputs[len(flat.inputs) - len(program.in_avals) :][:num_inputs]
+    which: dict[int | None, int] = {value: position for position, value in enumerate(inputs)}
+    return {j: which[flat.outputs[j]] for j in outputs if flat.outputs[j] in which}
 
 
 def refuse_closed_over(call: TracedCall) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from jax_hremat._jax.checkpoints import remat3_enabled, without_checkpoints
 from jax_hremat._jax.cudnn import with_cudnn
 from jax_hremat._jax.effects import named_axes, ordered_effects, unchecked_errors
 from jax_hremat._jax.equations import evaluate_inlined
-from jax_hremat._jax.jaxprs import is_symbolic, jaxpr_consts, open_jaxpr
+from jax_hremat._jax.jaxprs import is_symbolic, jaxpr_consts, open_jaxpr, without_outputs
 from jax_hremat._jax.meshes import is_typed, named_mesh, typed_struct
 from jax_hremat._jax.refs import is_ref
 from jax_hremat._jax.trace_context import TraceContext
@@ -76,6 +76,10 @@ class Program:
         jaxpr = without_checkpoints(self.jaxpr) if openings.checkpoints else self.jaxpr
         jaxpr = open_program(jaxpr, self.moving, openings.scan_steps)
         return replace(self, jaxpr=jaxpr, opened=openings)
+
+    def without_outputs(self, positions: Collection[int]) -> Program:
+        """The same program without some outputs, and without what only they need."""
+        return replace(self, jaxpr=without_outputs(self.jaxpr, positions))
 
     @property
     def num_operations(self) -> int:
