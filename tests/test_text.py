@@ -108,6 +108,12 @@ def test_it_fits_80_columns(said: tuple[str, RematPlan, str]) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_arguments_have_whole_names() -> None:
+    program = trace_loss(lambda a, b: (jnp.sin(a) * jnp.cos(b)).mean(), (X, X), argnums=(0, 1))
+    names = Names(build_graph(program), program.input_names)
+    assert names.block(0, 2) == "args[0], args[1]"
+
+
 def test_blocks_and_values_have_the_names_of_the_user(said: tuple[str, RematPlan, str]) -> None:
     kind, plan, text = said
     named = dict(

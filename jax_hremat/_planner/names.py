@@ -150,7 +150,7 @@ def _spanned(paths: Sequence[Sequence[str]], separator: str) -> str:
 
 def _part(key: str) -> str:
     """A key as it is shown alone."""
-    return key.strip(".[]'")
+    return key.strip("[]'") if key.startswith("[") else key.removeprefix(".")
 
 
 def _path_of(parameter: str) -> list[str]:

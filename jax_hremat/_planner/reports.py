@@ -98,17 +98,19 @@ def block_reports(decision: Decision) -> tuple[BlockReport, ...]:
 
 
 def bottleneck_words(names: Names, partition: Partition, block: int, step: CompiledStep) -> str:
-    """What sets the smallest peak: the largest buffer alive there, and the scope of the block where
-    the peak occurs."""
+    """What sets the smallest peak: the largest buffer alive there, and the block where the peak
+    occurs, by its scope and its source line."""
     at = partition.blocks[block]
-    scope = names.block(at.start, at.stop)
+    scope, source = names.block(at.start, at.stop), names.source(at.start, at.stop)
     if not step.buffers:
         return "its arguments and results"
     largest = step.buffers[0]
     what = {"parameter": "argument", "output": "result", "temp": "buffer"}[largest.kind]
+    origin = "" if largest.kind == "parameter" else "made by "
+    where = f"`{scope}`, {source}" if source and source != scope else f"`{scope}`"
     return (
-        f"the {what} {largest.text} of {format_bytes(largest.size_bytes)} made by "
-        f"`{largest.made_by}` (the largest at the peak, which is in `{scope}`)"
+        f"the {what} {largest.text} of {format_bytes(largest.size_bytes)}, {origin}"
+        f"`{largest.made_by}` (the largest at the peak, which is in {where})"
     )
 
 
