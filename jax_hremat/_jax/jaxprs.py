@@ -36,7 +36,11 @@ def jaxpr_consts(jaxpr: Any) -> Sequence[Any]:
 
 def with_equations(jaxpr: Any, eqns: Sequence[Any]) -> Any:
     """The jaxpr, closed or open, with these equations."""
-    inner = open_jaxpr(jaxpr).replace(eqns=list(eqns))
+    return _closed_like(jaxpr, open_jaxpr(jaxpr).replace(eqns=list(eqns)))
+
+
+def _closed_like(jaxpr: Any, inner: Any) -> Any:
+    """An open jaxpr with the constants of another, if that is closed."""
     return inner if jaxpr is open_jaxpr(jaxpr) else jaxpr.replace(jaxpr=inner)
 
 
@@ -80,9 +84,7 @@ def inner_equations(eqn: Any) -> Iterator[Any]:
 
 def without_dead_code(jaxpr: Any) -> Any:
     """The jaxpr without dead code, loop bodies included; all inputs stay."""
-    inner = open_jaxpr(jaxpr)
-    live, _ = partial_eval.dce_jaxpr(inner, [True] * len(inner.outvars), instantiate=True)
-    return live
+    return open_jaxpr(without_outputs(jaxpr, ()))
 
 
 def without_outputs(jaxpr: Any, positions: Collection[int]) -> Any:
@@ -90,7 +92,7 @@ def without_outputs(jaxpr: Any, positions: Collection[int]) -> Any:
     inner = open_jaxpr(jaxpr)
     used = [position not in positions for position in range(len(inner.outvars))]
     live, _ = partial_eval.dce_jaxpr(inner, used, instantiate=True)
-    return live if jaxpr is inner else jaxpr.replace(jaxpr=live)
+    return _closed_like(jaxpr, live)
 
 
 def inputs_read(jaxpr: Any, num_outputs: int) -> Sequence[bool]:

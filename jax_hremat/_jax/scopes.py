@@ -7,7 +7,7 @@ from typing import Any
 
 from jax._src import source_info_util
 
-from jax_hremat._jax.jaxprs import open_jaxpr
+from jax_hremat._jax.jaxprs import open_jaxpr, with_equations
 
 
 def scope_name(eqn: Any) -> str:
@@ -22,15 +22,12 @@ def source_line(eqn: Any) -> str:
 
 def with_scopes(jaxpr: Any, scopes: Sequence[str]) -> Any:
     """The same jaxpr, with one more scope name on each equation, outside the existing ones."""
-    inner = open_jaxpr(jaxpr)
     eqns = []
-    for eqn, scope in zip(inner.eqns, scopes, strict=True):
+    for eqn, scope in zip(open_jaxpr(jaxpr).eqns, scopes, strict=True):
         name_stack = source_info_util.new_name_stack(scope) + eqn.source_info.name_stack
         source_info = eqn.source_info.replace(name_stack=name_stack)
         eqns.append(eqn.replace(source_info=source_info))
-    inner = inner.replace(eqns=eqns)
-    # JAX >= 0.11: a closed jaxpr is its own open one, constants included.
-    return inner if open_jaxpr(jaxpr) is jaxpr else jaxpr.replace(jaxpr=inner)
+    return with_equations(jaxpr, eqns)
 
 
 def is_transposed(scope: str) -> bool:

@@ -104,13 +104,18 @@ def bottleneck_words(names: Names, partition: Partition, block: int, step: Compi
     scope, source = names.block(at.start, at.stop), names.source(at.start, at.stop)
     if not step.buffers:
         return "its arguments and results"
+    where = f"`{scope}`, {source}" if source and source != scope else f"`{scope}`"
+    return f"{largest_words(step)} (the largest at the peak, which is in {where})"
+
+
+def largest_words(step: CompiledStep) -> str:
+    """The largest buffer at the peak of a step that has any."""
     largest = step.buffers[0]
     what = {"parameter": "argument", "output": "result", "temp": "buffer"}[largest.kind]
     origin = "" if largest.kind == "parameter" else "made by "
-    where = f"`{scope}`, {source}" if source and source != scope else f"`{scope}`"
     return (
         f"the {what} {largest.text} of {format_bytes(largest.size_bytes)}, {origin}"
-        f"`{largest.made_by}` (the largest at the peak, which is in {where})"
+        f"`{largest.made_by}`"
     )
 
 

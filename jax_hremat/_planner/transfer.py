@@ -11,8 +11,8 @@ from jax_hremat._plan.fingerprint import Fingerprint
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._plan.region import Region
 from jax_hremat._planner.goals import Terms, certificate_of
+from jax_hremat._planner.reports import largest_words
 from jax_hremat._shared.errors import InfeasibleBudgetError, StalePlanError
-from jax_hremat._shared.format import format_bytes
 from jax_hremat._shared.units import Budget
 from jax_hremat._trace.fingerprint import fingerprint
 from jax_hremat._trace.graph import build_graph
@@ -54,13 +54,11 @@ def certified_again(
     budget_bytes = budget.resolve_bytes(plain.memory.peak_bytes + headroom_bytes)
     peak_bytes = planned.memory.peak_bytes
     if peak_bytes + headroom_bytes > budget_bytes:
-        largest = planned.buffers[0]
         raise InfeasibleBudgetError(
             min_budget_bytes=peak_bytes + headroom_bytes,
             budget_bytes=budget_bytes,
-            bottleneck=f"this plan, whose largest buffer there is {largest.text} of "
-            f"{format_bytes(largest.size_bytes)} made by `{largest.made_by}`; a plan made for "
-            f"these shapes may do with less",
+            bottleneck=f"this plan, at whose peak {largest_words(planned)} is the largest; a plan "
+            f"made for these shapes may do with less",
         )
     return replace(
         plan,

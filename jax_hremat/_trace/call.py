@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -128,12 +129,14 @@ class Results:
         """The same, with some outputs read from inputs instead: for the position of each such
         output, which are outputs no longer, that of the input."""
 
+        gone = sorted(inputs)
+
         def elsewhere(source: str, which: Any) -> tuple[str, Any]:
             if source != "output":
                 return source, which
             if which in inputs:
                 return "input", inputs[which]
-            return "output", which - sum(position < which for position in inputs)
+            return "output", which - bisect.bisect(gone, which)
 
         return replace(self, sources=tuple(elsewhere(*source) for source in self.sources))
 
@@ -281,8 +284,9 @@ def _handed_on(program: Program, outputs: Sequence[int], num_inputs: int) -> dic
     checkpoint or another wrapper hands them on as they are, as `nnx.remat` does with parameters."""
     if not outputs:
         return {}
-    flat = flatten_jaxpr(open_jaxpr(program.jaxpr))
-    inputs = flat.inputs[len(flat.inputs) - len(program.in_avals) :][:num_inputs]
+    jaxpr = open_jaxpr(program.jaxpr)
+    flat = flatten_jaxpr(jaxpr)
+    inputs = flat.inputs[len(jaxpr.constvars) :][:num_inputs]
     which: dict[int | None, int] = {value: position for position, value in enumerate(inputs)}
     return {j: which[flat.outputs[j]] for j in outputs if flat.outputs[j] in which}
 
