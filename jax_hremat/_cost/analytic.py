@@ -17,7 +17,7 @@ from jax_hremat._cost.block_step import MARK, BlockStep
 from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._jax.jaxprs import inner_jaxprs, open_jaxpr
 from jax_hremat._jax.sizes import size_bytes_of
-from jax_hremat._primitives.fusible import FUSIBLE
+from jax_hremat._primitives.elementwise import FUSIBLE
 from jax_hremat._primitives.primitives import equation_work, runs_bodies
 from jax_hremat._trace.flat import Equation, flatten, live_bytes
 from jax_hremat._trace.graph import Graph, Operation

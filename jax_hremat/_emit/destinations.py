@@ -24,7 +24,7 @@ from jax_hremat._jax.checkpoints import is_checkpoint
 from jax_hremat._jax.jaxprs import Literal, Var
 from jax_hremat._jax.lowered_bodies import EMPTY, lowered_body
 from jax_hremat._jax.splicing import spliced
-from jax_hremat._primitives.fusible import FUSIBLE
+from jax_hremat._primitives.elementwise import FUSIBLE
 
 
 def with_filled_destinations(jaxpr: Any, *, on_cpu: bool) -> tuple[Any, list[np.ndarray]]:

@@ -6,37 +6,9 @@ Linear algebra after Golub and Van Loan, "Matrix Computations"; each figure is f
 from __future__ import annotations
 
 from math import log2
-from types import MappingProxyType
 
+from jax_hremat._primitives.elementwise import ELEMENT_FLOPS
 from jax_hremat._primitives.work import MatrixUnit, Work
-
-# Flops one element costs on the vector units, by HLO opcode and by JAX primitive. Functions are
-# counted as the multiply-adds of their usual polynomial or of a special-function unit at a
-# quarter of the rate.
-ELEMENT_FLOPS = MappingProxyType(
-    dict.fromkeys(
-        "abs add add_any and ceil compare convert convert_element_type eq floor ge gt"
-        " imag is-finite is_finite le lt max maximum min minimum mul multiply ne neg negate not or"
-        " popcnt population_count clz count-leading-zeros real reduce-precision reduce_precision"
-        " round round-nearest-afz round-nearest-even select select_n shift-left shift_left"
-        " shift-right-arithmetic shift_right_arithmetic shift-right-logical shift_right_logical"
-        " sign square sub subtract xor complex".split(),
-        1,
-    )
-    | dict.fromkeys(["clamp", "integer_pow", "one_minus_square"], 2)
-    | dict.fromkeys(["div", "divide", "rem", "remainder", "rsqrt", "sqrt"], 4)
-    | dict.fromkeys(["exp", "exp2", "exponential", "log", "log2", "logistic"], 8)
-    | dict.fromkeys(
-        "cbrt cos cosine exponential-minus-one expm1 log1p log-plus-one sin sine".split(),
-        12,
-    )
-    | dict.fromkeys(
-        "acos acosh asin asinh atan atan2 atanh cosh erf erf_inv erfc polynomial pow power"
-        " sinh tan tanh".split(),
-        16,
-    )
-    | dict.fromkeys(["rng-bit-generator", "rng_bit_generator", "random_bits", "threefry2x32"], 32)
-)
 
 # Flops of the softmax in an attention kernel, for one score: the exponential, and the scaling,
 # shift and sums around it. For dropout, one call of the generator serves four scores.

@@ -16,20 +16,18 @@ import numpy as np
 
 from jax_hremat._jax.jaxprs import Literal, inner_jaxprs, open_jaxpr
 from jax_hremat._primitives import products
-from jax_hremat._primitives.formulas import ELEMENT_FLOPS
+from jax_hremat._primitives.elementwise import ELEMENT_FLOPS, MOVES
 from jax_hremat._primitives.trips import Known, scalar_result, while_trips
 from jax_hremat._primitives.work import MatrixUnit, Work
 
 _MAX_POINTS = 256
 
-# Primitives that only move or name values.
-_MOVES = frozenset(
-    """addupdate barrier_arrive barrier_wait bitcast_convert_type broadcast_in_dim
-    broadcast_to commit_group commit_smem concatenate copy copy_gmem_to_smem copy_smem_to_gmem
-    debug_barrier_p dynamic_slice dynamic_update_slice expand_dims get iota join layout_cast load
-    masked_load masked_swap max_contiguous multiple_of name num_programs optimization_barrier pad
-    program_id reshape rev set_max_registers_p slice split squeeze stop_gradient swap transpose
-    wait_smem_to_gmem wgmma_wait""".split()
+# Primitives of kernels that compute nothing.
+_MOVES = MOVES | frozenset(
+    """addupdate barrier_arrive barrier_wait broadcast_to commit_group commit_smem copy_gmem_to_smem
+    copy_smem_to_gmem debug_barrier_p dynamic_update_slice get join layout_cast load masked_load
+    masked_swap max_contiguous multiple_of num_programs optimization_barrier program_id
+    set_max_registers_p swap wait_smem_to_gmem wgmma_wait""".split()
 )
 _REDUCTIONS = frozenset(
     """argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum cumsum cummax

@@ -16,6 +16,7 @@ from typing import Any
 from jax_hremat._jax.jaxprs import Literal, inner_jaxprs, open_jaxpr
 from jax_hremat._jax.sizes import size_bytes_of
 from jax_hremat._primitives import formulas, products
+from jax_hremat._primitives.elementwise import ELEMENT_FLOPS
 from jax_hremat._primitives.kernels import array_of
 from jax_hremat._primitives.pallas import kernel_work
 from jax_hremat._primitives.trips import while_trips
@@ -200,7 +201,7 @@ def _pallas_call(eqn: Any) -> Work:
         # The estimate does not name the unit of its flops; the kernel's jaxpr shows it.
         units = found.flops if found is not None else ()
         unit = max(units, key=lambda of: of[1])[0] if units else None
-        transcendental = float(formulas.ELEMENT_FLOPS["exp"] * estimate.transcendentals)
+        transcendental = float(ELEMENT_FLOPS["exp"] * estimate.transcendentals)
         found = Work(
             flops=((unit, float(estimate.flops)),) if unit else (),
             vector_flops=transcendental + (0.0 if unit else float(estimate.flops)),

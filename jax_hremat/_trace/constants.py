@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax_hremat._jax.jaxprs import Literal
-from jax_hremat._primitives.fusible import FUSIBLE
+from jax_hremat._primitives.elementwise import FUSIBLE
 
 
 def constant_makers(jaxpr: Any) -> Mapping[Any, int]:

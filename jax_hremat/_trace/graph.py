@@ -21,7 +21,7 @@ from jax_hremat._jax.scopes import scope_name, source_line
 from jax_hremat._jax.sizes import size_bytes_of
 from jax_hremat._plan.device_mesh import DeviceMesh, Spec
 from jax_hremat._plan.fingerprint import RULES
-from jax_hremat._primitives.fusible import FUSIBLE
+from jax_hremat._primitives.elementwise import FUSIBLE
 from jax_hremat._primitives.primitives import equation_work
 from jax_hremat._primitives.work import Work
 from jax_hremat._trace.constants import constant_makers

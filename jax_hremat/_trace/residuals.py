@@ -19,7 +19,7 @@ from jax_hremat._jax.equations import bind_equation
 from jax_hremat._jax.jaxprs import Literal, inputs_read, open_jaxpr
 from jax_hremat._jax.scopes import source_line
 from jax_hremat._jax.sizes import size_bytes_of
-from jax_hremat._primitives.fusible import FUSIBLE
+from jax_hremat._primitives.elementwise import FUSIBLE
 from jax_hremat._trace.copies import compares_results
 from jax_hremat._trace.mapped import handed_on
 from jax_hremat._trace.rules import STOPS, active_variables, are_in

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from jax_hremat._primitives import formulas
-from jax_hremat._primitives.formulas import ELEMENT_FLOPS
+from jax_hremat._primitives.elementwise import ELEMENT_FLOPS
 from jax_hremat._primitives.kernels import KernelBook
 from jax_hremat._primitives.work import Array, Call, MatrixUnit, Work
 from jax_hremat._xla.hlo.collectives import COLLECTIVES

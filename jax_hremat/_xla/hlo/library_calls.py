@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jax_hremat._primitives import formulas
+from jax_hremat._primitives.elementwise import ELEMENT_FLOPS
 from jax_hremat._primitives.work import MatrixUnit, Work, one_product
 from jax_hremat._xla.hlo.convolutions import convolution_flops
 from jax_hremat._xla.hlo.parse import Instruction, Shape
@@ -113,7 +114,7 @@ def _scaled_product(call: Instruction, operands: Sequence[Shape]) -> Work | None
 # --- cuBLAS ---------------------------------------------------------------------------
 
 _EPILOGUE_FLOPS = MappingProxyType(
-    {"BIAS": 1, "RELU": 1, "GELU": formulas.ELEMENT_FLOPS["tanh"], "SILU": 12, "DGELU": 24}
+    {"BIAS": 1, "RELU": 1, "GELU": ELEMENT_FLOPS["tanh"], "SILU": 12, "DGELU": 24}
 )
 
 

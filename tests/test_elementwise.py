@@ -1,4 +1,4 @@
-"""What JAX's elementwise functions are made of is known to be fused."""
+"""What JAX's elementwise functions are made of is known: that it is fused, and what it costs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from jax.scipy import special
 
 from jax_hremat._jax.jaxprs import inner_jaxprs, open_jaxpr
-from jax_hremat._primitives.fusible import FUSIBLE
+from jax_hremat._primitives.elementwise import ELEMENT_FLOPS, FUSIBLE, MOVES
 
 FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     **{
@@ -47,7 +47,7 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_an_elementwise_function_and_its_derivative_are_fused(name: str) -> None:
+def test_an_elementwise_function_and_its_derivative_are_fused_and_have_a_cost(name: str) -> None:
     def both(x: jax.Array) -> Any:
         value, pull = jax.vjp(FUNCTIONS[name], x)
         return pull(value)
@@ -55,4 +55,6 @@ def test_an_elementwise_function_and_its_derivative_are_fused(name: str) -> None
     found = [*equations(jax.make_jaxpr(both)(jnp.linspace(0.1, 0.9, 8)).jaxpr)]
     assert found
     # A barrier does nothing, and XLA drops it before it fuses.
-    assert {eqn.primitive.name for eqn in found} <= FUSIBLE | {"optimization_barrier"}
+    names = {eqn.primitive.name for eqn in found} - {"optimization_barrier"}
+    assert names <= FUSIBLE
+    assert names <= MOVES | ELEMENT_FLOPS.keys()
