@@ -207,22 +207,21 @@ def with_reuse(
 ) -> Schedule:
     """The fastest schedule within a peak; what was assumed on the way is added to `assumed`."""
     schedules = Schedules(chain)
+    if assumed is not None:
+        schedules = Recorded(chain, assumed)
+    return fastest_with_reuse(schedules, peak_bytes, results, EXACT, groups=groups)
 
-    def solve(reused: AssumedReuse, guess_s: float) -> Schedule:
-        if assumed is not None:
-            assumed.append(reused)
-        return schedules.fastest_within(
-            peak_bytes, EXACT, groups=groups, reused=reused, guess_s=guess_s
-        )
 
-    return fastest_with_reuse(
-        chain,
-        peak_bytes,
-        results,
-        solve,
-        lambda c, s: predict(c, s, results),
-        lambda: schedules.least_peak(EXACT, groups=groups),
-    )
+class Recorded(Schedules):
+    """Schedules that record what is assumed of reuse when they are asked for."""
+
+    def __init__(self, chain: Chain, assumed: list[AssumedReuse]) -> None:
+        super().__init__(chain)
+        self._assumed = assumed
+
+    def fastest_within(self, *args: Any, reused: AssumedReuse, **kwargs: Any) -> Schedule:
+        self._assumed.append(reused)
+        return super().fastest_within(*args, reused=reused, **kwargs)
 
 
 def nearly(chain: Chain, peak_bytes: int) -> float:

@@ -15,7 +15,6 @@ from jax_hremat._planner.context import PlanningContext, uniform
 from jax_hremat._planner.corrections import Corrections
 from jax_hremat._planner.cost_table import timed
 from jax_hremat._shared.progress import Progress
-from jax_hremat._solve.assumed_reuse import AssumedReuse
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
 from jax_hremat._solve.chain import Chain, Schedule, Selection
 from jax_hremat._solve.prediction import Prediction
@@ -136,25 +135,12 @@ class Candidates:
         """The fastest schedule found whose predicted peak is at most `peak_bytes`."""
         question = id(chain), peak_bytes, solver, groups
         if question not in self._solved:
+            schedules, results = self.chains.schedules(chain), self.context.results
             with self._solving():
-                self._solved[question] = self._fastest(chain, peak_bytes, solver, groups=groups)
+                self._solved[question] = fastest_with_reuse(
+                    schedules, peak_bytes, results, solver, groups=groups
+                )
         return self._solved[question]
-
-    def _fastest(
-        self, chain: Chain, peak_bytes: int, solver: SolverConfig, *, groups: bool
-    ) -> Schedule:
-        schedules = self.chains.schedules(chain)
-
-        def within(reused: AssumedReuse, guess_s: float) -> Schedule:
-            return schedules.fastest_within(
-                peak_bytes, solver, groups=groups, reused=reused, guess_s=guess_s
-            )
-
-        def least_peak() -> Schedule:
-            return schedules.least_peak(solver, groups=groups)
-
-        results, predict = self.context.results, self.context.predict
-        return fastest_with_reuse(chain, peak_bytes, results, within, predict, least_peak)
 
     def price_s(self, peak_bytes: int, lower_bytes: int) -> float:
         """The seconds by which the fastest step within a predicted peak gets longer if options are

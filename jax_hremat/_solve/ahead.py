@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jax_hremat._solve.assumed_reuse import AssumedReuse
+from jax_hremat._solve.column import Column
 from jax_hremat._solve.families import Effects, Families, Sets, Values
 from jax_hremat._solve.labels import new_minima
 
@@ -84,11 +85,22 @@ class Room(NamedTuple):
         most that the stock may be for the forwards, and for the backwards together with a column's
         peak."""
         met = some.effects(self.values, held)
+        return met, *self._beside(some.blocks, met)
+
+    def of_column(self, column: Column, held: Sets) -> tuple[Effects, float]:
+        """What one column meets and leaves behind for one set of held values, and the most that the
+        stock may be."""
+        met = self.values.effects_of(column, held)
+        most_bytes, room_bytes = self._beside(range(column.first, column.last + 1), met)
+        return met, float(min(most_bytes[0, 0], room_bytes[0, 0] - column.backward_bytes))
+
+    def _beside(self, blocks: range, met: Effects) -> tuple[np.ndarray, np.ndarray]:
+        """What there is beside the forwards, and beside the backwards, of columns."""
         forward, backward = met.forward_bytes, met.backward_bytes
         if self.reused.forward:
-            forward = forward - self.reused.forward[some.blocks.start : some.blocks.stop]
-            backward = backward - self.reused.in_backward(some.blocks)
-        return met, self.limit_bytes - forward.max(axis=2), self.limit_bytes - backward.max(axis=2)
+            forward = forward - self.reused.forward[blocks.start : blocks.stop]
+            backward = backward - self.reused.in_backward(blocks)
+        return self.limit_bytes - forward.max(axis=2), self.limit_bytes - backward.max(axis=2)
 
 
 class Beginnings:

@@ -158,8 +158,8 @@ class Schedule:
     """An answer of the root program.
 
     Attributes:
-        selection: The options and groups chosen; None if the budget is infeasible or the limit was
-            reached first.
+        columns: The columns chosen, as they are without prices, in order; None if the budget is
+            infeasible or the limit was reached first.
         outcome: What was proved. The objective is in ms over the fastest options
             (`fastest_within`), or in MiB without arguments and outputs (`least_peak`); the gap is
             relative to the whole time, or to that peak.
@@ -170,11 +170,16 @@ class Schedule:
         backward_bytes: The same in the backward of each block.
     """
 
-    selection: Selection | None
+    columns: tuple[Column, ...] | None
     outcome: Outcome
     bound_s: float = 0.0
     forward_bytes: tuple[int, ...] = ()
     backward_bytes: tuple[int, ...] = ()
+
+    @property
+    def selection(self) -> Selection | None:
+        """The options and groups chosen, if there are any."""
+        return None if self.columns is None else selection_of(self.columns)
 
 
 def selection_of(columns: Sequence[Column]) -> Selection:

@@ -94,14 +94,16 @@ class Found(NamedTuple):
     """The best schedule of one search.
 
     Attributes:
-        columns: Its columns; None if there is none as fast as wanted.
+        columns: Its columns, as they are without prices; None if there is none as fast as wanted.
         added_ms: Its time.
         is_exact: Whether no label was dropped for their number.
+        counted: Its columns with what they count at prices.
     """
 
     columns: tuple[Column, ...] | None
     added_ms: float
     is_exact: bool
+    counted: tuple[Column, ...] = ()
 
 
 class Columns:
@@ -118,16 +120,25 @@ class Columns:
         self, chain: Chain, spans: Sequence[Sequence[Span]], prices: Prices = NO_PRICES
     ) -> None:
         self._chain = priced_chain(chain, prices)
+        self._spans = spans
+        self._spared = Spared(chain, prices)
         self.base_ms = chain.fastest_ms
         self.values = Values(self._chain)
-        spared = Spared(chain, prices)
         self.families: ByBlock = [
-            [span.families(self.values, spared) for span in some] for some in spans
+            [span.families(self.values, self._spared) for span in some] for some in spans
         ]
         self.smallest: ByBlock = [[each.smallest() for each in some] for some in self.families]
 
+    def counted(self, schedule: Sequence[Column]) -> list[Column]:
+        """The columns of a schedule, which are as they are without prices, with what they count."""
+        return [self._span_of(column).counted(column, self._spared) for column in schedule]
+
+    def _span_of(self, column: Column) -> Span:
+        return next(s for s in self._spans[column.first] if s.blocks[-1] == column.last)
+
     def counted_bytes(self, schedule: Sequence[Column]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What is counted in the forward and in the backward of each block of a schedule."""
+        """What is counted in the forward and in the backward of each block of a schedule, given its
+        columns with what they count."""
         forward: list[float] = []
         backward: list[float] = []
         stock_bytes, held = 0.0, self.values.none
@@ -237,7 +248,13 @@ class Search:
         if last is None:
             return Found(None, math.inf, is_exact)
         best = int(np.argmin(last.added_ms))
-        return Found(_columns_of(columns, labels, best), float(last.added_ms[best]), is_exact)
+        path = _path(labels, best)
+        return Found(
+            columns=tuple(columns[block][which].columns[column] for block, which, column in path),
+            added_ms=float(last.added_ms[best]),
+            is_exact=is_exact,
+            counted=tuple(columns[block][which].column(column) for block, which, column in path),
+        )
 
     def _extended(
         self, labels: Labels, block: int, position: int, some: Families, wanted: _Wanted
@@ -264,13 +281,15 @@ class Search:
         )
 
 
-def _columns_of(columns: ByBlock, labels: Sequence[Labels | None], row: int) -> tuple[Column, ...]:
-    """The columns by which a label after the last block was reached."""
-    found: list[Column] = []
-    block = len(columns)
+def _path(labels: Sequence[Labels | None], row: int) -> list[tuple[int, int, int]]:
+    """How a label after the last block was reached: for each column of its schedule the block at
+    which it begins, the position of its families among those that begin there, and its own position
+    in them."""
+    path: list[tuple[int, int, int]] = []
+    block = len(labels) - 1
     while block > 0:
         here = labels[block]
         assert here is not None
         block, row, position, column = here.origin[row].tolist()
-        found.append(columns[block][position].column(column))
-    return tuple(reversed(found))
+        path.append((block, position, column))
+    return path[::-1]

@@ -10,12 +10,15 @@ from __future__ import annotations
 import functools
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
+from jax_hremat._solve.ahead import Room
 from jax_hremat._solve.assumed_reuse import NO_PRICES, NO_REUSE, AssumedReuse, Prices
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
 from jax_hremat._solve.chain import Chain, Schedule, selection_of
 from jax_hremat._solve.column import MIB
+from jax_hremat._solve.exchanges import exchanges
 from jax_hremat._solve.groups import group_columns, single_columns
 from jax_hremat._solve.label_search import Columns, Found, Search
 from jax_hremat._solve.prediction import predict
@@ -31,10 +34,14 @@ _NO_LIMIT = 2**60
 
 
 class Schedules:
-    """The schedules of one chain."""
+    """The schedules of one chain.
+
+    Attributes:
+        chain: The chain.
+    """
 
     def __init__(self, chain: Chain) -> None:
-        self._chain = chain
+        self.chain = chain
         self._base_ms = chain.fastest_ms
         # The last columns at prices.
         self._priced: tuple[tuple[bool, Prices], Columns] | None = None
@@ -63,7 +70,7 @@ class Schedules:
             `Status.UNDECIDED` if the limit was reached first.
         """
         began_s = time.perf_counter()
-        limit = peak_bytes - self._chain.fixed_bytes
+        limit = peak_bytes - self.chain.fixed_bytes
         columns = self._columns(groups, reused.prices)
         search = Search(columns, limit, config.max_labels, reused)
         best = search.feasible()
@@ -97,9 +104,29 @@ class Schedules:
         outcome = Outcome(status, best.added_ms, gap(), time.perf_counter() - began_s)
         bound_s = 1e-3 * (self._base_ms + lower_ms)
         assert best.columns is not None
-        return Schedule(
-            selection_of(best.columns), outcome, bound_s, *columns.counted_bytes(best.columns)
-        )
+        return Schedule(best.columns, outcome, bound_s, *columns.counted_bytes(best.counted))
+
+    def exchanges(
+        self, schedule: Schedule, peak_bytes: float, *, groups: bool, reused: AssumedReuse
+    ) -> Iterator[tuple[float, Schedule]]:
+        """The schedules that differ from one by an exchange, with the ms that it saves, the most
+        first, as far as they fit within `peak_bytes` for all that is assumed.
+
+        Their outcomes are that of the given schedule, but for the objective.
+        """
+        assert schedule.columns is not None, "what is exchanged is a column of it"
+        columns = self._columns(groups, reused.prices)
+        room = Room(columns.values, peak_bytes - self.chain.fixed_bytes, reused)
+        for exchange in exchanges(columns.counted(schedule.columns), columns.families, room):
+            objective = schedule.outcome.objective - exchange.saved_ms
+            yield (
+                exchange.saved_ms,
+                Schedule(
+                    exchange.made_in(schedule.columns),
+                    replace(schedule.outcome, objective=objective),
+                    schedule.bound_s,
+                ),
+            )
 
     def least_peak(self, config: SolverConfig, *, groups: bool = True) -> Schedule:
         """The least predicted peak, to a ten-thousandth; of the schedules with that peak, the
@@ -123,7 +150,7 @@ class Schedules:
             lower = found(middle)
             is_exact &= lower.is_exact
             low, high = (middle, high) if lower.columns is None else (low, self._peak_bytes(lower))
-        schedule = self.fastest_within(high + self._chain.fixed_bytes, config, groups=groups)
+        schedule = self.fastest_within(high + self.chain.fixed_bytes, config, groups=groups)
         status = schedule.outcome.status if is_exact else Status.LIMIT
         outcome = Outcome(status, high / MIB, 0.0, time.perf_counter() - began_s)
         return replace(schedule, outcome=outcome)
@@ -131,7 +158,7 @@ class Schedules:
     def _peak_bytes(self, found: Found) -> int:
         """The predicted peak, arguments and outputs not counted."""
         assert found.columns is not None, "some schedule has a peak of at most this"
-        chain = self._chain
+        chain = self.chain
         return predict(chain, selection_of(found.columns)).peak_bytes - chain.fixed_bytes
 
     def _columns(self, groups: bool, prices: Prices) -> Columns:
@@ -139,23 +166,23 @@ class Schedules:
         if prices == NO_PRICES:
             return self._with_groups if groups else self._singles
         if self._priced is None or self._priced[0] != (groups, prices):
-            columns = Columns(self._chain, self._spans if groups else self._single_spans, prices)
+            columns = Columns(self.chain, self._spans if groups else self._single_spans, prices)
             self._priced = (groups, prices), columns
         return self._priced[1]
 
     @functools.cached_property
     def _spans(self) -> list[list[Span]]:
-        columns = [*single_columns(self._chain), *group_columns(self._chain)]
-        return spans(self._chain, columns)
+        columns = [*single_columns(self.chain), *group_columns(self.chain)]
+        return spans(self.chain, columns)
 
     @functools.cached_property
     def _single_spans(self) -> list[list[Span]]:
-        return spans(self._chain, single_columns(self._chain))
+        return spans(self.chain, single_columns(self.chain))
 
     @functools.cached_property
     def _singles(self) -> Columns:
-        return Columns(self._chain, self._single_spans)
+        return Columns(self.chain, self._single_spans)
 
     @functools.cached_property
     def _with_groups(self) -> Columns:
-        return Columns(self._chain, self._spans)
+        return Columns(self.chain, self._spans)

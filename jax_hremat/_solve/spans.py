@@ -12,7 +12,7 @@ less at any moment of it. Which options the columns of a group are made of is no
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -75,6 +75,18 @@ class Span:
             family=family,
             holds=self.holds,
             alone=values.effects(self.blocks, kept, forward, self.holds, values.none),
+        )
+
+    def counted(self, column: Column, spared: Spared) -> Column:
+        """One of the columns, with what it counts."""
+        position = self.columns.index(column)
+        family = self.family[position]
+        kept_bytes, forward_bytes, backward_bytes = self._counted(spared)
+        return replace(
+            column,
+            kept_bytes=int(kept_bytes[family]),
+            forward_bytes=tuple(map(int, forward_bytes[family])),
+            backward_bytes=int(backward_bytes[position]),
         )
 
     def _counted(self, spared: Spared) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -3,13 +3,15 @@
 How many bytes are reused depends on the whole schedule, so the root program is solved for
 assumptions (`_solve/assumed_reuse.py`). At first they are the most that any schedule reuses, then
 prices, which exclude no schedule either and usually lead to one that fits: the fastest there is. If
-not, both are corrected: a schedule that does not fit shows how much is reused where memory is
-tight, and no more is assumed there from then on. The next to be corrected is always the one of the
-two whose schedule is faster. From the first that fits, faster ones are looked for.
+not, both are corrected: what a schedule that does not fit reuses is assumed next. The next to be
+corrected is always the one of the two whose schedule is faster. From the first that fits, faster
+ones are looked for: with what it reuses, and by exchanges of columns (`_solve/exchanges.py`).
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
@@ -21,10 +23,11 @@ from jax_hremat._solve.assumed_reuse import (
     most_reused,
     shown_prices,
 )
-from jax_hremat._solve.backend import Outcome, Status
-from jax_hremat._solve.chain import Chain, Schedule, Selection
+from jax_hremat._solve.backend import Outcome, SolverConfig, Status
+from jax_hremat._solve.chain import Chain, Schedule
 from jax_hremat._solve.output_reuse import Result
-from jax_hremat._solve.prediction import Prediction
+from jax_hremat._solve.prediction import Prediction, predict
+from jax_hremat._solve.schedule import Schedules
 
 # The most prices that are tried halfway between two others.
 _MAX_HALVINGS = 3
@@ -38,23 +41,20 @@ _CLOSE = 0.001
 _TIGHT = 0.03
 # A faster schedule is looked for only if it may take less by at least this part.
 _FASTER = 0.0003
-# With each correction but the first, the reuse assumed there is lowered by this part of the limit
+# With each correction but the first, the reuse assumed there is less by this part of the limit
 # once more, as long as that leaves any schedule.
 _SPARE = 0.003
-
-# The fastest schedule under assumptions, given a guess of its time in seconds.
-Solve = Callable[[AssumedReuse, float], Schedule]
-# The predicted cost of a selection, with its own reused bytes.
-Predict = Callable[[Chain, Selection], Prediction]
+# The most blocks of schedules that are predicted to see whether an exchange fits.
+_MAX_PREDICTED_BLOCKS = 6000
 
 
 def fastest_with_reuse(
-    chain: Chain,
+    schedules: Schedules,
     peak_bytes: int,
     results: Sequence[Result],
-    solve: Solve,
-    predict: Predict,
-    least_peak: Callable[[], Schedule],
+    config: SolverConfig,
+    *,
+    groups: bool = True,
 ) -> Schedule:
     """The fastest schedule found within a predicted peak.
 
@@ -64,41 +64,24 @@ def fastest_with_reuse(
     exclude schedules; the bound on time holds for all.
 
     Args:
-        chain: Blocks and their options.
+        schedules: The schedules to choose from.
         peak_bytes: Bound on the predicted peak.
         results: The gradients that the step returns.
-        solve: Solves the root program under that bound.
-        predict: Predicts the cost of a selection.
-        least_peak: Finds the schedule of least peak, nothing reused.
+        config: The solver's limits.
+        groups: Whether consecutive blocks may be checkpointed together.
     """
-    question = _Question(chain, peak_bytes, results, solve, predict)
-    first = question.answer(most_reused(results, chain), 0.0)
+    question = _Question(schedules, peak_bytes, results, config, groups)
+    first = question.answer(most_reused(results, schedules.chain), 0.0)
     if first.fits or first.promise is None:
         return first.schedule
     priced = question.at_prices(first)
     tightest = max((first, *priced), key=lambda answer: answer.schedule.bound_s)
     bound_s = tightest.schedule.bound_s
     last = priced[-1]
-    if last.fits or last.schedule.outcome.status is Status.INFEASIBLE:
+    if last.schedule.outcome.status is Status.INFEASIBLE:
         return replace(last.schedule, bound_s=bound_s)
-    waiting = [(first, first.promise)]
-    if tightest is not first and tightest.promise is not None:
-        waiting.append((tightest, tightest.promise))
-    num_corrections = 0
-    while waiting:
-        fastest = min(waiting, key=lambda pair: pair[1].time_s)
-        answer, promise = fastest
-        if answer.fits:
-            break
-        waiting.remove(fastest)
-        if num_corrections < _MAX_CORRECTIONS:
-            num_corrections += 1
-            corrected = question.corrected(answer, promise)
-            if corrected.promise is not None:
-                waiting.append((corrected, corrected.promise))
-    else:
-        answer = question.without_reuse(least_peak, bound_s)
-    return replace(question.improved(answer, bound_s).schedule, bound_s=bound_s)
+    found = last if last.fits else question.found_from(first, tightest, bound_s)
+    return replace(question.exchanged(found, bound_s).schedule, bound_s=bound_s)
 
 
 class _Answer(NamedTuple):
@@ -119,11 +102,16 @@ class _Answer(NamedTuple):
 class _Question(NamedTuple):
     """The search for a schedule within a peak."""
 
-    chain: Chain
+    schedules: Schedules
     peak_bytes: int
     results: Sequence[Result]
-    solve: Solve
-    predict: Predict
+    config: SolverConfig
+    groups: bool
+
+    @property
+    def chain(self) -> Chain:
+        """Blocks and their options."""
+        return self.schedules.chain
 
     @property
     def limit_bytes(self) -> int:
@@ -133,11 +121,17 @@ class _Question(NamedTuple):
     def answer(self, reused: AssumedReuse, guess_s: float, num_corrections: int = 0) -> _Answer:
         """The answer under assumptions, given a guess of its time and how many corrections in a row
         led to them."""
-        schedule = self.solve(reused, guess_s)
+        schedule = self.schedules.fastest_within(
+            self.peak_bytes, self.config, groups=self.groups, reused=reused, guess_s=guess_s
+        )
+        return self._answer(reused, schedule, num_corrections)
+
+    def _answer(self, reused: AssumedReuse, schedule: Schedule, num_corrections: int) -> _Answer:
         if schedule.selection is None:
             return _Answer(reused, num_corrections, schedule, None, fits=False)
-        promise = self.predict(self.chain, schedule.selection)
-        return _Answer(reused, num_corrections, schedule, promise, self._fits(promise))
+        promise = predict(self.chain, schedule.selection, self.results)
+        fits = promise.peak_bytes <= self._most_bytes
+        return _Answer(reused, num_corrections, schedule, promise, fits)
 
     def at_prices(self, first: _Answer) -> list[_Answer]:
         """Answers at prices, up to one that fits or one that has no schedule: at those that the
@@ -165,25 +159,46 @@ class _Question(NamedTuple):
             return None
         return shown_prices(self.results, answer.promise)
 
+    def found_from(self, first: _Answer, tightest: _Answer, bound_s: float) -> _Answer:
+        """The answer found from two that do not fit, by corrections of what they assume."""
+        answers = dict.fromkeys((first, tightest))
+        waiting = [(a, a.promise) for a in answers if a.promise is not None]
+        num_corrections = 0
+        while waiting:
+            fastest = min(waiting, key=lambda pair: pair[1].time_s)
+            answer, promise = fastest
+            if answer.fits:
+                return self.improved(answer, bound_s)
+            waiting.remove(fastest)
+            if num_corrections < _MAX_CORRECTIONS:
+                num_corrections += 1
+                corrected = self.corrected(answer, promise)
+                if corrected.promise is not None:
+                    waiting.append((corrected, corrected.promise))
+        return self.improved(self.without_reuse(bound_s), bound_s)
+
     def corrected(self, answer: _Answer, promise: Prediction) -> _Answer:
-        """The answer with less reuse where this one, which is predicted to cost so much, shows that
-        too much is assumed."""
+        """The answer with as much reuse as this one, which is predicted to cost so much, shows."""
         seen = _seen(answer.schedule, promise)
 
-        def less(num_spares: int) -> _Answer:
+        def shown(num_spares: int) -> _Answer:
             spare_bytes = int(num_spares * _SPARE * self.limit_bytes)
-            reused = self._less(answer.reused, seen, spare_bytes)
+
+            def saved_bytes(_: int, moment: _Moment) -> int:
+                return moment.saved_bytes - spare_bytes * self._is_tight(moment)
+
+            reused = seen.changed(answer.reused, saved_bytes)
             return self.answer(reused, promise.time_s, num_spares + 1)
 
         # The next schedule has other buffers, which may reuse less.
-        with_spare = less(answer.num_corrections)
+        with_spare = shown(answer.num_corrections)
         if with_spare.promise is None and answer.num_corrections:
-            return less(0)
+            return shown(0)
         return with_spare
 
     def improved(self, answer: _Answer, bound_s: float) -> _Answer:
         """The fastest of an answer and of others that fit, found from what is reused in it, given a
-        bound on time. Assumptions are corrected as above, but as far as they admit the answer."""
+        bound on time. Less is assumed where another shows less, as far as the answer fits."""
         if answer.promise is None:
             return answer
         best_s, seen = answer.promise.time_s, _seen(answer.schedule, answer.promise)
@@ -199,20 +214,45 @@ class _Question(NamedTuple):
                 answer, best_s, seen = other, other.promise.time_s, seen_other
                 reused = self._enough(seen.assumed(answer.reused), seen)
             else:
-                reused = self._enough(self._less(reused, seen_other, 0), seen)
+                reused = self._enough(self._less(reused, seen_other), seen)
         return answer
 
-    def without_reuse(self, least_peak: Callable[[], Schedule], bound_s: float) -> _Answer:
+    def exchanged(self, answer: _Answer, bound_s: float) -> _Answer:
+        """An answer, made faster by exchanges of its columns, given a bound on time. Each exchange
+        that is made saves no more than the one before: what would save more did not fit."""
+        if answer.promise is None or answer.promise.time_s <= (1 + _FASTER) * bound_s:
+            return answer
+        prices = shown_prices(self.results, answer.promise)
+        reused = at_prices(self.results, prices, len(self.chain))
+        most_ms = math.inf
+        num_left = _MAX_PREDICTED_BLOCKS // len(self.chain)
+        while num_left:
+            possible = self.schedules.exchanges(
+                answer.schedule, self._most_bytes, groups=self.groups, reused=reused
+            )
+            for saved_ms, schedule in itertools.islice(
+                (pair for pair in possible if pair[0] <= most_ms), num_left
+            ):
+                num_left -= 1
+                other = self._answer(reused, schedule, 0)
+                if other.fits:
+                    answer, most_ms = other, saved_ms
+                    break
+            else:
+                break
+        return answer
+
+    def without_reuse(self, bound_s: float) -> _Answer:
         """The answer if nothing is reused. If no schedule fits so, that of least peak, if it fits
         with what it reuses."""
         nothing = (0,) * len(self.chain)
         answer = self.answer(AssumedReuse(nothing, nothing), 0.0)
         if answer.promise is not None:
             return answer
-        lowest = least_peak()
+        lowest = self.schedules.least_peak(self.config, groups=self.groups)
         assert lowest.selection is not None, "without a peak bound a selection exists"
-        promise = self.predict(self.chain, lowest.selection)
-        if not self._fits(promise):
+        promise = predict(self.chain, lowest.selection, self.results)
+        if promise.peak_bytes > self._most_bytes:
             return answer
         added_ms = 1e3 * promise.time_s - self.chain.fastest_ms
         # Its peak may exceed the bound a little, so that it may be faster than what bounds others.
@@ -221,19 +261,20 @@ class _Question(NamedTuple):
         schedule = replace(lowest, outcome=outcome)
         return _Answer(answer.reused, 0, schedule, promise, fits=True)
 
-    def _fits(self, promise: Prediction) -> bool:
-        return promise.peak_bytes <= self.peak_bytes + _CLOSE * self.limit_bytes
+    @property
+    def _most_bytes(self) -> float:
+        """The highest predicted peak that is accepted."""
+        return self.peak_bytes + _CLOSE * self.limit_bytes
 
-    def _less(self, reused: AssumedReuse, seen: _Seen, spare_bytes: int) -> AssumedReuse:
+    def _is_tight(self, moment: _Moment) -> bool:
+        return moment.live_bytes > (1 - _TIGHT) * self.limit_bytes
+
+    def _less(self, reused: AssumedReuse, seen: _Seen) -> AssumedReuse:
         """The same assumptions, but for where a schedule leaves little memory or none: there no
-        more is saved than the schedule takes less than the program counts, less `spare_bytes`."""
-
-        def lowered(saved_bytes: int, moment: _Moment) -> int:
-            if moment.live_bytes <= (1 - _TIGHT) * self.limit_bytes:
-                return saved_bytes
-            return min(saved_bytes, moment.saved_bytes - spare_bytes)
-
-        return seen.changed(reused, lowered)
+        more is saved than the schedule takes less than the program counts."""
+        return seen.changed(
+            reused, lambda b, moment: min(b, moment.saved_bytes) if self._is_tight(moment) else b
+        )
 
     def _enough(self, reused: AssumedReuse, seen: _Seen) -> AssumedReuse:
         """The same assumptions, but for where a schedule needs more to be admitted."""
