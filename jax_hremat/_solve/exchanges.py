@@ -66,7 +66,10 @@ def exchanges(schedule: Sequence[Column], families: ByBlock, room: Room) -> list
                     Exchange(float(saved_ms[position]), at, count, some.columns[position])
                     for position in np.flatnonzero(saves & fits).tolist()
                 ]
-        met, _ = room.of_column(column, held)
+        met, most_bytes = room.of_column(column, held)
+        if stock_bytes > most_bytes:
+            # It has to be exchanged itself.
+            break
         stock_bytes += float(met.stock_bytes[0, 0])
         held = met.held[0]
     return sorted(
