@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import NamedTuple, TypeAlias
 
 from jax_hremat._cost.option_cost import TO_THE_END, LiveRange, OptionCost
@@ -18,6 +18,7 @@ from jax_hremat._solve.chain import BoundaryValue, Chain, Group, Selection
 
 # What some buffers hold: their kind, and the block or boundary value.
 _Key: TypeAlias = tuple[str, int]
+_Buffers: TypeAlias = tuple[_Key, Sequence[LiveRange]]
 
 
 class Held(NamedTuple):
@@ -41,6 +42,20 @@ class Held(NamedTuple):
     buffers: Mapping[_Key, Sequence[LiveRange]]
 
 
+class _KeptBefore(NamedTuple):
+    """What blocks keep from their forwards to their backwards.
+
+    Attributes:
+        buffers: What blocks keep, the first block first, as far as it is known.
+        counts: For each block, and after the last, how many of these are of blocks before it.
+        kept_bytes: For each block, and after the last, the bytes that blocks before it keep.
+    """
+
+    buffers: Sequence[_Buffers]
+    counts: Sequence[int]
+    kept_bytes: Sequence[int]
+
+
 class Memory:
     """What is alive at each moment of a step under a selection."""
 
@@ -50,20 +65,25 @@ class Memory:
         self._around = [frozenset(groups) for groups in around]
         self._costs = [chain.options[b][o].cost for b, o in enumerate(selection.options)]
         self._of_group = {b: kept_cost(chain, around[b][0], b, o) for b, o in selection.keeps}
-        self._holders = [_holders(selection, value, around) for value in chain.boundary_values]
+        values = chain.boundary_values
+        self._holders = [_holders(selection, value, around) for value in values]
+        self._waits = [(value.producer, value.readers[-1]) for value in values]
+        self._sizes = [value.size_bytes for value in values]
+        self._as_values = _whole("value", self._sizes)
+        self._as_cotangents = _whole("cotangent", self._sizes)
+        # For each set of groups inside which a block runs:
         self._first_holders: dict[frozenset[Group], Sequence[float]] = {}
-        self._kept = [_throughout(cost) for cost in self._costs]
-        self._kept_by_group = {b: _throughout(cost) for b, cost in self._of_group.items()}
+        self._kept: dict[frozenset[Group], _KeptBefore] = {}
 
     def in_forward(self, block: int) -> Held:
         """What is alive in the forward of a block."""
         chain, outside = self._chain, frozenset[Group]()
         held_from = self._held_from(outside)
-        passed: dict[_Key, int] = {
-            ("value", v): c.size_bytes
-            for v, c in enumerate(chain.boundary_values)
-            if c.producer < block <= c.readers[-1] or held_from[v] < block
-        }
+        values = [
+            v
+            for v, (made, read) in enumerate(self._waits)
+            if made < block <= read or held_from[v] < block
+        ]
         runs = self._of_group.get(block) if self._around[block] else self._costs[block]
         if runs is None:
             phase, peak_bytes, kept = chain.handing_on[block], chain.handing_on_bytes[block], ()
@@ -74,59 +94,58 @@ class Memory:
             self._kept_key(block, runs): [b._replace(last=TO_THE_END) for b in kept],
         }
         working_bytes = phase.live_bytes or (peak_bytes,)
-        return self._held(block, False, outside, passed, working_bytes, working)
+        return self._held(block, False, outside, values, (), working_bytes, working)
 
     def in_backward(self, block: int) -> Held:
         """What is alive in the backward of a block."""
         inside, cost = self._around[block], self._costs[block]
         held_from = self._held_from(inside)
-        passed: dict[_Key, int] = {
-            ("value", v): c.size_bytes
-            for v, c in enumerate(self._chain.boundary_values)
-            if held_from[v] <= block
-        }
-        waiting = self._chain.pending_cotangents(block)
-        passed |= {("cotangent", v): size_bytes for v, size_bytes in waiting}
+        values = [v for v, first in enumerate(held_from) if first <= block]
+        cotangents = [v for v, _ in self._chain.pending_cotangents(block)]
         working = {
             ("backward", block): cost.backward.buffers,
             self._kept_key(block, cost): [b._replace(first=0) for b in cost.kept_buffers],
         }
         working_bytes = cost.backward.live_bytes or (cost.backward_peak_bytes,)
-        return self._held(block, True, inside, passed, working_bytes, working)
+        return self._held(block, True, inside, values, cotangents, working_bytes, working)
 
     def _held(
         self,
         block: int,
         in_backward: bool,
         inside: frozenset[Group],
-        passed: Mapping[_Key, int],
+        values: Sequence[int],
+        cotangents: Sequence[int],
         working_bytes: Sequence[int],
         working: Mapping[_Key, Sequence[LiveRange]],
     ) -> Held:
-        """What is alive while a block runs, seen from inside some groups, given what passes it and
-        what is its own."""
-        buffers: dict[_Key, Sequence[LiveRange]] = {
-            key: (LiveRange(size_bytes),) for key, size_bytes in passed.items()
-        }
-        kept_bytes = 0
-        for before in range(block):
-            cost = self._seen(before, inside)
-            if cost is None:
-                kept_bytes += self._chain.shared_bytes[before]
-                continue
-            kept_bytes += cost.kept_bytes
-            of_group = cost is not self._costs[before]
-            buffers[self._kept_key(before, cost)] = (
-                self._kept_by_group[before] if of_group else self._kept[before]
-            )
+        """What is alive while a block runs, seen from inside some groups, given the boundary values
+        and cotangents that wait meanwhile, and what is its own."""
+        kept = self._kept_before(inside)
+        buffers = dict(self._as_values[v] for v in values)
+        buffers.update(self._as_cotangents[v] for v in cotangents)
+        buffers.update(islice(kept.buffers, kept.counts[block]))
+        buffers.update(working)
+        passed_bytes = sum(self._sizes[v] for v in (*values, *cotangents))
         return Held(
-            block,
-            in_backward,
-            kept_bytes,
-            sum(passed.values()),
-            working_bytes,
-            {**buffers, **working},
+            block, in_backward, kept.kept_bytes[block], passed_bytes, working_bytes, buffers
         )
+
+    def _kept_before(self, inside: frozenset[Group]) -> _KeptBefore:
+        """What the blocks before each one keep, seen from inside some groups."""
+        if inside not in self._kept:
+            buffers: list[_Buffers] = []
+            counts, kept_bytes = [0], [0]
+            for block in range(len(self._chain)):
+                cost = self._seen(block, inside)
+                if cost is None:
+                    kept_bytes.append(kept_bytes[-1] + self._chain.shared_bytes[block])
+                else:
+                    kept_bytes.append(kept_bytes[-1] + cost.kept_bytes)
+                    buffers.append((self._kept_key(block, cost), _throughout(cost)))
+                counts.append(len(buffers))
+            self._kept[inside] = _KeptBefore(buffers, counts, kept_bytes)
+        return self._kept[inside]
 
     def _seen(self, block: int, inside: frozenset[Group]) -> OptionCost | None:
         """The cost that says what a block keeps, seen from inside some groups; None if it keeps
@@ -148,6 +167,11 @@ class Memory:
                 for some in self._holders
             ]
         return self._first_holders[inside]
+
+
+def _whole(kind: str, sizes_bytes: Sequence[int]) -> list[_Buffers]:
+    """One buffer for each size, alive throughout a moment."""
+    return [((kind, v), (LiveRange(size),)) for v, size in enumerate(sizes_bytes)]
 
 
 def _throughout(cost: OptionCost) -> Sequence[LiveRange]:

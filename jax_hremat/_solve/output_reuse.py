@@ -8,9 +8,12 @@ step's residuals are placed there.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Iterable
+from functools import reduce
 from itertools import accumulate
+from operator import and_
 from typing import NamedTuple
 
 from jax_hremat._partition.blocks import Partition
@@ -51,21 +54,41 @@ def reused_bytes(timeline: Timeline, results: Iterable[Result], num_blocks: int)
     that it fits in and that no other buffer occupies meanwhile, as XLA's buffer assignment does."""
     begins = timeline.begins
     end = begins[-1]
-    ordered = sorted(results, key=lambda r: (r.size_bytes, r.block))
-    sizes = [r.size_bytes for r in ordered]
-    # For each result the positions at which its memory is taken, as bits: at first those from which
-    # on it holds the result.
-    taken = [_positions(begins[2 * num_blocks - 1 - r.block], end - 1) for r in ordered]
+    # The positions from which on each result holds itself.
+    written: dict[int, list[int]] = {}
+    for result in sorted(results, key=lambda r: (r.size_bytes, r.block)):
+        at = begins[2 * num_blocks - 1 - result.block]
+        written.setdefault(result.size_bytes, []).append(_positions(at, end - 1))
+    sizes = [*written]
+    places = [*map(_Places, written.values())]
     change = [0] * (end + 1)
     for size, first, last in sorted(timeline.buffers, key=lambda b: (-b.size_bytes, *b[1:])):
         lives = _positions(first, last)
-        fitting = range(bisect_left(sizes, size), len(sizes))
-        place = next((place for place in fitting if not taken[place] & lives), None)
-        if place is not None:
-            taken[place] |= lives
+        fitting = itertools.islice(places, bisect_left(sizes, size), None)
+        if any(some.take(lives) for some in fitting):
             change[first] += size
             change[last + 1] -= size
     return [*accumulate(change[:-1])]
+
+
+class _Places:
+    """The memory of results of one size, given the positions at which each is taken, as bits."""
+
+    def __init__(self, taken: list[int]) -> None:
+        self._taken = taken
+        # Positions at which all are taken; there may be more.
+        self._all_taken = reduce(and_, taken)
+
+    def take(self, lives: int) -> bool:
+        """Whether one of them is free throughout some positions; the first that is, is taken."""
+        if self._all_taken & lives:
+            return False
+        for place, taken in enumerate(self._taken):
+            if not taken & lives:
+                self._taken[place] = taken | lives
+                return True
+        self._all_taken = reduce(and_, self._taken)
+        return False
 
 
 def _positions(first: int, last: int) -> int:
