@@ -21,7 +21,7 @@ from jax_hremat._planner.transfer import certified_again
 from jax_hremat._shared.errors import BudgetFormatError
 from jax_hremat._shared.progress import Progress
 from jax_hremat._shared.units import Budget, parse_goal
-from jax_hremat._trace.call import Arguments, is_array, is_number, is_scalar, name_of
+from jax_hremat._trace.call import Arguments, is_array, is_number, name_of
 from jax_hremat._xla.target import Target, get_target, memory_bytes_of
 
 # Fraction of a device's memory that is left for library workspaces and the allocator.
@@ -77,7 +77,7 @@ def fit_step(
         argnums, has_aux: As in `jax.grad`, for the loss.
         donate_argnums: Arguments of the step that are donated: usually the state.
         static_argnums, static_argnames: As in `jax.jit`, for the step. Flags, strings and functions
-            need not be named.
+            need not be named, also inside other arguments (the `inference` of an Equinox module).
         plan: A plan, or the path of its file, to certify again in place of planning: the step is
             compiled with it, and compiled without it only if the result differs from the plan's
             figures. If no budget is given, the plan's own is used.
@@ -166,7 +166,9 @@ class _Declared:
         return _Declared(tuple(sorted(argnums)), tuple(sorted(argnames)))
 
     def has(self, leaf: Leaf) -> bool:
-        """Whether a leaf of `(args, kwargs)` belongs to one of these arguments."""
+        """Whether a leaf of `(args, kwargs)` is a flag, or belongs to one of these arguments."""
+        if isinstance(leaf.value, bool):
+            return True
         kind, key, *_ = leaf.path
         return key.idx in self.argnums if kind.idx == 0 else key.key in self.argnames
 
@@ -190,7 +192,7 @@ def _jitted(
         *(arg for i, arg in enumerate(args) if i not in static.argnums),
         *(arg for name, arg in kwargs.items() if name not in static.argnames),
     ]
-    known = all(is_array(leaf) or is_scalar(leaf) for leaf in jax.tree.leaves(others))
+    known = all(is_array(leaf) or is_number(leaf) for leaf in jax.tree.leaves(others))
     if known and not holds_objects(others):
         return jax.jit(
             step,

@@ -140,6 +140,37 @@ def test_the_refusal_names_the_least_budget_of_the_whole_step() -> None:
     assert caught.value.plan.certificate.peak_bytes == least
 
 
+def test_a_flag_inside_an_argument_is_static() -> None:
+    def loss(model: Any, x: jax.Array) -> jax.Array:
+        for w_in, w_out in model["blocks"]:
+            hidden = jax.nn.gelu(x @ w_in)
+            if not model["inference"]:
+                hidden = 0.9 * hidden
+            x = x + hidden @ w_out
+        return jnp.mean(x**2)
+
+    def make(loss: Any) -> Any:
+        def step(model: Any, x: jax.Array) -> Any:
+            grads = jax.grad(lambda blocks: loss({**model, "blocks": blocks}, x))(model["blocks"])
+            blocks = jax.tree.map(lambda w, g: w - 0.1 * g, model["blocks"], grads)
+            return {**model, "blocks": blocks}
+
+        return step
+
+    blocks, x = new_state()[0], batch_of(64)
+    for inference in (False, True):
+        model = {"blocks": blocks, "inference": inference}
+        step, plan = jax_hremat.fit_step(make, loss, budget=1.0, donate_argnums=(), **OPTIONS)(
+            model, x
+        )
+        assert plan.certificate.holds
+        stepped = step(step(model, x), x)
+        assert stepped["inference"] is inference
+        expected = make(loss)(make(loss)(model, x), x)
+        for got, wanted in zip(*map(jax.tree.leaves, (stepped, expected)), strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-7)
+
+
 def test_a_step_that_ignores_its_loss_is_refused() -> None:
     fit = jax_hremat.fit_step(lambda loss: make_step(loss_fn), loss_fn, budget=0.5, **OPTIONS)
     with pytest.raises(UnsupportedProgramError, match="does not call the loss"):

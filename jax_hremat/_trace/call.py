@@ -21,6 +21,8 @@ from jax_hremat._trace.trace import Input, Program, trace_flat
 
 # Whether a leaf is differentiated; or whether a leaf that could be static is traced.
 Choice = Callable[[Leaf], bool]
+# The length of the path of a whole argument: whether it is positional, and its position or name.
+_WHOLE_ARGUMENT = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,6 +86,15 @@ class Arguments:
         """Numbers of the variables that these positional arguments hold."""
         held = {id(leaf.variable) for leaf in self.leaves if _is_of(leaf.path, argnums)}
         return frozenset(i for i, node in self.objects.items() if id(node) in held)
+
+    @property
+    def hold_flags_inside(self) -> bool:
+        """Whether there are static flags inside some arguments, and not as whole arguments."""
+        traced = frozenset(self.positions)
+        return any(
+            isinstance(leaf.value, bool) and len(leaf.path) > _WHOLE_ARGUMENT and i not in traced
+            for i, leaf in enumerate(self.leaves)
+        )
 
     @property
     def static_part(self) -> Arguments:
@@ -175,7 +186,8 @@ def call_flat(
         hands_on: Whether inputs that the function returns unchanged, and constants, are outputs
             too: the compiled step has memory for them.
         as_jit: Whether all arrays and numbers are outputs, as they are in `jax.jit`, and not only
-            those computed from the inputs.
+            those computed from the inputs. If there are flags inside the arguments, flags among the
+            results stay flags, so that a step can take what it returned.
         returned: Numbers of the variables that are outputs whether changed or not.
 
     Returns:
@@ -204,6 +216,7 @@ def call_flat(
     structure, leaves, _ = flatten((result, changed), objects)
     num_returned = sum(leaf.path[0].idx == 0 for leaf in leaves)
     input_of = {} if as_jit else {id(v): i for i, v in enumerate(values)}
+    is_output = _is_no_flag_output if arguments.hold_flags_inside else _is_output
     outputs: list[Any] = []
     sources: list[tuple[str, Any]] = []
     for k, leaf in enumerate(leaves):
@@ -211,7 +224,7 @@ def call_flat(
         if k >= num_kept and id(value) in input_of:
             sources.append(("input", input_of[id(value)]))
             outputs += [value] if hands_on else []
-        elif k < num_kept or isinstance(value, Tracer) or (as_jit and _is_output(value)):
+        elif k < num_kept or isinstance(value, Tracer) or (as_jit and is_output(value)):
             sources.append(("output", len(outputs)))
             outputs.append(value)
         else:
@@ -377,6 +390,10 @@ def is_scalar(value: Any) -> bool:
 
 def _is_output(value: Any) -> bool:
     return is_array(value) or is_scalar(value)
+
+
+def _is_no_flag_output(value: Any) -> bool:
+    return is_array(value) or is_number(value)
 
 
 def _as_jax(value: Any) -> Any:
