@@ -23,7 +23,7 @@ from jax_hremat._planner.transfer import certified_again
 from jax_hremat._shared.errors import InfeasibleBudgetError
 from jax_hremat._shared.methods import CALL
 from jax_hremat._shared.progress import Progress
-from jax_hremat._shared.units import parse_budget, parse_goal
+from jax_hremat._shared.units import parse_budget, parse_goal, parse_headroom
 from jax_hremat._strategies.registry import ALL_STRATEGIES
 from jax_hremat._strategies.strategy import Strategy
 from jax_hremat._trace.call import refuse_closed_over
@@ -38,7 +38,7 @@ def plan_remat(
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     target: str | os.PathLike[str] | Target | None = None,
-    headroom_bytes: int = 0,
+    headroom_bytes: int | str = 0,
     config: PlannerConfig | None = None,
     effort: Effort | None = None,
     progress: Progress | None = None,
@@ -62,7 +62,7 @@ def plan_remat(
         target: What to compile for: None for JAX's default backend, `"cpu"`, a GPU's name (see
             `list_targets`; compiling for a GPU needs no GPU), or the path of a target file.
         headroom_bytes: Subtracted from the budget first, for memory the compiler does not see:
-            library workspaces and the allocator.
+            library workspaces and the allocator. A number of bytes, or a text such as "512MiB".
         config: How much effort planning takes, in detail.
         effort: In place of a configuration: "low" compiles about half as much, "high" takes
             about three times as long as "normal", the default; see `PlannerConfig.of_effort`.
@@ -120,7 +120,7 @@ def pareto(
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     target: str | os.PathLike[str] | Target | None = None,
-    headroom_bytes: int = 0,
+    headroom_bytes: int | str = 0,
     config: PlannerConfig | None = None,
     effort: Effort | None = None,
     progress: Progress | None = None,
@@ -167,7 +167,7 @@ def compare(
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     target: str | os.PathLike[str] | Target | None = None,
-    headroom_bytes: int = 0,
+    headroom_bytes: int | str = 0,
     config: PlannerConfig | None = None,
     effort: Effort | None = None,
     progress: Progress | None = None,
@@ -232,7 +232,7 @@ def certify(
     *,
     budget: int | float | str,
     target: str | os.PathLike[str] | Target | None = None,
-    headroom_bytes: int = 0,
+    headroom_bytes: int | str = 0,
 ) -> Callable[..., RematPlan]:
     """Certify a plan for the same function at other shapes, or for another device or version.
 
@@ -257,7 +257,7 @@ def certify(
 
     def certified(*args: Any, **kwargs: Any) -> RematPlan:
         step = _step_of(fun, plan.argnums, plan.has_aux, args, kwargs)
-        made = certified_again(step, plan, chosen, goal, headroom_bytes)
+        made = certified_again(step, plan, chosen, goal, parse_headroom(headroom_bytes))
         warn_beyond_device(made.certificate)
         return made
 
@@ -275,6 +275,9 @@ def apply_plan(fun: Callable[..., Any], plan: RematPlan) -> Callable[..., Any]:
         A function to differentiate and jit like the original, which it traces at each call. For a
         method it is a method.
 
+    Raises:
+        TypeError: `plan` is not a plan.
+
     Raises (when called):
         StalePlanError: The traced program is not the one the plan is for; the first difference
             is named.
@@ -282,6 +285,12 @@ def apply_plan(fun: Callable[..., Any], plan: RematPlan) -> Callable[..., Any]:
     When the function is lowered for another platform than the certificate's, an `HRematWarning`
     says so. The compiler options are not known at that point, and are not checked.
     """
+    if not isinstance(plan, RematPlan):
+        raise TypeError(
+            f"apply_plan takes a function and its plan, and the plan given is of type "
+            f"{type(plan).__name__!r}. A plan is what plan_remat(fun, budget=…)(*args) returns, or "
+            f"RematPlan.load(path)"
+        )
     return planned_function(fun, GivenPlan(plan), plan.argnums, plan.has_aux)
 
 
@@ -293,7 +302,7 @@ def hremat(
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     target: str | os.PathLike[str] | Target | None = None,
-    headroom_bytes: int = 0,
+    headroom_bytes: int | str = 0,
     config: PlannerConfig | None = None,
     effort: Effort | None = None,
     progress: Progress | None = None,

@@ -482,3 +482,10 @@ def test_a_plan_is_applied_where_there_is_no_solver(tmp_path: Path) -> None:
     num_checkpointed, same = run.stdout.split()
     assert int(num_checkpointed) >= 1
     assert same == "True"
+
+
+def test_what_is_no_plan_is_refused_where_it_is_given() -> None:
+    planner = jax_hremat.plan_remat(lambda w: w.sum(), budget=0.5)
+    for other in ("plan.json", planner):
+        with pytest.raises(TypeError, match=r"plan_remat\(fun, budget=…\)\(\*args\)"):
+            jax_hremat.apply_plan(lambda w: w.sum(), other)  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from jax_hremat._shared.errors import BudgetFormatError, InfeasibleBudgetError
 from jax_hremat._shared.format import format_bytes, format_seconds
-from jax_hremat._shared.units import Budget, Slowdown, parse_budget, parse_goal
+from jax_hremat._shared.units import Budget, Slowdown, parse_budget, parse_goal, parse_headroom
 
 
 @pytest.mark.parametrize(
@@ -194,3 +195,16 @@ def test_an_infeasible_budget_survives_pickling() -> None:
     assert str(copy) == str(error) and copy.plan is None
     assert "at least 3 bytes" in str(error)
     assert "set by arguments" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(0, 0), (5, 5), ("1MiB", 2**20), ("70 kB", 70_000)]
+)
+def test_headroom_is_read(value: int | str, expected: int) -> None:
+    assert parse_headroom(value) == expected
+
+
+@pytest.mark.parametrize("value", [1e5, True, None, "", "5%", "1.5", "many"])
+def test_other_headrooms_are_refused_by_name(value: Any) -> None:
+    with pytest.raises(BudgetFormatError, match="headroom_bytes="):
+        parse_headroom(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from jax_hremat._planner.plan_cache import PlanCache, best_of
 from jax_hremat._shared.errors import HRematWarning, InfeasibleBudgetError
 from jax_hremat._shared.format import format_bytes
 from jax_hremat._shared.progress import Progress, reporting
-from jax_hremat._shared.units import Budget, Slowdown
+from jax_hremat._shared.units import Budget, Slowdown, parse_headroom
 from jax_hremat._xla.cache import CompileCache
 from jax_hremat._xla.certify import compile_step
 from jax_hremat._xla.target import Target, get_target
@@ -39,7 +38,7 @@ class PlanRequest:
     @staticmethod
     def make(
         target: str | os.PathLike[str] | Target | None,
-        headroom_bytes: int,
+        headroom_bytes: int | str,
         config: PlannerConfig | None,
         effort: Effort | None,
         progress: Progress | None,
@@ -51,7 +50,7 @@ class PlanRequest:
         """
         return PlanRequest(
             target=get_target(target),
-            headroom_bytes=operator.index(headroom_bytes),
+            headroom_bytes=parse_headroom(headroom_bytes),
             config=config_of(config, effort).of_strategy,
             progress=progress,
         )

@@ -104,6 +104,26 @@ def parse_goal(
     return Slowdown(_plain(max_slowdown))
 
 
+def parse_headroom(headroom_bytes: int | str) -> int:
+    """Reads what is set aside of a budget: a whole number of bytes, or a text with a unit.
+
+    Raises:
+        BudgetFormatError: It is neither.
+    """
+    given, cause = _plain(headroom_bytes), None
+    if isinstance(given, int) and not isinstance(given, bool):
+        return given
+    if isinstance(given, str):
+        try:
+            return _text_bytes(given)
+        except BudgetFormatError as error:
+            cause = error
+    raise BudgetFormatError(
+        f"headroom_bytes={headroom_bytes!r} is not a number of bytes: give an int, or a text with "
+        'a unit ("512MiB")'
+    ) from cause
+
+
 def parse_budget(budget: int | float | str | Budget | None) -> Budget:
     """Reads a memory budget.
 
