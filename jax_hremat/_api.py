@@ -254,10 +254,11 @@ def certify(
     """
     goal = parse_budget(budget)
     chosen = get_target(target)
+    headroom = parse_headroom(headroom_bytes)
 
     def certified(*args: Any, **kwargs: Any) -> RematPlan:
         step = _step_of(fun, plan.argnums, plan.has_aux, args, kwargs)
-        made = certified_again(step, plan, chosen, goal, parse_headroom(headroom_bytes))
+        made = certified_again(step, plan, chosen, goal, headroom)
         warn_beyond_device(made.certificate)
         return made
 

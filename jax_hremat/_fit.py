@@ -54,7 +54,7 @@ def fit_step(
     static_argnames: str | Sequence[str] = (),
     plan: RematPlan | str | os.PathLike[str] | None = None,
     target: str | os.PathLike[str] | Target | None = None,
-    headroom_bytes: int | None = None,
+    headroom_bytes: int | str | None = None,
     config: PlannerConfig | None = None,
     effort: Effort | None = None,
     progress: Progress | None = None,

@@ -35,7 +35,7 @@ def remat(
     budget: int | float | str | None = None,
     max_slowdown: float | None = None,
     target: str | os.PathLike[str] | Target | None = None,
-    headroom_bytes: int = 0,
+    headroom_bytes: int | str = 0,
     config: PlannerConfig | None = None,
     effort: Effort | None = None,
     progress: Progress | None = None,

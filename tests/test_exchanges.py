@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_ahead import some_schedule
-from test_output_reuse import equal_layers, nearly, some_results, with_reuse
+from test_output_reuse import equal_layers, nearly, some_question, with_reuse
 from test_schedule import MIB, QUICK, all_predictions, chains
 
 from jax_hremat._solve import with_reuse as search
@@ -91,9 +91,7 @@ def test_exchanges_find_what_programs_do_not(monkeypatch: pytest.MonkeyPatch) ->
 @given(chains(), st.data())
 @QUICK
 def test_exchanges_never_make_a_schedule_slower(chain: Chain, data: st.DataObject) -> None:
-    results = some_results(chain, data)
-    peaks = sorted({p.peak_bytes for p in all_predictions(chain)})
-    peak_bytes = data.draw(st.sampled_from(peaks))
+    results, peak_bytes = some_question(chain, data)
     found = with_reuse(chain, peak_bytes, results, groups=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search, "_MAX_PREDICTED_BLOCKS", 0)

@@ -412,12 +412,17 @@ def test_prices_are_those_of_the_largest_buffers_without_a_result() -> None:
     assert Prices((3, 8), (2, 5)).spared_bytes((1, 3, 6, 9)) == 0 + 1 + 1 + 0
 
 
+def some_question(chain: Chain, data: st.DataObject) -> tuple[list[Result], int]:
+    """Results, and the peak of some selection without them."""
+    results = some_results(chain, data)
+    peaks = sorted({p.peak_bytes for p in all_predictions(chain)})
+    return results, data.draw(st.sampled_from(peaks))
+
+
 @given(chains(), st.data())
 @QUICK
 def test_what_is_found_with_reuse_fits(chain: Chain, data: st.DataObject) -> None:
-    results = some_results(chain, data)
-    peaks = sorted({p.peak_bytes for p in all_predictions(chain)})
-    peak_bytes = data.draw(st.sampled_from(peaks))
+    results, peak_bytes = some_question(chain, data)
     found = with_reuse(chain, peak_bytes, results, groups=True)
     assert found.selection is not None
     assert predict(chain, found.selection, results).peak_bytes <= nearly(chain, peak_bytes)

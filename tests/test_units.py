@@ -198,7 +198,7 @@ def test_an_infeasible_budget_survives_pickling() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [(0, 0), (5, 5), ("1MiB", 2**20), ("70 kB", 70_000)]
+    ("value", "expected"), [(0, 0), ("0", 0), (5, 5), ("1MiB", 2**20), ("70 kB", 70_000)]
 )
 def test_headroom_is_read(value: int | str, expected: int) -> None:
     assert parse_headroom(value) == expected

@@ -273,9 +273,7 @@ def certify(
 ) -> None:
     found = _load(problem, target)
     saved = jax_hremat.RematPlan.load(path)
-    how: dict[str, Any] = dict(
-        budget=_budget(budget), target=target, headroom_bytes=_headroom_bytes(headroom)
-    )
+    how: dict[str, Any] = dict(budget=_budget(budget), target=target, headroom_bytes=headroom)
     if found.make_step is None:
         _refuse_donation(donate_argnums, problem)
         made = jax_hremat.certify(found.loss_fn, saved, **how)(*found.args)
@@ -407,7 +405,7 @@ def _planning(
         target=target,
         argnums=_positions(argnums, "--argnums"),
         has_aux=has_aux,
-        headroom_bytes=_headroom_bytes(headroom),
+        headroom_bytes=headroom,
         config=dataclasses.replace(config, cache_dir=cache_dir),
         progress=(lambda stage, done, total: None) if quiet else None,
     )
@@ -432,10 +430,6 @@ def _refuse_donation(donate_argnums: str | None, problem: str) -> None:
 def _refuse_without_matplotlib(plot: str | None) -> None:
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError('--plot takes matplotlib: pip install "jax_hremat[plot]"')
-
-
-def _headroom_bytes(text: str) -> int:
-    return 0 if text == "0" else parse_budget(text).resolve_bytes(0)
 
 
 def _budget(text: str) -> int | float | str:

@@ -115,7 +115,7 @@ def parse_headroom(headroom_bytes: int | str) -> int:
         return given
     if isinstance(given, str):
         try:
-            return _text_bytes(given)
+            return 0 if given.strip() == "0" else _text_bytes(given)
         except BudgetFormatError as error:
             cause = error
     raise BudgetFormatError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 # The most blocks in a group.
@@ -39,6 +39,17 @@ class Column:
     holds: tuple[tuple[int, int], ...]
     keeps: tuple[tuple[int, int], ...] = ()
     inner: tuple[tuple[int, int], ...] = ()
+
+    def counting(
+        self, kept_bytes: float, forward_bytes: Iterable[float], backward_bytes: float
+    ) -> Column:
+        """The same column, with what it counts at prices."""
+        return replace(
+            self,
+            kept_bytes=int(kept_bytes),
+            forward_bytes=tuple(map(int, forward_bytes)),
+            backward_bytes=int(backward_bytes),
+        )
 
     def moved(self, by: int, value_of: Mapping[int, int]) -> Column:
         """The same column of equal blocks, `by` blocks later, given their values for those here."""

@@ -9,7 +9,7 @@ exchanges that fit as far as the bound tells, with all other columns as they are
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -102,18 +102,15 @@ class _Rest:
         held before it."""
         walked: list[tuple[tuple[int, bytes], float, float]] = []
         most_bytes = math.inf
-        for position, column in self._from(at):
+        for position in range(at, len(self._schedule)):
             key = position, held.tobytes()
             if key in self._most_bytes:
                 most_bytes = self._most_bytes[key]
                 break
-            met, own_bytes = self._room.of_column(column, held)
+            met, own_bytes = self._room.of_column(self._schedule[position], held)
             walked.append((key, own_bytes, float(met.stock_bytes[0, 0])))
             held = met.held[0]
         for key, own_bytes, kept_bytes in reversed(walked):
             most_bytes = min(own_bytes, most_bytes - kept_bytes)
             self._most_bytes[key] = most_bytes
         return most_bytes
-
-    def _from(self, at: int) -> Iterator[tuple[int, Column]]:
-        return ((position, self._schedule[position]) for position in range(at, len(self._schedule)))

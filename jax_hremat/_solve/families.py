@@ -76,11 +76,10 @@ class Families:
     def column(self, position: int) -> Column:
         """A column, with what it counts."""
         family = self.family[position]
-        return replace(
-            self.columns[position],
-            kept_bytes=int(self.kept_bytes[family]),
-            forward_bytes=tuple(map(int, self.forward_bytes[family])),
-            backward_bytes=int(self.backward_bytes[position]),
+        return self.columns[position].counting(
+            float(self.kept_bytes[family]),
+            self.forward_bytes[family],
+            float(self.backward_bytes[position]),
         )
 
     def effects(self, values: Values, held: Sets) -> Effects:

@@ -97,13 +97,11 @@ class Found(NamedTuple):
         columns: Its columns, as they are without prices; None if there is none as fast as wanted.
         added_ms: Its time.
         is_exact: Whether no label was dropped for their number.
-        counted: Its columns with what they count at prices.
     """
 
     columns: tuple[Column, ...] | None
     added_ms: float
     is_exact: bool
-    counted: tuple[Column, ...] = ()
 
 
 class Columns:
@@ -137,12 +135,12 @@ class Columns:
         return next(s for s in self._spans[column.first] if s.blocks[-1] == column.last)
 
     def counted_bytes(self, schedule: Sequence[Column]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What is counted in the forward and in the backward of each block of a schedule, given its
-        columns with what they count."""
+        """What is counted in the forward and in the backward of each block of a schedule, whose
+        columns are as they are without prices."""
         forward: list[float] = []
         backward: list[float] = []
         stock_bytes, held = 0.0, self.values.none
-        for column in schedule:
+        for column in self.counted(schedule):
             met = self.values.effects_of(column, held)
             forward += (stock_bytes + met.forward_bytes[0, 0]).tolist()
             backward += (stock_bytes + met.backward_bytes[0, 0] + column.backward_bytes).tolist()
@@ -248,13 +246,7 @@ class Search:
         if last is None:
             return Found(None, math.inf, is_exact)
         best = int(np.argmin(last.added_ms))
-        path = _path(labels, best)
-        return Found(
-            columns=tuple(columns[block][which].columns[column] for block, which, column in path),
-            added_ms=float(last.added_ms[best]),
-            is_exact=is_exact,
-            counted=tuple(columns[block][which].column(column) for block, which, column in path),
-        )
+        return Found(_columns_of(columns, labels, best), float(last.added_ms[best]), is_exact)
 
     def _extended(
         self, labels: Labels, block: int, position: int, some: Families, wanted: _Wanted
@@ -281,15 +273,13 @@ class Search:
         )
 
 
-def _path(labels: Sequence[Labels | None], row: int) -> list[tuple[int, int, int]]:
-    """How a label after the last block was reached: for each column of its schedule the block at
-    which it begins, the position of its families among those that begin there, and its own position
-    in them."""
-    path: list[tuple[int, int, int]] = []
-    block = len(labels) - 1
+def _columns_of(columns: ByBlock, labels: Sequence[Labels | None], row: int) -> tuple[Column, ...]:
+    """The columns by which a label after the last block was reached."""
+    found: list[Column] = []
+    block = len(columns)
     while block > 0:
         here = labels[block]
         assert here is not None
         block, row, position, column = here.origin[row].tolist()
-        path.append((block, position, column))
-    return path[::-1]
+        found.append(columns[block][position].columns[column])
+    return tuple(reversed(found))

@@ -104,7 +104,7 @@ class Schedules:
         outcome = Outcome(status, best.added_ms, gap(), time.perf_counter() - began_s)
         bound_s = 1e-3 * (self._base_ms + lower_ms)
         assert best.columns is not None
-        return Schedule(best.columns, outcome, bound_s, *columns.counted_bytes(best.counted))
+        return Schedule(best.columns, outcome, bound_s, *columns.counted_bytes(best.columns))
 
     def exchanges(
         self, schedule: Schedule, peak_bytes: float, *, groups: bool, reused: AssumedReuse

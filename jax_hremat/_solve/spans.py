@@ -12,7 +12,7 @@ less at any moment of it. Which options the columns of a group are made of is no
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -82,11 +82,8 @@ class Span:
         position = self.columns.index(column)
         family = self.family[position]
         kept_bytes, forward_bytes, backward_bytes = self._counted(spared)
-        return replace(
-            column,
-            kept_bytes=int(kept_bytes[family]),
-            forward_bytes=tuple(map(int, forward_bytes[family])),
-            backward_bytes=int(backward_bytes[position]),
+        return column.counting(
+            float(kept_bytes[family]), forward_bytes[family], float(backward_bytes[position])
         )
 
     def _counted(self, spared: Spared) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -161,7 +161,7 @@ class _Question(NamedTuple):
 
     def found_from(self, first: _Answer, tightest: _Answer, bound_s: float) -> _Answer:
         """The answer found from two that do not fit, by corrections of what they assume."""
-        answers = dict.fromkeys((first, tightest))
+        answers = (first,) if tightest is first else (first, tightest)
         waiting = [(a, a.promise) for a in answers if a.promise is not None]
         num_corrections = 0
         while waiting:

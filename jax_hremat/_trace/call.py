@@ -216,7 +216,8 @@ def call_flat(
     structure, leaves, _ = flatten((result, changed), objects)
     num_returned = sum(leaf.path[0].idx == 0 for leaf in leaves)
     input_of = {} if as_jit else {id(v): i for i, v in enumerate(values)}
-    is_output = _is_no_flag_output if arguments.hold_flags_inside else _is_output
+    keeps_flags = as_jit and arguments.hold_flags_inside
+    is_output = _is_no_flag_output if keeps_flags else _is_output
     outputs: list[Any] = []
     sources: list[tuple[str, Any]] = []
     for k, leaf in enumerate(leaves):
