@@ -264,8 +264,10 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
             "",
             "The gradient's difference is that from the step without rematerialization, run once "
             "more: the norm of the difference over the norm. Activations are bf16, and XLA rounds "
-            "to it in other places where it fuses a recomputed value otherwise; in f32 gradients "
-            "are [the same](equality.md).",
+            "to it in other places where it fuses a recomputed value otherwise. A mixture "
+            "of experts routes its tokens by comparing such values, so that some go to other "
+            "experts, under the policies as under the plans. In f32 gradients are "
+            "[the same](equality.md).",
             *(line for data in found for line in _model_section(data)),
             *command.models(found),
             "",

@@ -37,8 +37,9 @@ _DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
 
 
 def calibrate(progress: Progress | None = None) -> Target:
-    """Measure the rates that the attached device sustains; on a GPU it takes a minute or two, most of
-    it for compiling.
+    """Measure the rates that the attached device sustains.
+
+    On a GPU it takes a minute or two, most of it for compiling.
 
     Measured are square matrix products and convolutions of each type (a layer's convolution and its
     gradients), a sum of two long vectors, a polynomial of a vector, and many small kernels in a
