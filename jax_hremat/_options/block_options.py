@@ -23,6 +23,7 @@ from jax_hremat._options.runs import (
     candidate_runs,
     saving_what_is_made_of_arguments,
 )
+from jax_hremat._options.segments import segments_of_least_peak
 from jax_hremat._partition.blocks import Block, has_deferrable_input
 from jax_hremat._plan.region import Region, ValueRef
 from jax_hremat._solve.backend import SolverConfig
@@ -140,6 +141,7 @@ class BlockSearch:
         byte_s: Seconds to move a byte.
         config: How many candidates there may be.
         solver: Limits of the leaf programs.
+        at_loss: Whether the block's backward follows its forward at once.
         kept: The same graph, each value with the bytes that are kept of it, where those are not its
             size (`Body.kept`).
         prices: What a freed byte is worth when runs are ranked, in multiples of `byte_s`.
@@ -155,6 +157,7 @@ class BlockSearch:
         config: SearchConfig,
         solver: SolverConfig,
         *,
+        at_loss: bool = False,
         kept: Graph | None = None,
         prices: Sequence[float] = PRICES,
     ) -> None:
@@ -162,6 +165,7 @@ class BlockSearch:
         self._kept = graph if kept is None else kept
         self._prices = prices
         self._block = block
+        self._at_loss = at_loss
         self._roles = roles
         self._config = config
         self._solver = solver
@@ -180,6 +184,15 @@ class BlockSearch:
         held = materialised_values(graph, block.start, block.stop, self._solver)
         return candidate_runs(graph, block, held, self._times_s, self._byte_s, most, self._prices)
 
+    @functools.cached_property
+    def _segments(self) -> tuple[Run, ...]:
+        if self._trivial or not self._config.max_packings:
+            return ()
+        graph, block = self._kept, self._block
+        operations = graph.operations[block.start : block.stop]
+        residuals = frozenset(v for op in operations for v in op.needs)
+        return segments_of_least_peak(graph, block, residuals, self._times_s, at_loss=self._at_loss)
+
     def plain_regions(self) -> list[Region]:
         """The candidates that need no search: the plain block, and the block as a user would write
         it."""
@@ -188,10 +201,16 @@ class BlockSearch:
         return [self.plain, self.checkpointed, *self.hand_regions().values()]
 
     def first_wave(self) -> list[Region]:
-        """Candidates with a single run, and with values that the checkpointed block keeps."""
+        """Candidates with a single run, in segments, and with values that the checkpointed block
+        keeps."""
         if self._trivial:
             return []
         regions = [self._with_runs((run,)) for run in self._runs]
+        if self._segments:
+            in_segments = self._with_runs(self._segments)
+            regions.append(in_segments)
+            if self.checkpointed.checkpointed:
+                regions.append(replace(self.checkpointed, children=in_segments.children))
         if self.checkpointed.checkpointed:
             regions += [replace(self.checkpointed, saved=refs) for refs in self._saved_sets()]
         return regions

@@ -43,10 +43,10 @@ def search_options(
     """Find the options of every kind of block.
 
     Candidates are compiled in parallel, in waves: first the whole block, plain, checkpointed and
-    under the standard policies; then single runs, which are searched for meanwhile, and sets of
-    values to keep; then, chosen by the measured costs, the best sets of runs, alone and inside the
-    checkpointed block. A candidate that does not compile is left out, with a warning. Of kinds of
-    blocks that differ only in sizes, one is searched (`_options/family.py`).
+    under the standard policies; then single runs, which are searched for meanwhile, the block in
+    segments, and sets of values to keep; then, chosen by the measured costs, the best sets of runs,
+    alone and inside the checkpointed block. A candidate that does not compile is left out, with a
+    warning. Of kinds of blocks that differ only in sizes, one is searched (`_options/family.py`).
 
     Args:
         graph: The program's graph.
@@ -73,7 +73,8 @@ def search_options(
 
     def of_block(kind: int, scaled: SearchConfig) -> BlockSearch:
         block = partition.blocks[kind]
-        return BlockSearch(graph, block, roles, times_s, byte_s, scaled, solver)
+        at_loss = kind == partition.kinds[-1]
+        return BlockSearch(graph, block, roles, times_s, byte_s, scaled, solver, at_loss=at_loss)
 
     def search(kind: int, scaled: SearchConfig) -> OptionSearch:
         block = partition.blocks[kind]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 from jax_hremat._trace.graph import Graph
@@ -11,10 +12,15 @@ from jax_hremat._trace.graph import Graph
 _SKIP_SPAN = 16
 
 
+def unfused_operations(graph: Graph) -> list[int]:
+    """Operations on the differentiated path that XLA does not fuse away."""
+    return [op.id for op in graph.operations if op.on_path and not op.fusible]
+
+
 def heavy_operations(graph: Graph) -> list[int]:
     """Operations on the differentiated path that XLA does not fuse away, reductions only if there
     are no others."""
-    unfused = [op.id for op in graph.operations if op.on_path and not op.fusible]
+    unfused = unfused_operations(graph)
     heavy = [i for i in unfused if not graph.operations[i].primitive.startswith("reduce")]
     return heavy if len(heavy) > 1 else unfused
 
@@ -35,23 +41,27 @@ def widths(graph: Graph) -> list[int]:
     return list(accumulate(change))[: n + 1]
 
 
-def narrow_cuts(graph: Graph) -> list[int]:
-    """The last of the narrowest positions between every two heavy operations, in order.
+def narrow_cuts(graph: Graph, between: Sequence[int] | None = None) -> list[int]:
+    """The last of the narrowest positions between every two heavy operations, in order, or between
+    every two of the operations given.
 
     An element-wise operation that follows a block, such as an activation, thereby belongs to the
     block; otherwise both its argument and its result would be held.
     """
-    return [positions[-1] for positions in _narrowest(graph)]
+    heavy = heavy_operations(graph) if between is None else between
+    return [positions[-1] for positions in _narrowest(graph, heavy)]
 
 
 def narrow_ends(graph: Graph) -> list[int]:
     """The first and the last of the narrowest positions between every two heavy operations, each
     once. In a stack of layers these are before and after the element-wise operations."""
-    return sorted({end for positions in _narrowest(graph) for end in (positions[0], positions[-1])})
+    return sorted(
+        {end for p in _narrowest(graph, heavy_operations(graph)) for end in (p[0], p[-1])}
+    )
 
 
-def _narrowest(graph: Graph) -> list[list[int]]:
-    heavy, width = heavy_operations(graph), widths(graph)
+def _narrowest(graph: Graph, heavy: Sequence[int]) -> list[list[int]]:
+    width = widths(graph)
     edges = [0, *(h + 1 for h in heavy)]
     ranges = [range(a, b + 1) for a, b in zip(edges, heavy, strict=False)]
     least = [min(width[i] for i in one) for one in ranges]

@@ -1,0 +1,143 @@
+"""A block cut into checkpointed segments so that its backward needs little memory.
+
+Runs that each free many bytes (`_options/runs.py`) can be long, and the backward of a long run
+holds all that the run recomputes. Segments bound both: what the block keeps, and what is recomputed
+at a time. The segments end where the partitioner would cut, at the narrowest position between two
+heavy operations (`_partition/width.py`), but here a reduction is one of these.
+
+Glossary
+    k       bytes held for the backward that lie in no segment, or between segments
+    r_i     bytes held for the backward of segment i once it is recomputed
+    R       bound on all r_i
+
+Program, for each R of a sweep:
+
+    min k   over sets of disjoint segments with   r_i ≤ R
+
+The answer is the set of least k + max r_i. After Chen et al., "Training Deep Nets with Sublinear
+Memory Cost" (arXiv:1604.06174), section 4.1, whose segments are of equal length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from jax_hremat._options.runs import Run, evaluate_run
+from jax_hremat._partition.blocks import Block
+from jax_hremat._partition.width import narrow_cuts, unfused_operations
+from jax_hremat._trace.graph import Graph
+
+# Ratio of one bound R to the next.
+_STEP = 2 ** (1 / 16)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cover:
+    """Disjoint segments of the operations up to an end.
+
+    Attributes:
+        segments: The segments, in program order.
+        freed_bytes: What they free.
+        added_s: Seconds of recomputation, by the model.
+    """
+
+    segments: tuple[Run, ...] = ()
+    freed_bytes: int = 0
+    added_s: float = 0.0
+
+    def extended(self, run: Run) -> _Cover:
+        return _Cover(
+            (*self.segments, run), self.freed_bytes + run.freed_bytes, self.added_s + run.added_s
+        )
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        return self.freed_bytes, -self.added_s
+
+
+def segments_of_least_peak(
+    graph: Graph,
+    block: Block,
+    held: frozenset[int],
+    times_s: Sequence[float],
+    *,
+    at_loss: bool = False,
+) -> tuple[Run, ...]:
+    """The disjoint segments of a block of least k + max r_i, in program order; none if no segments
+    lower that.
+
+    Args:
+        graph: The program's graph.
+        block: The block.
+        held: The values held for the backward if nothing is checkpointed.
+        times_s: Seconds of each operation of the program.
+        at_loss: Whether the block's backward follows its forward at once. Then what is held of the
+            last segment is in use anyway, and recomputing it would only be work.
+    """
+    cuts = narrow_cuts(graph, unfused_operations(graph))
+    inside = [p for p in cuts if block.start < p < block.stop]
+    once = [end for op in _operations(graph, block) if op.effectful for end in (op.id, op.id + 1)]
+    ends = sorted({block.start, *inside, *once, block.stop})
+    of_operation = [
+        op.opaque_bytes + sum(graph.values[v].size_bytes for v in op.outputs if v in held)
+        for op in _operations(graph, block)
+    ]
+    before = list(accumulate(of_operation, initial=0))
+
+    def held_bytes(start: int, stop: int) -> int:
+        return before[stop - block.start] - before[start - block.start]
+
+    runs: dict[tuple[int, int], Run | None] = {}
+
+    def run_between(start: int, stop: int) -> Run | None:
+        """The run, if it may be checkpointed and frees anything."""
+        if (start, stop) not in runs:
+            runs[start, stop] = _run(start, stop)
+        return runs[start, stop]
+
+    def _run(start: int, stop: int) -> Run | None:
+        if any(op.effectful for op in graph.operations[start:stop]):
+            return None
+        if at_loss and stop == block.stop:
+            return Run(start, stop, held_bytes(start, stop), 0.0)
+        run = evaluate_run(graph, start, stop, held, times_s)
+        return run if run.freed_bytes > 0 else None
+
+    whole_bytes = before[-1]
+    best, least_bytes = _Cover(), whole_bytes
+    bound = max(held_bytes(start, stop) for start, stop in pairwise(ends))
+    while bound < least_bytes:
+        cover = _most_freed(ends, int(bound), held_bytes, run_between)
+        recomputed = max((held_bytes(run.start, run.stop) for run in cover.segments), default=0)
+        peak_bytes = whole_bytes - cover.freed_bytes + recomputed
+        if peak_bytes < least_bytes:
+            best, least_bytes = cover, peak_bytes
+        bound = max(_STEP * bound, 1)
+    return tuple(run for run in best.segments if not (at_loss and run.stop == block.stop))
+
+
+def _operations(graph: Graph, block: Block):
+    return graph.operations[block.start : block.stop]
+
+
+def _most_freed(
+    ends: Sequence[int],
+    bound_bytes: int,
+    held_bytes: Callable[[int, int], int],
+    run_between: Callable[[int, int], Run | None],
+) -> _Cover:
+    """The disjoint segments between given ends that free most, each of which holds at most
+    `bound_bytes` once it is recomputed, by dynamic programming over the ends."""
+    covers = [_Cover()]
+    for j, stop in enumerate(ends[1:], start=1):
+        best = covers[-1]
+        for i in reversed(range(j)):
+            if held_bytes(ends[i], stop) > bound_bytes:
+                break
+            run = run_between(ends[i], stop)
+            if run is not None:
+                best = max(best, covers[i].extended(run), key=lambda cover: cover.rank)
+        covers.append(best)
+    return covers[-1]
