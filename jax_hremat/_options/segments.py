@@ -8,29 +8,30 @@ heavy operations (`_partition/width.py`), but here a reduction is one of these.
 Glossary
     k       bytes held for the backward that lie in no segment, or between segments
     r_i     bytes held for the backward of segment i once it is recomputed
-    R       bound on all r_i
+    R       bound on all r_i, at least the bytes held between any two neighbouring ends
 
 Program, for each R of a sweep:
 
     min k   over sets of disjoint segments with   r_i ≤ R
 
-The answer is the set of least k + max r_i. After Chen et al., "Training Deep Nets with Sublinear
+The answer is the set of least k + R. After Chen et al., "Training Deep Nets with Sublinear
 Memory Cost" (arXiv:1604.06174), section 4.1, whose segments are of equal length.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, starmap
 
 from jax_hremat._options.runs import Run, evaluate_run
 from jax_hremat._partition.blocks import Block
 from jax_hremat._partition.width import narrow_cuts, unfused_operations
-from jax_hremat._trace.graph import Graph
+from jax_hremat._trace.graph import Graph, Operation
 
 # Ratio of one bound R to the next.
-_STEP = 2 ** (1 / 16)
+STEP = 2 ** (1 / 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,8 @@ def segments_of_least_peak(
     *,
     at_loss: bool = False,
 ) -> tuple[Run, ...]:
-    """The disjoint segments of a block of least k + max r_i, in program order; none if no segments
-    lower that.
+    """The disjoint segments of a block of least k + R, in program order; none if that is no less
+    than the block holds without them.
 
     Args:
         graph: The program's graph.
@@ -76,28 +77,16 @@ def segments_of_least_peak(
         at_loss: Whether the block's backward follows its forward at once. Then what is held of the
             last segment is in use anyway, and recomputing it would only be work.
     """
-    cuts = narrow_cuts(graph, unfused_operations(graph))
-    inside = [p for p in cuts if block.start < p < block.stop]
-    once = [end for op in _operations(graph, block) if op.effectful for end in (op.id, op.id + 1)]
-    ends = sorted({block.start, *inside, *once, block.stop})
-    of_operation = [
-        op.opaque_bytes + sum(graph.values[v].size_bytes for v in op.outputs if v in held)
-        for op in _operations(graph, block)
-    ]
-    before = list(accumulate(of_operation, initial=0))
+    ends = segment_ends(graph, block)
+    operations = graph.operations[block.start : block.stop]
+    before = list(accumulate((_held_bytes(graph, op, held) for op in operations), initial=0))
 
     def held_bytes(start: int, stop: int) -> int:
         return before[stop - block.start] - before[start - block.start]
 
-    runs: dict[tuple[int, int], Run | None] = {}
-
-    def run_between(start: int, stop: int) -> Run | None:
-        """The run, if it may be checkpointed and frees anything."""
-        if (start, stop) not in runs:
-            runs[start, stop] = _run(start, stop)
-        return runs[start, stop]
-
-    def _run(start: int, stop: int) -> Run | None:
+    @functools.cache
+    def segment(start: int, stop: int) -> Run | None:
+        """The operations as a segment; None if that may not be, or frees nothing."""
         if any(op.effectful for op in graph.operations[start:stop]):
             return None
         if at_loss and stop == block.stop:
@@ -105,28 +94,34 @@ def segments_of_least_peak(
         run = evaluate_run(graph, start, stop, held, times_s)
         return run if run.freed_bytes > 0 else None
 
-    whole_bytes = before[-1]
-    best, least_bytes = _Cover(), whole_bytes
-    bound = max(held_bytes(start, stop) for start, stop in pairwise(ends))
+    best, least_bytes = _Cover(), before[-1]
+    bound = float(max(starmap(held_bytes, pairwise(ends))))
     while bound < least_bytes:
-        cover = _most_freed(ends, int(bound), held_bytes, run_between)
-        recomputed = max((held_bytes(run.start, run.stop) for run in cover.segments), default=0)
-        peak_bytes = whole_bytes - cover.freed_bytes + recomputed
+        cover = _most_freed(ends, int(bound), held_bytes, segment)
+        peak_bytes = before[-1] - cover.freed_bytes + int(bound)
         if peak_bytes < least_bytes:
             best, least_bytes = cover, peak_bytes
-        bound = max(_STEP * bound, 1)
+        bound = max(STEP * bound, bound + 1)
     return tuple(run for run in best.segments if not (at_loss and run.stop == block.stop))
 
 
-def _operations(graph: Graph, block: Block):
-    return graph.operations[block.start : block.stop]
+def segment_ends(graph: Graph, block: Block) -> list[int]:
+    """Where segments of a block may begin and end, the block's own ends among them."""
+    cuts = narrow_cuts(graph, unfused_operations(graph))
+    once = [op.id for op in graph.operations[block.start : block.stop] if op.effectful]
+    inside = {p for p in cuts if block.start < p < block.stop}
+    return sorted({block.start, *inside, *once, *(op + 1 for op in once), block.stop})
+
+
+def _held_bytes(graph: Graph, op: Operation, held: frozenset[int]) -> int:
+    return op.opaque_bytes + sum(graph.values[v].size_bytes for v in op.outputs if v in held)
 
 
 def _most_freed(
     ends: Sequence[int],
     bound_bytes: int,
     held_bytes: Callable[[int, int], int],
-    run_between: Callable[[int, int], Run | None],
+    segment: Callable[[int, int], Run | None],
 ) -> _Cover:
     """The disjoint segments between given ends that free most, each of which holds at most
     `bound_bytes` once it is recomputed, by dynamic programming over the ends."""
@@ -136,7 +131,7 @@ def _most_freed(
         for i in reversed(range(j)):
             if held_bytes(ends[i], stop) > bound_bytes:
                 break
-            run = run_between(ends[i], stop)
+            run = segment(ends[i], stop)
             if run is not None:
                 best = max(best, covers[i].extended(run), key=lambda cover: cover.rank)
         covers.append(best)
