@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import flax.linen as nn
@@ -59,6 +61,29 @@ def test_normal_is_the_default(plans: dict[str, jax_hremat.RematPlan]) -> None:
     assert PlannerConfig.of_effort("normal") == PlannerConfig()
     plan = jax_hremat.plan_remat(loss_fn, budget=0.6, target="cpu")(*ARGS)
     assert plan.to_json() == plans["normal"].to_json()
+
+
+def test_the_next_effort() -> None:
+    of = PlannerConfig.of_effort
+    assert [of(effort).more_effort for effort in ("low", "normal", "high")] == [
+        "normal",
+        "high",
+        None,
+    ]
+    assert replace(of("low"), cache_dir="", cost="analytic").more_effort == "normal"
+    assert replace(of("low"), max_rounds=1).more_effort is None
+
+
+def test_a_refusal_tells_of_more_effort_and_of_headroom() -> None:
+    with pytest.raises(jax_hremat.InfeasibleBudgetError) as refused:
+        jax_hremat.plan_remat(
+            loss_fn, budget="1MiB", target="cpu", effort="low", headroom_bytes="1020KiB"
+        )(*ARGS)
+    error = pickle.loads(pickle.dumps(refused.value))
+    assert str(error) == str(refused.value)
+    assert "budget of 1.00 MiB, 1020.00 KiB of it headroom;" in str(error)
+    assert "plan with effort='normal', which may find less, or make" in str(error)
+    assert error.min_budget_bytes == error.plan.certificate.peak_bytes + 1020 * 1024
 
 
 def test_an_effort_and_a_configuration_are_refused() -> None:

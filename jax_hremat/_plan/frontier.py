@@ -72,6 +72,7 @@ class Frontier:
                 budget_bytes=budget_bytes,
                 bottleneck="the peak of the first plan of this frontier",
                 plan=self.plans[0],
+                headroom_bytes=headroom_bytes,
             )
         return min(fitting, key=lambda plan: plan.estimated_step_s)
 

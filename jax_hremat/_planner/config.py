@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Literal, get_args
 
 from jax_hremat._cost.source import CostSource
@@ -122,6 +123,20 @@ class PlannerConfig:
                 return PlannerConfig(search=search, max_rounds=8, floor_rounds=20, unroll_scans=8)
         known = ", ".join(map(repr, get_args(Effort)))
         raise ValueError(f"effort={effort!r}: the efforts are {known}")
+
+    @property
+    def more_effort(self) -> Effort | None:
+        """The next higher effort; None if there is none, or if this is not how hard any tries."""
+
+        def tries(config: PlannerConfig) -> tuple[object, ...]:
+            search = replace(config.search, max_workers=1)
+            return search, config.max_rounds, config.floor_rounds, config.unroll_scans
+
+        efforts: tuple[Effort, ...] = get_args(Effort)
+        for effort, higher in pairwise(efforts):
+            if tries(self) == tries(PlannerConfig.of_effort(effort)):
+                return higher
+        return None
 
     @property
     def of_strategy(self) -> PlannerConfig:

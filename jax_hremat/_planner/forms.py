@@ -69,6 +69,8 @@ def better(first: Answer, other: Answer, goal: Budget | Slowdown) -> Answer:
             budget_bytes=other.budget_bytes,
             bottleneck=other.bottleneck,
             plan=plan,
+            headroom_bytes=other.headroom_bytes,
+            more_effort=other.more_effort,
         )
     if isinstance(first, InfeasibleBudgetError):
         return _beside(other, first.plan)

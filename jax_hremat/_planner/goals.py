@@ -111,6 +111,8 @@ def _of_least_peak(
         + closed_words(context.program)
         + once_words(context.costs.graph),
         plan=replace(plan, free_schedule=search.free_schedule),
+        headroom_bytes=terms.headroom_bytes,
+        more_effort=context.config.more_effort,
     )
 
 

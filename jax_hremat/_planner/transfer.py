@@ -59,6 +59,7 @@ def certified_again(
             budget_bytes=budget_bytes,
             bottleneck=f"this plan, at whose peak {largest_words(planned)} is the largest; a plan "
             f"made for these shapes may do with less",
+            headroom_bytes=headroom_bytes,
         )
     return replace(
         plan,

@@ -79,12 +79,17 @@ class InfeasibleBudgetError(HRematError):
         bottleneck: What sets the smallest budget, in words.
         plan: The certified plan for `min_budget_bytes`; None where a given plan was certified
             again, and none was made.
+        headroom_bytes: What was subtracted from the budget, and is part of both budgets above.
+        more_effort: The next higher effort of planning, which may find a smaller budget; None if
+            there is none, or the configuration was not an effort's.
     """
 
     min_budget_bytes: int
     budget_bytes: int
     bottleneck: str
     plan: RematPlan | None
+    headroom_bytes: int
+    more_effort: str | None
 
     def __init__(
         self,
@@ -93,21 +98,34 @@ class InfeasibleBudgetError(HRematError):
         budget_bytes: int,
         bottleneck: str,
         plan: RematPlan | None = None,
+        headroom_bytes: int = 0,
+        more_effort: str | None = None,
     ) -> None:
         self.min_budget_bytes = min_budget_bytes
         self.budget_bytes = budget_bytes
         self.bottleneck = bottleneck
         self.plan = plan
+        self.headroom_bytes = headroom_bytes
+        self.more_effort = more_effort
+        headroom = f", {format_bytes(headroom_bytes)} of it headroom" if headroom_bytes else ""
+        effort = f"plan with effort={more_effort!r}, which may find less, " if more_effort else ""
         super().__init__(
-            f"no plan fits the budget of {format_bytes(budget_bytes)}; the smallest budget that a "
-            f"plan was found for is {format_bytes(min_budget_bytes)}, set by {bottleneck}. Raise "
-            f"the budget to at least {min_budget_bytes} bytes, or make that part of the step "
-            "smaller (smaller batch, donated arguments, narrower dtype)."
+            f"no plan fits the budget of {format_bytes(budget_bytes)}{headroom}; the smallest "
+            f"budget that a plan was found for is {format_bytes(min_budget_bytes)}, set by "
+            f"{bottleneck}. Raise the budget to at least {min_budget_bytes} bytes, {effort}or make "
+            "that part of the step smaller (smaller batch, donated arguments, narrower dtype)."
         )
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions pickle by positional arguments, and this one takes keywords only.
-        arguments = (self.min_budget_bytes, self.budget_bytes, self.bottleneck, self.plan)
+        arguments = (
+            self.min_budget_bytes,
+            self.budget_bytes,
+            self.bottleneck,
+            self.plan,
+            self.headroom_bytes,
+            self.more_effort,
+        )
         return _rebuild_infeasible, arguments
 
 
@@ -302,11 +320,18 @@ class CertificationError(HRematError, RuntimeError):
 
 
 def _rebuild_infeasible(
-    min_budget_bytes: int, budget_bytes: int, bottleneck: str, plan: RematPlan | None
+    min_budget_bytes: int,
+    budget_bytes: int,
+    bottleneck: str,
+    plan: RematPlan | None,
+    headroom_bytes: int,
+    more_effort: str | None,
 ) -> InfeasibleBudgetError:
     return InfeasibleBudgetError(
         min_budget_bytes=min_budget_bytes,
         budget_bytes=budget_bytes,
         bottleneck=bottleneck,
         plan=plan,
+        headroom_bytes=headroom_bytes,
+        more_effort=more_effort,
     )

@@ -252,12 +252,7 @@ def trace_flat(
     chosen = [i for i, x in enumerate(inputs) if x.differentiated]
     differentiated = tuple(i for i in chosen if is_inexact(invars[i].aval.dtype))
     if not differentiated:
-        dtypes = sorted({str(invars[i].aval.dtype) for i in chosen})
-        raise UnsupportedProgramError(
-            f"nothing to differentiate: the arguments that are differentiated (`argnums`) hold "
-            f"{len(chosen)} arrays of dtype {', '.join(dtypes) or '(none)'}, and gradients need "
-            f"a floating dtype. Cast the parameters, or point `argnums` at them"
-        )
+        raise _nothing_to_differentiate([x.name for x in inputs], invars, chosen)
     names = tuple(x.name for x in inputs)
     jaxpr = open_program(nested, differentiated)
     shardings = shardings_on_one_mesh(names, structs)
@@ -274,6 +269,30 @@ def trace_flat(
             own_checkpoints=own_checkpoints(nested),
         ),
         closed_over,
+    )
+
+
+def _nothing_to_differentiate(
+    names: Sequence[str], invars: Sequence[Any], chosen: Sequence[int]
+) -> UnsupportedProgramError:
+    """What to say if none of the inputs that are to be differentiated is floating."""
+    if chosen:
+        dtypes = sorted({str(invars[i].aval.dtype) for i in chosen})
+        return UnsupportedProgramError(
+            f"nothing to differentiate: the arguments that are differentiated (`argnums`) hold "
+            f"{len(chosen)} arrays of dtype {', '.join(dtypes)}, and gradients need a floating "
+            f"dtype. Cast the parameters, or point `argnums` at them"
+        )
+    floating = (n for n, v in zip(names, invars, strict=True) if is_inexact(v.aval.dtype))
+    # `args[1]['w'][0]` is in `args[1]`.
+    where = dict.fromkeys(name.partition("]")[0] + "]" for name in floating)
+    found = (
+        f"Floating arrays are in {', '.join(where)}" if where else "No other has floating arrays"
+    )
+    return UnsupportedProgramError(
+        f"nothing to differentiate: the arguments that are differentiated (`argnums`) hold no "
+        f"arrays. {found}; point `argnums` at the parameters. Where the object of a method is passed "
+        f"like an argument, as under `jax.jit(static_argnums=0)`, it is argument 0"
     )
 
 
