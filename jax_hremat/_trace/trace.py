@@ -286,13 +286,11 @@ def _nothing_to_differentiate(
     floating = (n for n, v in zip(names, invars, strict=True) if is_inexact(v.aval.dtype))
     # `args[1]['w'][0]` is in `args[1]`.
     where = dict.fromkeys(name.partition("]")[0] + "]" for name in floating)
-    found = (
-        f"Floating arrays are in {', '.join(where)}" if where else "No other has floating arrays"
-    )
+    found = f"Floating arrays are in {', '.join(where)}" if where else "No other has any"
     return UnsupportedProgramError(
         f"nothing to differentiate: the arguments that are differentiated (`argnums`) hold no "
-        f"arrays. {found}; point `argnums` at the parameters. Where the object of a method is passed "
-        f"like an argument, as under `jax.jit(static_argnums=0)`, it is argument 0"
+        f"arrays. {found}; point `argnums` at the parameters. Where the object of a method is "
+        f"passed like an argument, as under `jax.jit(static_argnums=0)`, it is argument 0"
     )
 
 
