@@ -366,6 +366,13 @@ def test_an_ordered_effect(fun: Callable[..., Any]) -> None:
         (lambda w, x: ((w * x).sum(), x), {}, "one scalar loss.*`has_aux=True`"),
         (lambda w, x: (w * x).sum(), {"has_aux": True}, r"a pair `\(loss, aux\)`"),
         (lambda w, x: (w * x, x), {"has_aux": True}, "real floating scalar"),
+        (
+            lambda w, x: {"loss": (w * x).sum()},
+            {},
+            r"one scalar loss; it returned PyTreeDef\({'loss",
+        ),
+        (lambda w, x: [(w * x).sum()], {}, "one scalar loss"),
+        (lambda w, x: ([(w * x).sum()], x), {"has_aux": True}, r"a pair `\(loss, aux\)`"),
     ],
 )
 def test_no_scalar_loss(fun: Callable[..., Any], options: dict[str, Any], message: str) -> None:

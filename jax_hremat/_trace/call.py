@@ -345,12 +345,12 @@ def check_loss(fun: Callable[..., Any], result: Any, has_aux: bool) -> None:
     shown = jax.tree.structure(result)
     if has_aux:
         pair = isinstance(result, (tuple, list)) and len(result) == 2
-        if not pair or jax.tree.structure(result[0]).num_leaves != 1:
+        if not pair or not _is_one_value(result[0]):
             raise UnsupportedProgramError(
                 f"`has_aux=True` needs `{name}` to return a pair `(loss, aux)`; it returned {shown}"
             )
         result = result[0]
-    elif shown.num_leaves != 1:
+    elif not _is_one_value(result):
         raise UnsupportedProgramError(
             f"`{name}` must return one scalar loss; it returned {shown}. Use `has_aux=True` if it "
             f"returns `(loss, aux)`"
@@ -362,6 +362,12 @@ def check_loss(fun: Callable[..., Any], result: Any, has_aux: bool) -> None:
             f"`{name}` must return a real floating scalar; it returned {dtype}{list(shape)}. "
             f"Reduce it, for instance with `.mean()`"
         )
+
+
+def _is_one_value(result: Any) -> bool:
+    """Whether it may be a loss: JAX does not differentiate a container of one either."""
+    is_container = isinstance(result, (dict, list, tuple))
+    return not is_container and jax.tree.structure(result).num_leaves == 1
 
 
 def name_of(fun: Any) -> str:
