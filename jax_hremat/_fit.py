@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -94,6 +95,7 @@ def fit_step(
             structures, shapes or static arguments.
         StalePlanError: The given plan is for another loss, shapes or static arguments.
         InfeasibleBudgetError: The given plan takes more than the budget.
+        TypeError: `make_step` cannot be called with the loss alone.
         What `plan_remat` raises, and for a file what `RematPlan.load` raises.
 
     Unchecked: that the step is called with the shapes it was planned for.
@@ -123,6 +125,7 @@ def fit_step(
         )
     request = PlanRequest.make(chosen, headroom_bytes or 0, config, effort, progress)
     positions, donated = positions_of(argnums), positions_of(donate_argnums)
+    _check_maker(make_step, loss_fn)
     names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
     declared = _Declared(positions_of(static_argnums), names)
 
@@ -149,6 +152,22 @@ def fit_step(
         return FittedStep(_jitted(planned, args, kwargs, static, donated, chosen), made)
 
     return fit
+
+
+def _check_maker(make_step: MakeStep, loss_fn: LossFunction) -> None:
+    """Refuse a training step where a function that makes one is expected."""
+    try:
+        signature = inspect.signature(make_step)
+    except ValueError:  # Some callables do not tell their parameters.
+        return
+    try:
+        signature.bind(loss_fn)
+    except TypeError as error:
+        raise TypeError(
+            f"`make_step` takes a loss and returns the training step that differentiates it; "
+            f"`{name_of(make_step)}{signature}` cannot be called with a loss alone ({error}). Give "
+            f"the function that makes the step, then the loss: `fit_step(make_step, loss_fn)`"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)

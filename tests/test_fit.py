@@ -80,6 +80,14 @@ def fitted() -> jax_hremat.FittedStep:
     return fit(new_state(), batch_of(4096))
 
 
+def test_a_step_in_place_of_its_maker_is_refused() -> None:
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        return w - x.sum()
+
+    with pytest.raises(TypeError, match=r"`step\(w: .*` cannot be called with a loss alone.*'x'"):
+        jax_hremat.fit_step(step, loss_fn, budget=0.6)
+
+
 def test_the_whole_step_is_what_is_bounded(fitted: jax_hremat.FittedStep) -> None:
     plan, args = fitted.plan, (new_state(), batch_of(4096))
     options = jax_hremat.compiler_options("cpu")
