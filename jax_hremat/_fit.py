@@ -109,6 +109,7 @@ def fit_step(
     >>> step(jnp.ones((64, 64)), jnp.ones((256, 64))).shape
     (64, 64)
     """
+    _check_maker(make_step, loss_fn)
     chosen = get_target(target)
     if budget == "device":
         budget = memory_bytes_of(chosen)
@@ -125,7 +126,6 @@ def fit_step(
         )
     request = PlanRequest.make(chosen, headroom_bytes or 0, config, effort, progress)
     positions, donated = positions_of(argnums), positions_of(donate_argnums)
-    _check_maker(make_step, loss_fn)
     names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
     declared = _Declared(positions_of(static_argnums), names)
 

@@ -21,6 +21,7 @@ from jax_hremat._options.runs import (
     PRICES,
     Run,
     candidate_runs,
+    residuals,
     saving_what_is_made_of_arguments,
 )
 from jax_hremat._options.segments import segments_of_least_peak
@@ -189,9 +190,8 @@ class BlockSearch:
         if self._trivial or not self._config.max_packings:
             return ()
         graph, block = self._kept, self._block
-        operations = graph.operations[block.start : block.stop]
-        residuals = frozenset(v for op in operations for v in op.needs)
-        return segments_of_least_peak(graph, block, residuals, self._times_s, at_loss=self._at_loss)
+        held = residuals(graph, block)
+        return segments_of_least_peak(graph, block, held, self._times_s, at_loss=self._at_loss)
 
     def plain_regions(self) -> list[Region]:
         """The candidates that need no search: the plain block, and the block as a user would write

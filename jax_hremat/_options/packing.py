@@ -31,8 +31,8 @@ class Packing:
 
     Attributes:
         runs: The runs, in program order.
-        freed_bytes: Sum over the runs, each as measured alone.
-        added_s: Sum over the runs, each as measured alone; may be negative.
+        freed_bytes: Sum over the runs, of what each frees alone.
+        added_s: Sum over the runs, of what each adds alone; may be negative.
     """
 
     runs: tuple[Run, ...] = ()

@@ -75,8 +75,7 @@ def candidate_runs(
         count: The most runs to return.
         prices: Prices of memory, in multiples of `byte_s` per byte.
     """
-    residuals = frozenset(v for op in graph.operations[block.start : block.stop] for v in op.needs)
-    bounds = (fewest_held, residuals)
+    bounds = (fewest_held, residuals(graph, block))
     all_runs = [_undominated(_all_runs(graph, block, held, times_s)) for held in bounds]
     rounds = [
         [*_best_packing(runs, price * byte_s), *_best_single(runs, price * byte_s)]
@@ -93,6 +92,11 @@ def candidate_runs(
         if worthwhile and not any(all(map(_alike, bounded, other)) for other in chosen.values()):
             chosen[run] = bounded
     return tuple(chosen)
+
+
+def residuals(graph: Graph, block: Block) -> frozenset[int]:
+    """The values that the backward of a block reads by JAX's linearization."""
+    return frozenset(v for op in graph.operations[block.start : block.stop] for v in op.needs)
 
 
 def _alike(a: Run, b: Run) -> bool:

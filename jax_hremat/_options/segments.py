@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise, starmap
 
+from jax_hremat._options.packing import Packing
 from jax_hremat._options.runs import Run, evaluate_run
 from jax_hremat._partition.blocks import Block
 from jax_hremat._partition.width import narrow_cuts, unfused_operations
@@ -32,30 +32,6 @@ from jax_hremat._trace.graph import Graph, Operation
 
 # Ratio of one bound R to the next.
 STEP = 2 ** (1 / 16)
-
-
-@dataclass(frozen=True, slots=True)
-class _Cover:
-    """Disjoint segments of the operations up to an end.
-
-    Attributes:
-        segments: The segments, in program order.
-        freed_bytes: What they free.
-        added_s: Seconds of recomputation, by the model.
-    """
-
-    segments: tuple[Run, ...] = ()
-    freed_bytes: int = 0
-    added_s: float = 0.0
-
-    def extended(self, run: Run) -> _Cover:
-        return _Cover(
-            (*self.segments, run), self.freed_bytes + run.freed_bytes, self.added_s + run.added_s
-        )
-
-    @property
-    def rank(self) -> tuple[int, float]:
-        return self.freed_bytes, -self.added_s
 
 
 def segments_of_least_peak(
@@ -94,15 +70,15 @@ def segments_of_least_peak(
         run = evaluate_run(graph, start, stop, held, times_s)
         return run if run.freed_bytes > 0 else None
 
-    best, least_bytes = _Cover(), before[-1]
+    best, least_bytes = Packing(), before[-1]
     bound = float(max(starmap(held_bytes, pairwise(ends))))
     while bound < least_bytes:
-        cover = _most_freed(ends, int(bound), held_bytes, segment)
-        peak_bytes = before[-1] - cover.freed_bytes + int(bound)
+        found = _most_freed(ends, int(bound), held_bytes, segment)
+        peak_bytes = before[-1] - found.freed_bytes + int(bound)
         if peak_bytes < least_bytes:
-            best, least_bytes = cover, peak_bytes
+            best, least_bytes = found, peak_bytes
         bound = max(STEP * bound, bound + 1)
-    return tuple(run for run in best.segments if not (at_loss and run.stop == block.stop))
+    return tuple(run for run in best.runs if not (at_loss and run.stop == block.stop))
 
 
 def segment_ends(graph: Graph, block: Block) -> list[int]:
@@ -122,17 +98,19 @@ def _most_freed(
     bound_bytes: int,
     held_bytes: Callable[[int, int], int],
     segment: Callable[[int, int], Run | None],
-) -> _Cover:
-    """The disjoint segments between given ends that free most, each of which holds at most
-    `bound_bytes` once it is recomputed, by dynamic programming over the ends."""
-    covers = [_Cover()]
+) -> Packing:
+    """The disjoint segments between given ends that free most, of equal ones in the least time,
+    each of which holds at most `bound_bytes` once it is recomputed, by dynamic programming over the
+    ends."""
+    # best[i]: the best set up to end i.
+    best = [Packing()]
     for j, stop in enumerate(ends[1:], start=1):
-        best = covers[-1]
+        here = best[-1]
         for i in reversed(range(j)):
             if held_bytes(ends[i], stop) > bound_bytes:
                 break
             run = segment(ends[i], stop)
             if run is not None:
-                best = max(best, covers[i].extended(run), key=lambda cover: cover.rank)
-        covers.append(best)
-    return covers[-1]
+                here = max(here, best[i].extended(run), key=lambda p: (p.freed_bytes, -p.added_s))
+        best.append(here)
+    return best[-1]

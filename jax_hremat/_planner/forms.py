@@ -64,14 +64,7 @@ def better(first: Answer, other: Answer, goal: Budget | Slowdown) -> Answer:
         if isinstance(first, RematPlan) or first.min_budget_bytes <= other.min_budget_bytes:
             return first
         plan = None if other.plan is None else _beside(other.plan, first.plan)
-        return InfeasibleBudgetError(
-            min_budget_bytes=other.min_budget_bytes,
-            budget_bytes=other.budget_bytes,
-            bottleneck=other.bottleneck,
-            plan=plan,
-            headroom_bytes=other.headroom_bytes,
-            more_effort=other.more_effort,
-        )
+        return other.with_plan(plan)
     if isinstance(first, InfeasibleBudgetError):
         return _beside(other, first.plan)
     if isinstance(goal, Slowdown):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Any
 
 from jax_hremat._shared.format import format_bytes
 
@@ -116,17 +117,24 @@ class InfeasibleBudgetError(HRematError):
             "that part of the step smaller (smaller batch, donated arguments, narrower dtype)."
         )
 
+    def with_plan(self, plan: RematPlan | None) -> InfeasibleBudgetError:
+        """The same refusal with another plan."""
+        return InfeasibleBudgetError(**{**self._arguments, "plan": plan})
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        return dict(
+            min_budget_bytes=self.min_budget_bytes,
+            budget_bytes=self.budget_bytes,
+            bottleneck=self.bottleneck,
+            plan=self.plan,
+            headroom_bytes=self.headroom_bytes,
+            more_effort=self.more_effort,
+        )
+
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions pickle by positional arguments, and this one takes keywords only.
-        arguments = (
-            self.min_budget_bytes,
-            self.budget_bytes,
-            self.bottleneck,
-            self.plan,
-            self.headroom_bytes,
-            self.more_effort,
-        )
-        return _rebuild_infeasible, arguments
+        return functools.partial(InfeasibleBudgetError, **self._arguments), ()
 
 
 class BudgetFormatError(HRematError, ValueError):
@@ -317,21 +325,3 @@ class CertificationError(HRematError, RuntimeError):
 
     Fix: none; please report it, with the program.
     """
-
-
-def _rebuild_infeasible(
-    min_budget_bytes: int,
-    budget_bytes: int,
-    bottleneck: str,
-    plan: RematPlan | None,
-    headroom_bytes: int,
-    more_effort: str | None,
-) -> InfeasibleBudgetError:
-    return InfeasibleBudgetError(
-        min_budget_bytes=min_budget_bytes,
-        budget_bytes=budget_bytes,
-        bottleneck=bottleneck,
-        plan=plan,
-        headroom_bytes=headroom_bytes,
-        more_effort=more_effort,
-    )
