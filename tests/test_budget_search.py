@@ -21,7 +21,7 @@ from jax_hremat._planner.budget_search import BudgetSearch
 from jax_hremat._planner.candidate import Candidate
 from jax_hremat._planner.candidates import NO_SOLVE, Candidates
 from jax_hremat._planner.context import PlanningContext, prepare
-from jax_hremat._planner.corrections import Corrections
+from jax_hremat._planner.corrections import Corrections, Expected
 from jax_hremat._solve.chain import Selection
 from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers, selection_region
@@ -159,11 +159,11 @@ def test_what_is_compiled_is_expected_to_fit(
         """The predicted peak of the first plan compiled, where the nearest plan took as much memory
         as predicted, and those most like the one at hand took more."""
 
-        def expected_peak_bytes(_: Corrections, __: Any, prediction: Prediction, *___: Any) -> int:
-            return prediction.peak_bytes + more_bytes
+        def expected(_: Corrections, __: Any, prediction: Prediction, *___: Any) -> Expected:
+            return Expected(prediction.peak_bytes + more_bytes, 0)
 
         monkeypatch.setattr(Corrections, "excess_near", lambda *_: 0)
-        monkeypatch.setattr(Corrections, "expected_peak_bytes", expected_peak_bytes)
+        monkeypatch.setattr(Corrections, "expected", expected)
         found = Candidates(context, lambda *_: None)
         known = set(found.compiled)
         BudgetSearch(found, limit).search()
@@ -243,14 +243,15 @@ def test_between_a_plan_that_fits_and_one_that_misses_is_one_that_reaches_the_li
     assert highest is not None
     limit = context.predict(chain, highest).peak_bytes
 
-    def expected_peak_bytes(_: Corrections, __: Any, prediction: Prediction, *___: Any) -> int:
+    def expected(_: Corrections, __: Any, prediction: Prediction, *___: Any) -> Expected:
         # What is at the limit exceeds it; the rest is as predicted.
-        return prediction.peak_bytes + (prediction.peak_bytes >= limit) * int(0.15 * limit)
+        more_bytes = (prediction.peak_bytes >= limit) * int(0.15 * limit)
+        return Expected(prediction.peak_bytes + more_bytes, 0)
 
-    monkeypatch.setattr(Corrections, "expected_peak_bytes", expected_peak_bytes)
+    monkeypatch.setattr(Corrections, "expected", expected)
     targets = asked_for(monkeypatch)
     aim = aims.Aims(found, limit, solver).next(chain, limit, limit, 0, Barriers.USUAL, groups=True)
-    assert aim is not None and aim.expected_bytes <= limit
+    assert aim is not None and aim.expected.peak_bytes <= limit
     # As much lower as the first misses, then on the line between the two.
     first, lower, *between = targets
     assert first == limit and between and all(lower < target < first for target in between)
@@ -271,11 +272,11 @@ def test_where_nothing_can_be_as_low_as_needed_the_search_goes_halfway(
     # How far the next schedule is above the least peak depends on the compiler.
     limit = next(at for at in (int(1.1**n * least_bytes) for n in range(1, 8)) if is_higher(at))
 
-    def expected_peak_bytes(_: Corrections, __: Any, prediction: Prediction, *___: Any) -> int:
+    def expected(_: Corrections, __: Any, prediction: Prediction, *___: Any) -> Expected:
         # The higher the peak, the larger the error, which is none for the least peak.
-        return least_bytes + 3 * (prediction.peak_bytes - least_bytes)
+        return Expected(least_bytes + 3 * (prediction.peak_bytes - least_bytes), 0)
 
-    monkeypatch.setattr(Corrections, "expected_peak_bytes", expected_peak_bytes)
+    monkeypatch.setattr(Corrections, "expected", expected)
     targets = asked_for(monkeypatch)
     target, barriers = int(0.9 * least_bytes), Barriers.USUAL
     aim = aims.Aims(found, limit, solver).next(full, target, limit, 0, barriers, groups=True)
@@ -283,7 +284,7 @@ def test_where_nothing_can_be_as_low_as_needed_the_search_goes_halfway(
     assert targets[:2] == [target, limit]
     assert targets[2] > least_bytes
     assert aim is not None and least_bytes <= aim.promise.peak_bytes < limit
-    assert aim.expected_bytes <= limit
+    assert aim.expected.peak_bytes <= limit
 
 
 class Needless(Altered):

@@ -30,8 +30,10 @@ def test_a_peak_is_corrected_by_the_plans_most_like_it(plain: Candidate) -> None
     ]
 
     def expected_excess(candidate: Candidate) -> int:
-        expected_bytes = Corrections(known, 0).expected_peak_bytes(
-            candidate.selection, candidate.prediction, candidate.barriers
+        expected_bytes = (
+            Corrections(known, 0)
+            .expected(candidate.selection, candidate.prediction, candidate.barriers)
+            .peak_bytes
         )
         return expected_bytes - candidate.prediction.peak_bytes
 
@@ -56,8 +58,8 @@ def test_a_smaller_plan_is_expected_to_err_less(plain: Candidate) -> None:
     assert Corrections(known, fixed_bytes).excess_near(fixed_bytes, FEW) == 0
     assert Corrections(known, fixed_bytes).excess_near(2 * PREDICTED_BYTES, FEW) == -2000
     half = compiled(plain, plan=1, more_bytes=(fixed_bytes - PREDICTED_BYTES) // 2)
-    expected_bytes = Corrections(known, fixed_bytes).expected_peak_bytes(
-        half.selection, half.prediction, FEW
+    expected_bytes = (
+        Corrections(known, fixed_bytes).expected(half.selection, half.prediction, FEW).peak_bytes
     )
     assert expected_bytes == half.prediction.peak_bytes - 1000
 
@@ -74,7 +76,7 @@ def test_a_plan_that_uses_more_than_one_predicted_higher_is_taken_for_delayed(
     other = compiled(plain, plan=9, more_bytes=-5000)
     asked = other.selection, other.prediction, FEW
     # As a whole such plans are expected to use as much again, …
-    assert corrections.expected_peak_bytes(*asked) == known[2].peak_bytes
+    assert corrections.expected(*asked).peak_bytes == known[2].peak_bytes
     # … but that is no error of the prediction.
     assert corrections.undelayed_bytes(*asked) == PREDICTED_BYTES - 5000 + 9
     for delayed in known[1:]:
@@ -92,8 +94,8 @@ def test_without_the_barriers_that_would_help_a_plan_is_expected_to_be_like_thos
     ]
     for barriers, excess_bytes in ((FEW, 300), (MANY, -100), (Barriers.NONE, -100)):
         other = compiled(plain, plan=1, barriers=barriers)
-        expected_bytes = Corrections(known, 0).expected_peak_bytes(
-            other.selection, other.prediction, barriers
+        expected_bytes = (
+            Corrections(known, 0).expected(other.selection, other.prediction, barriers).peak_bytes
         )
         assert expected_bytes == PREDICTED_BYTES + excess_bytes
         assert Corrections(known, 0).excess_near(2 * PREDICTED_BYTES, barriers) == excess_bytes
@@ -129,8 +131,8 @@ def test_what_checkpoints_nothing_is_never_taken_for_delayed(plain: Candidate) -
         alone = replace(compiled(plain, plan=0, excess_bytes=excess_bytes), root=root)
         assert Corrections([alone], 0).excess_near(alone.peak_bytes, FEW) == excess_bytes
         other = compiled(plain, plan=1)
-        expected_bytes = Corrections([alone], 0).expected_peak_bytes(
-            other.selection, other.prediction, FEW
+        expected_bytes = (
+            Corrections([alone], 0).expected(other.selection, other.prediction, FEW).peak_bytes
         )
         assert expected_bytes == PREDICTED_BYTES + excess_bytes
         # So it is compared with itself where there is no other.
@@ -179,8 +181,8 @@ def test_one_unlucky_plan_is_not_taken_for_the_fragmentation_of_the_next(plain: 
     known.append(fragmented(2, -100, 3000))
     assert Corrections(known, 0).excess_near(known[2].peak_bytes, FEW) == 10 + 3000
     other = compiled(plain, plan=9)
-    expected_bytes = Corrections(known, 0).expected_peak_bytes(
-        other.selection, other.prediction, FEW
+    expected_bytes = (
+        Corrections(known, 0).expected(other.selection, other.prediction, FEW).peak_bytes
     )
     assert expected_bytes == PREDICTED_BYTES + 10 + 3000
 

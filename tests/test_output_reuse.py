@@ -32,7 +32,7 @@ from jax_hremat._solve.assumed_reuse import (
 )
 from jax_hremat._solve.chain import BoundaryValue, Chain, Schedule, Selection
 from jax_hremat._solve.lifetimes import Timeline
-from jax_hremat._solve.output_reuse import Result, reused_bytes
+from jax_hremat._solve.output_reuse import Result, placed_in_results
 from jax_hremat._solve.prediction import Prediction, predict
 from jax_hremat._solve.regions import Barriers
 from jax_hremat._solve.schedule import Schedules
@@ -57,7 +57,11 @@ def test_each_buffer_goes_to_the_smallest_idle_result(
     sizes: list[int], idle: list[int], reused: int
 ) -> None:
     step = moments([LiveRange(size, 0, 0) for size in sizes], 2)
-    assert reused_bytes(step, [Result(0, size) for size in idle], 1) == [reused, 0]
+    assert reused_in(step, [Result(0, size) for size in idle], 1) == [reused, 0]
+
+
+def reused_in(step: Timeline, results: Sequence[Result], num_blocks: int) -> Sequence[int]:
+    return placed_in_results(step, results, num_blocks).reused_bytes
 
 
 def moments(buffers: Sequence[LiveRange], count: int) -> Timeline:
@@ -68,29 +72,29 @@ def moments(buffers: Sequence[LiveRange], count: int) -> Timeline:
 def test_a_buffer_must_be_dead_before_its_result_is_written() -> None:
     # Two blocks: moments 0 and 1 are forwards, 2 is the backward of block 1, 3 that of block 0.
     result = [Result(1, 8)]
-    assert reused_bytes(moments([LiveRange(8, 0, 1)], 4), result, 2) == [8, 8, 0, 0]
-    assert reused_bytes(moments([LiveRange(8, 0, 2)], 4), result, 2) == [0, 0, 0, 0]
-    assert reused_bytes(moments([LiveRange(8, 0, 2)], 4), [Result(0, 8)], 2) == [8, 8, 8, 0]
+    assert reused_in(moments([LiveRange(8, 0, 1)], 4), result, 2) == [8, 8, 0, 0]
+    assert reused_in(moments([LiveRange(8, 0, 2)], 4), result, 2) == [0, 0, 0, 0]
+    assert reused_in(moments([LiveRange(8, 0, 2)], 4), [Result(0, 8)], 2) == [8, 8, 8, 0]
 
 
 def test_a_result_holds_one_buffer_at_a_time() -> None:
     result = [Result(0, 8)]
     one, after, larger = LiveRange(6, 0, 0), LiveRange(5, 1, 2), LiveRange(7, 0, 1)
-    assert reused_bytes(moments([after, one], 4), result, 2) == [6, 5, 5, 0]
-    assert reused_bytes(moments([after, one, larger], 4), result, 2) == [7, 7, 0, 0]
+    assert reused_in(moments([after, one], 4), result, 2) == [6, 5, 5, 0]
+    assert reused_in(moments([after, one, larger], 4), result, 2) == [7, 7, 0, 0]
 
 
 def test_a_result_holds_buffers_that_a_block_needs_one_after_the_other() -> None:
     # One block, whose forward has three positions.
     step = Timeline([LiveRange(6, 0, 1), LiveRange(5, 2, 2), LiveRange(4, 1, 2)], (0, 3, 4))
-    assert reused_bytes(step, [Result(0, 8)], 1) == [6, 6, 5, 0]
+    assert reused_in(step, [Result(0, 8)], 1) == [6, 6, 5, 0]
 
 
 def test_the_order_in_which_buffers_are_given_changes_nothing() -> None:
     # All alike but for when they live.
     buffers = [LiveRange(6, 0, 0), LiveRange(6, 0, 1), LiveRange(6, 1, 1)]
     results = [Result(0, 8)]
-    found = {tuple(reused_bytes(moments(order, 4), results, 2)) for order in permutations(buffers)}
+    found = {tuple(reused_in(moments(order, 4), results, 2)) for order in permutations(buffers)}
     assert found == {(6, 6, 0, 0)}
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from jax_hremat._planner.barriers import OPTIONAL_BARRIERS, may_do_without, nearest_pair
 from jax_hremat._planner.candidates import Candidates
+from jax_hremat._planner.corrections import Expected
 from jax_hremat._solve.backend import SolverConfig, Status
 from jax_hremat._solve.chain import Chain, Schedule, Selection
 from jax_hremat._solve.prediction import Prediction
@@ -16,7 +17,7 @@ _WORTH = 0.002
 # A plan that leaves at most this part of the limit unused is not improved.
 SLACK = 0.0025
 # Solve at most this often for a schedule that is expected to fit, and to leave no more unused.
-_MAX_TRIES = 4
+_MAX_TRIES = 6
 # A schedule whose peak is lower by a part of the limit may take more time by this many times that
 # part.
 _WORTH_A_MARGIN = 4.0
@@ -33,19 +34,23 @@ class Aim:
         selection: The selection in it.
         promise: Its predicted cost.
         barriers: The barriers to compile it with.
-        expected_bytes: The compiled peak to expect.
+        expected: The compiled peak to expect.
     """
 
     schedule: Schedule
     selection: Selection
     promise: Prediction
     barriers: Barriers
-    expected_bytes: int
+    expected: Expected
 
-    def rank(self, limit: int) -> tuple[bool, float]:
-        """Those that are expected to fit come first, by time; then the others, by peak."""
-        misses = self.expected_bytes > limit
-        return misses, self.expected_bytes if misses else self.promise.time_s
+    def rank(self, limit: int, *, bold: bool) -> tuple[int, float]:
+        """Those that are expected to fit come first, by time; if bold, then those that would fit
+        without gaps, which are hard to predict, by time too; then the others, by peak."""
+        if self.expected.peak_bytes <= limit:
+            return 0, self.promise.time_s
+        if bold and self.expected.used_bytes <= limit:
+            return 1, self.promise.time_s
+        return 2, self.expected.peak_bytes
 
 
 class Aims:
@@ -91,13 +96,13 @@ class Aims:
         """
         aims: list[Aim] = []
         fits = misses = None
-        nothing_within = 0
+        nothing_within = num_missed = 0
         for _ in range(_MAX_TRIES):
             aim = self._solved(chain, target, barriers, groups=groups)
             if aim is None:
                 nothing_within = target
                 if misses is not None:
-                    target = self._between(fits, misses, nothing_within)
+                    target = self._between(fits, misses, nothing_within, num_missed)
                 elif target < highest:
                     # The correction of the target may be that of an unlike plan.
                     target = highest
@@ -108,17 +113,21 @@ class Aims:
                 self.bound_step_s = self._candidates.whole_step_s(aim.schedule.bound_s)
             if not aims and not self._is_worth_it(aim):
                 return None
+            if any(aim.selection == other.selection for other in aims):
+                break
             aims.append(aim)
             if self._over(aim) > 0:
-                misses = aim
+                misses, num_missed = aim, num_missed + 1
             else:
-                fits = aim
-            if misses is None or (fits and self._over(fits) >= -SLACK * self._limit):
+                fits, num_missed = aim, 0
+            if misses is None or (fits and not self._may_be_between(fits, misses)):
                 break
-            target = self._between(fits, misses, nothing_within)
+            target = self._between(fits, misses, nothing_within, num_missed)
+        aims = [*filter(self._is_worth_it, aims)]
         if not aims:
             return None
-        best = min(aims, key=lambda aim: aim.rank(self._limit))
+        bold = self._candidates.fastest_within(self._limit) is not None
+        best = min(aims, key=lambda aim: aim.rank(self._limit, bold=bold))
         best = self._lowered(chain, best, margin_bytes, barriers, groups=groups)
         return best if self._is_worth_it(best) else None
 
@@ -141,16 +150,33 @@ class Aims:
 
     def _over(self, aim: Aim) -> int:
         """Bytes by which a schedule is expected to exceed the limit; negative if it fits."""
-        return aim.expected_bytes - self._limit
+        return aim.expected.peak_bytes - self._limit
 
-    def _between(self, fits: Aim | None, misses: Aim, nothing_within: int) -> int:
+    def _may_be_between(self, fits: Aim, misses: Aim) -> bool:
+        """Whether a schedule between two may be expected to fit and be faster than the first."""
+        if self._have_gaps(fits, misses):
+            return misses.promise.time_s < (1 - _WORTH) * fits.promise.time_s
+        return self._over(fits) < -SLACK * self._limit
+
+    def _have_gaps(self, *aims: Aim) -> bool:
+        """Whether one has gaps that count. Then expected peaks do not grow with predicted ones."""
+        return any(aim.expected.gaps_bytes > SLACK * self._limit for aim in aims)
+
+    def _between(self, fits: Aim | None, misses: Aim, nothing_within: int, num_missed: int) -> int:
         """The predicted peak of a schedule that is expected to reach the limit: on the straight
-        line between one that fits and one that misses it; or as much lower as the latter misses, or
-        halfway to where there is nothing, whichever is higher."""
+        line between one that fits and one that misses it, halfway if they have gaps; or as much
+        lower as the latter misses, or halfway to where there is nothing, whichever is higher.
+
+        With each schedule in a row that misses after the first, twice as much lower as before:
+        many have the same gaps, less of which is used the lower the predicted peak.
+        """
         high = misses.promise.peak_bytes
         if fits is None:
-            return max(high - self._over(misses), (nothing_within + high) // 2)
+            lower_bytes = self._over(misses) * 2 ** (num_missed - 1)
+            return max(high - lower_bytes, (nothing_within + high) // 2)
         low = fits.promise.peak_bytes
+        if self._have_gaps(fits, misses):
+            return (low + high) // 2
         part = -self._over(fits) / (self._over(misses) - self._over(fits))
         return low + int(part * (high - low))
 
@@ -192,5 +218,5 @@ class Aims:
                 without_bytes = corrections.peak_without_bytes(some, selection, promise, barriers)
                 if may_do_without(candidates.compiled, some, without_bytes, self._limit):
                     barriers &= ~some
-        expected_bytes = corrections.expected_peak_bytes(selection, promise, barriers)
-        return Aim(schedule, selection, promise, barriers, expected_bytes)
+        expected = corrections.expected(selection, promise, barriers)
+        return Aim(schedule, selection, promise, barriers, expected)

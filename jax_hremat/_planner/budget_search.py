@@ -120,7 +120,7 @@ class BudgetSearch:
         excess_bytes = self._candidates.corrections.excess_near(self._limit, self._barriers)
         target = self._limit - excess_bytes
         missed_at = self._candidates.plain.prediction.peak_bytes + 1
-        groups, wide_misses = True, 0
+        groups, wide_misses, is_bold = True, 0, False
         least_bytes = int(_LEAST_LOWER * self._limit)
         margin_bytes, next_margin_bytes = 0, int(_MARGIN * self._limit)
         for number in range(_PATIENCE * (self._max_rounds + 1)):
@@ -136,12 +136,19 @@ class BudgetSearch:
                 aim, self._fits = self._aims.uncorrected(chain, self._barriers), True
             if aim is None:
                 break
+            if aim.expected.peak_bytes > self._limit and self._best() is not None:
+                # A single one that is expected to miss: gaps are hard to predict.
+                if is_bold:
+                    break
+                is_bold = True
             schedule, promise = aim.schedule, aim.promise
             candidate = self._candidates.add(chain, aim.selection, schedule.outcome, aim.barriers)
             candidate = self._with_more_barriers(candidate)
             candidate = self._with_fewer_barriers(candidate)
-            gaps_bytes = self._candidates.corrections.fragmentation_near(candidate.peak_bytes)
-            spare_bytes = self._limit - candidate.used_bytes - gaps_bytes
+            corrections = self._candidates.corrections
+            gaps_bytes = max(0, corrections.more_gaps_near(candidate.peak_bytes))
+            used_bytes = promise.peak_bytes + candidate.excess_bytes
+            spare_bytes = self._limit - used_bytes - gaps_bytes
             if candidate.peak_bytes > self._limit:
                 self._missed = True
                 # If no plan fits yet, go lower than the error tells, or the next may just miss it.
@@ -157,7 +164,7 @@ class BudgetSearch:
                     spare_bytes = 0
                 target = promise.peak_bytes + min(spare_bytes, -least_bytes)
             else:
-                self._fits, margin_bytes = True, 0
+                self._fits, margin_bytes, is_bold = True, 0, False
                 if self._limit - candidate.peak_bytes <= SLACK * self._limit:
                     break
                 target = min(promise.peak_bytes + spare_bytes, missed_at - 1)

@@ -38,14 +38,25 @@ class Candidate:
 
     @property
     def used_bytes(self) -> int:
-        """The compiled peak without fragmentation, which no prediction includes."""
+        """The compiled peak without fragmentation, which no predicted peak includes."""
         return self.peak_bytes - self.step.fragmentation_bytes
 
     @property
     def excess_bytes(self) -> int:
         """Bytes by which what is used at the compiled peak exceeds the predicted peak; negative if
-        it is lower."""
-        return self.used_bytes - self.prediction.peak_bytes
+        it is lower. Predicted gaps hold what predictions do not know of: 0 if that suffices."""
+        prediction = self.prediction
+        least_bytes = prediction.peak_bytes
+        most_bytes = least_bytes + prediction.gaps_bytes
+        return self.used_bytes - min(max(self.used_bytes, least_bytes), most_bytes)
+
+    @property
+    def more_gaps_bytes(self) -> int:
+        """Bytes by which the compiled peak exceeds the predicted peak and gaps for another reason;
+        negative if it is lower."""
+        prediction = self.prediction
+        predicted_bytes = prediction.peak_bytes + prediction.gaps_bytes
+        return self.peak_bytes - predicted_bytes - self.excess_bytes
 
     @property
     def step_s(self) -> float:

@@ -31,6 +31,23 @@ class _Traits(NamedTuple):
     in_backward: bool
 
 
+class Expected(NamedTuple):
+    """What to expect of a compiled peak.
+
+    Attributes:
+        used_bytes: What buffers use.
+        gaps_bytes: The gaps between them.
+    """
+
+    used_bytes: int
+    gaps_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Both together."""
+        return self.used_bytes + self.gaps_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Corrections:
     """What to expect of compiled peaks, by the errors of the predictions so far.
@@ -49,9 +66,9 @@ class Corrections:
         others = [c for c in self.compiled if c is not candidate or not _recomputes(c.root)]
         return replace(self, compiled=others)
 
-    def expected_peak_bytes(
+    def expected(
         self, selection: Selection, prediction: Prediction, barriers: Barriers
-    ) -> int:
+    ) -> Expected:
         """The compiled peak to expect of a plan: the predicted one, corrected by the errors of the
         compiled plans most like it, on straight lines between them by predicted peak, from no error
         at the bytes that no plan changes.
@@ -61,7 +78,7 @@ class Corrections:
         """
         known = self._as_predicted(barriers)
         used_bytes = self._used_bytes(known, selection, prediction, barriers)
-        return used_bytes + self.fragmentation_near(used_bytes)
+        return self._with_gaps(used_bytes, prediction)
 
     def peak_without_bytes(
         self, some: Barriers, selection: Selection, prediction: Prediction, barriers: Barriers
@@ -70,7 +87,7 @@ class Corrections:
         errors of plans without them alone, those part of whose backward was delayed included."""
         known = [c for c in self.compiled if some not in c.barriers or not _recomputes(c.root)]
         used_bytes = self._used_bytes(known, selection, prediction, barriers & ~some)
-        return used_bytes + self.fragmentation_near(used_bytes)
+        return self._with_gaps(used_bytes, prediction).peak_bytes
 
     def undelayed_bytes(
         self, selection: Selection, prediction: Prediction, barriers: Barriers
@@ -80,8 +97,8 @@ class Corrections:
         return self._used_bytes(self._undelayed(barriers), selection, prediction, barriers)
 
     def excess_near(self, peak_bytes: int, barriers: Barriers) -> int:
-        """Bytes by which a compiled peak is expected to exceed the predicted one: what is used
-        then, if no part of a backward is delayed, and fragmentation.
+        """Bytes by which a compiled peak is expected to exceed the predicted one and the predicted
+        gaps: what is used then, if no part of a backward is delayed, and more gaps.
 
         What is used is that of the plan whose compiled peak is nearest, among plans with these
         barriers if there are any. If the plan is larger, its error counts in proportion to what the
@@ -94,13 +111,18 @@ class Corrections:
         nearest = min(self._undelayed(barriers), key=distance)
         changed_bytes = max(1, nearest.peak_bytes - self.fixed_bytes)
         part = min(1.0, max(0, peak_bytes - self.fixed_bytes) / changed_bytes)
-        return int(part * nearest.excess_bytes) + self.fragmentation_near(peak_bytes)
+        return int(part * nearest.excess_bytes) + max(0, self.more_gaps_near(peak_bytes))
 
-    def fragmentation_near(self, peak_bytes: int) -> int:
-        """The fragmentation to expect near a peak: the lesser of that of the two nearest plans,
-        since one alone may be unlucky."""
+    def more_gaps_near(self, peak_bytes: int) -> int:
+        """Bytes by which gaps are expected to exceed the predicted ones near a peak; negative if
+        they are less: the smaller of the errors of the two nearest plans, since one alone may be
+        unlucky."""
         near = sorted(self.compiled, key=lambda c: (abs(c.peak_bytes - peak_bytes), c.step_s))[:2]
-        return min(c.step.fragmentation_bytes for c in near)
+        return min((c.more_gaps_bytes for c in near), key=abs)
+
+    def _with_gaps(self, used_bytes: int, prediction: Prediction) -> Expected:
+        gaps_bytes = prediction.gaps_bytes + self.more_gaps_near(used_bytes)
+        return Expected(used_bytes, max(0, gaps_bytes))
 
     def optimistic_peak_bytes(self, prediction: Prediction) -> float:
         """An optimistic estimate of a compiled peak: straight lines between all compiled plans, of

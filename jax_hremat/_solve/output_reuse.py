@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from itertools import accumulate
 from operator import and_
 from typing import NamedTuple
 
+from jax_hremat._cost.option_cost import LiveRange
 from jax_hremat._partition.blocks import Partition
 from jax_hremat._solve.lifetimes import Timeline
 from jax_hremat._trace.graph import Graph
@@ -48,10 +49,22 @@ def gradients_of(graph: Graph, partition: Partition) -> tuple[Result, ...]:
     )
 
 
-def reused_bytes(timeline: Timeline, results: Iterable[Result], num_blocks: int) -> list[int]:
-    """For each position of the step the bytes of the buffers that are placed in the memory of
-    results: the largest buffer first, of equal ones that made first, each in the smallest result
-    that it fits in and that no other buffer occupies meanwhile, as XLA's buffer assignment does."""
+class Placement(NamedTuple):
+    """Which buffers of a step are in the memory of results.
+
+    Attributes:
+        reused_bytes: For each position of the step, the bytes of those that are.
+        others: The buffers that are not.
+    """
+
+    reused_bytes: Sequence[int]
+    others: Sequence[LiveRange]
+
+
+def placed_in_results(timeline: Timeline, results: Iterable[Result], num_blocks: int) -> Placement:
+    """Place the buffers of a step in the memory of results: the largest buffer first, of equal ones
+    that made first, each in the smallest result that it fits in and that no other buffer occupies
+    meanwhile, as XLA's buffer assignment does."""
     begins = timeline.begins
     end = begins[-1]
     # The positions from which on each result holds itself.
@@ -62,13 +75,17 @@ def reused_bytes(timeline: Timeline, results: Iterable[Result], num_blocks: int)
     sizes = [*written]
     places = [*map(_Places, written.values())]
     change = [0] * (end + 1)
-    for size, first, last in sorted(timeline.buffers, key=lambda b: (-b.size_bytes, *b[1:])):
+    others: list[LiveRange] = []
+    for buffer in sorted(timeline.buffers, key=lambda b: (-b.size_bytes, *b[1:])):
+        size, first, last = buffer
         lives = _positions(first, last)
         fitting = itertools.islice(places, bisect_left(sizes, size), None)
         if any(some.take(lives) for some in fitting):
             change[first] += size
             change[last + 1] -= size
-    return [*accumulate(change[:-1])]
+        else:
+            others.append(buffer)
+    return Placement([*accumulate(change[:-1])], others)
 
 
 class _Places:

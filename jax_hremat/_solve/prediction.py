@@ -6,17 +6,20 @@ that the two agree.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from jax_hremat._cost.option_cost import LiveRange
 from jax_hremat._plan.peak import Moment
 from jax_hremat._solve.chain import Chain, Group, Selection
+from jax_hremat._solve.heap import gaps_bytes
 from jax_hremat._solve.lifetimes import Held, Memory, groups_around, timeline
-from jax_hremat._solve.output_reuse import Result, reused_bytes
+from jax_hremat._solve.output_reuse import Result, placed_in_results
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Prediction:
     """The predicted cost of a selection.
 
@@ -27,6 +30,8 @@ class Prediction:
         peak: The moment with the largest sum.
         moments: The moments of the step in time order: all forwards, then all backwards.
         at_peak_bytes: Sizes of the buffers alive at the peak, as far as they are known.
+        buffers: The buffers of the step that are not in the memory of results, as far as they are
+            known.
     """
 
     time_s: float
@@ -34,6 +39,13 @@ class Prediction:
     peak: Moment
     moments: tuple[Moment, ...]
     at_peak_bytes: tuple[int, ...] = ()
+    buffers: Sequence[LiveRange] = field(default=(), repr=False, compare=False)
+
+    @functools.cached_property
+    def gaps_bytes(self) -> int:
+        """Bytes of the gaps between the buffers, which the peak does not include. Found when asked
+        for: it takes longer than the rest of a prediction."""
+        return gaps_bytes(self.buffers)
 
 
 def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) -> Prediction:
@@ -56,7 +68,7 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
         *(memory.in_backward(block) for block in reversed(blocks)),
     ]
     step = timeline(alive)
-    reused = reused_bytes(step, results, len(chain))
+    reused, others = placed_in_results(step, results, len(chain))
     moments: list[Moment] = []
     positions: list[int] = []
     for held, begin in zip(alive, step.begins, strict=False):
@@ -84,6 +96,7 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
         peak=moments[number],
         moments=tuple(moments),
         at_peak_bytes=tuple(b.size_bytes for b in buffers if b.is_alive(positions[number])),
+        buffers=others,
     )
 
 
