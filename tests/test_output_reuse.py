@@ -66,7 +66,7 @@ def reused_in(step: Timeline, results: Sequence[Result], num_blocks: int) -> Seq
 
 def moments(buffers: Sequence[LiveRange], count: int) -> Timeline:
     """A step whose moments have one position each."""
-    return Timeline(buffers, range(count + 1))
+    return Timeline(buffers, range(count + 1), [0] * count)
 
 
 def test_a_buffer_must_be_dead_before_its_result_is_written() -> None:
@@ -86,7 +86,9 @@ def test_a_result_holds_one_buffer_at_a_time() -> None:
 
 def test_a_result_holds_buffers_that_a_block_needs_one_after_the_other() -> None:
     # One block, whose forward has three positions.
-    step = Timeline([LiveRange(6, 0, 1), LiveRange(5, 2, 2), LiveRange(4, 1, 2)], (0, 3, 4))
+    step = Timeline(
+        [LiveRange(6, 0, 1), LiveRange(5, 2, 2), LiveRange(4, 1, 2)], (0, 3, 4), [0] * 4
+    )
     assert reused_in(step, [Result(0, 8)], 1) == [6, 6, 5, 0]
 
 

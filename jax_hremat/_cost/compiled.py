@@ -75,8 +75,9 @@ def compiled_cost(
     kept = [b for b in own if b.start < mark < b.end]
     in_forward = [*own, *_distinct(outputs)]
     in_backward = [*own, *cotangents, *_distinct(input_cotangents)]
-    forward = _Part(in_forward, inner[: mark + 1], 0)
-    backward = _Part(in_backward, inner[mark:], mark)
+    of_constants = frozenset(b.name for b in own if _is_of_constants(module, b))
+    forward = _Part(in_forward, inner[: mark + 1], 0, of_constants)
+    backward = _Part(in_backward, inner[mark:], mark, of_constants)
     is_kept = frozenset(b.name for b in kept)
     return OptionCost(
         forward_s=sum(k.time_s for k in kernels[:split]),
@@ -87,7 +88,13 @@ def compiled_cost(
         forward_peak_bytes=max(forward.live_bytes),
         backward_peak_bytes=max(backward.live_bytes),
         kept_buffers=tuple(
-            LiveRange(b.nbytes, forward.number(b.start), backward.number(b.end)) for b in kept
+            LiveRange(
+                b.nbytes,
+                forward.number(b.start),
+                backward.number(b.end),
+                b.name in of_constants,
+            )
+            for b in kept
         ),
         forward=forward.phase(is_kept),
         backward=backward.phase(is_kept),
@@ -106,6 +113,12 @@ def _distinct(buffers: Sequence[Buffer]) -> list[Buffer]:
     return list({b.name: b for b in buffers if b.kind == "output"}.values())
 
 
+def _is_of_constants(module: HloModule, buffer: Buffer) -> bool:
+    """Whether what first writes a buffer reads nothing but constants."""
+    writer = module.entry[buffer.name.partition("{")[0]]
+    return all(module.entry[name].opcode == "constant" for name in writer.operands)
+
+
 class _Part:
     """The part of a schedule from a position on, with the buffers that are alive in it.
 
@@ -114,7 +127,14 @@ class _Part:
             the next: theirs, and what a loop needs inside its body.
     """
 
-    def __init__(self, buffers: Sequence[Buffer], inner_bytes: Sequence[int], start: int) -> None:
+    def __init__(
+        self,
+        buffers: Sequence[Buffer],
+        inner_bytes: Sequence[int],
+        start: int,
+        of_constants: frozenset[str],
+    ) -> None:
+        self._of_constants = of_constants
         stop = start + len(inner_bytes)
         self._buffers = [b for b in buffers if b.start < stop and b.end >= start and b.nbytes]
         self._begins = sorted({start, *(max(b.start, start) for b in self._buffers)})
@@ -134,7 +154,9 @@ class _Part:
     def phase(self, without: frozenset[str]) -> Phase:
         """This part as a phase of a block, some buffers left out."""
         ranges = (
-            LiveRange(b.nbytes, self.number(b.start), self.number(b.end))
+            LiveRange(
+                b.nbytes, self.number(b.start), self.number(b.end), b.name in self._of_constants
+            )
             for b in self._buffers
             if b.name not in without
         )

@@ -17,11 +17,14 @@ class LiveRange(NamedTuple):
         size_bytes: Its size.
         first: The first position.
         last: The last one.
+        of_constants: Whether it is made of constants alone, such as the zeros that a scatter adds
+            to.
     """
 
     size_bytes: int
     first: int = 0
     last: int = TO_THE_END
+    of_constants: bool = False
 
     def is_alive(self, position: int) -> bool:
         """Whether it is alive at a position."""

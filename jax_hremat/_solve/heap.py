@@ -28,7 +28,7 @@ def gaps_bytes(buffers: Sequence[LiveRange]) -> int:
     """
     if not buffers:
         return 0
-    sizes, first, last = np.array(buffers, np.int64).T
+    sizes, first, last = np.array([b[:3] for b in buffers], np.int64).T
     lengths = last - first
     by_size = np.lexsort((first, -lengths, -sizes))
     by_length = np.lexsort((first, -sizes, -lengths))

@@ -185,10 +185,14 @@ class Timeline(NamedTuple):
     Attributes:
         buffers: The buffers, at positions of the whole step.
         begins: The first position of each moment, and at the end the number of positions.
+        early_bytes: At each position, the bytes of buffers whose block has not begun to need them:
+            those that forwards make of the same constants are made all at once, with the first.
+            Recomputes make theirs when they run.
     """
 
     buffers: Sequence[LiveRange]
     begins: Sequence[int]
+    early_bytes: Sequence[int]
 
 
 def timeline(alive: Sequence[Held]) -> Timeline:
@@ -196,16 +200,28 @@ def timeline(alive: Sequence[Held]) -> Timeline:
     at consecutive moments is one."""
     begins = [*accumulate((len(held.working_bytes) for held in alive), initial=0)]
     buffers: list[LiveRange] = []
-    begun: dict[_Key, list[int]] = {}
+    begun: dict[_Key, list[LiveRange]] = {}
     everything = pairwise(({}, *(held.buffers for held in alive), {}))
     for moment, (before, now) in enumerate(everything):
         for key in (key for key in before if key not in now):
             for part, first in zip(before[key], begun.pop(key), strict=True):
                 last = min(begins[moment - 1] + part.last, begins[moment] - 1)
-                buffers.append(LiveRange(part.size_bytes, first, last))
+                buffers.append(first._replace(last=last))
         for key in (key for key in now if key not in before):
-            begun[key] = [begins[moment] + part.first for part in now[key]]
-    return Timeline(buffers, begins)
+            begun[key] = [part._replace(first=begins[moment] + part.first) for part in now[key]]
+    num_forward = sum(len(held.working_bytes) for held in alive if not held.in_backward)
+    change = [0] * (begins[-1] + 1)
+    first_of: dict[int, int] = {}
+    early = [n for n, b in enumerate(buffers) if b.of_constants and b.first < num_forward]
+    for number in early:
+        size, first, *_ = buffers[number]
+        first_of[size] = min(first, first_of.get(size, first))
+    for number in early:
+        size, first, *_ = buffers[number]
+        buffers[number] = buffers[number]._replace(first=first_of[size])
+        change[first_of[size]] += size
+        change[first] -= size
+    return Timeline(buffers, begins, [*accumulate(change[:-1])])
 
 
 def kept_cost(chain: Chain, group: Group, block: int, option: int) -> OptionCost:

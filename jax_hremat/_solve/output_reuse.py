@@ -35,8 +35,8 @@ class Result(NamedTuple):
 
 
 def gradients_of(graph: Graph, partition: Partition) -> tuple[Result, ...]:
-    """Gradients of the program's arguments, each complete in the backward of the first block that
-    reads the argument."""
+    """Gradients of the program's arguments, in their order, each complete in the backward of the
+    first block that reads the argument."""
     block_of = {
         op: index
         for index, block in enumerate(partition.blocks)
@@ -61,15 +61,16 @@ class Placement(NamedTuple):
     others: Sequence[LiveRange]
 
 
-def placed_in_results(timeline: Timeline, results: Iterable[Result], num_blocks: int) -> Placement:
+def placed_in_results(timeline: Timeline, results: Sequence[Result], num_blocks: int) -> Placement:
     """Place the buffers of a step in the memory of results: the largest buffer first, of equal ones
     that made first, each in the smallest result that it fits in and that no other buffer occupies
-    meanwhile, as XLA's buffer assignment does."""
+    meanwhile, of equal ones the last in the order of the program's outputs, as XLA's buffer
+    assignment does."""
     begins = timeline.begins
     end = begins[-1]
     # The positions from which on each result holds itself.
     written: dict[int, list[int]] = {}
-    for result in sorted(results, key=lambda r: (r.size_bytes, r.block)):
+    for result in sorted(reversed(results), key=lambda r: r.size_bytes):
         at = begins[2 * num_blocks - 1 - result.block]
         written.setdefault(result.size_bytes, []).append(_positions(at, end - 1))
     sizes = [*written]
@@ -77,7 +78,7 @@ def placed_in_results(timeline: Timeline, results: Iterable[Result], num_blocks:
     change = [0] * (end + 1)
     others: list[LiveRange] = []
     for buffer in sorted(timeline.buffers, key=lambda b: (-b.size_bytes, *b[1:])):
-        size, first, last = buffer
+        size, first, last, _ = buffer
         lives = _positions(first, last)
         fitting = itertools.islice(places, bisect_left(sizes, size), None)
         if any(some.take(lives) for some in fitting):

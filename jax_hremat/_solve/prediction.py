@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from jax_hremat._cost.option_cost import LiveRange
 from jax_hremat._plan.peak import Moment
 from jax_hremat._solve.chain import Chain, Group, Selection
 from jax_hremat._solve.heap import gaps_bytes
-from jax_hremat._solve.lifetimes import Held, Memory, groups_around, timeline
+from jax_hremat._solve.lifetimes import Memory, groups_around, timeline
 from jax_hremat._solve.output_reuse import Result, placed_in_results
 
 
@@ -72,8 +73,9 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
     moments: list[Moment] = []
     positions: list[int] = []
     for held, begin in zip(alive, step.begins, strict=False):
-        count = len(held.working_bytes)
-        position = _highest(held, reused[begin : begin + count])
+        at = slice(begin, begin + len(held.working_bytes))
+        working = [*map(operator.add, held.working_bytes, step.early_bytes[at])]
+        position = _highest(working, reused[at])
         cost = costs[held.block]
         backward_s = cost.backward_s + again_s[held.block]
         positions.append(position)
@@ -83,7 +85,7 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
                 in_backward=held.in_backward,
                 kept_bytes=held.kept_bytes,
                 passed_bytes=held.passed_bytes,
-                working_bytes=held.working_bytes[position],
+                working_bytes=working[position],
                 reused_bytes=reused[begin + position],
                 duration_s=backward_s if held.in_backward else cost.forward_s,
             )
@@ -100,9 +102,9 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
     )
 
 
-def _highest(held: Held, reused_bytes: Sequence[int]) -> int:
+def _highest(working_bytes: Sequence[int], reused_bytes: Sequence[int]) -> int:
     """The first position of a moment with most bytes outside the memory of results."""
-    outside = [live - r for live, r in zip(held.working_bytes, reused_bytes, strict=True)]
+    outside = [*map(operator.sub, working_bytes, reused_bytes)]
     return outside.index(max(outside))
 
 
