@@ -84,6 +84,14 @@ def test_a_result_holds_one_buffer_at_a_time() -> None:
     assert reused_in(moments([after, one, larger], 4), result, 2) == [7, 7, 0, 0]
 
 
+def test_of_equal_results_the_last_output_holds_the_first_buffer() -> None:
+    # The 6 fits in either result. The 5 meets it, and is read when the first result is written.
+    first, then = LiveRange(6, 0, 1), LiveRange(5, 1, 2)
+    early, late = Result(1, 8), Result(0, 8)
+    assert reused_in(moments([first, then], 4), [late, early], 2) == [6, 11, 5, 0]
+    assert reused_in(moments([first, then], 4), [early, late], 2) == [6, 6, 0, 0]
+
+
 def test_a_result_holds_buffers_that_a_block_needs_one_after_the_other() -> None:
     # One block, whose forward has three positions.
     step = Timeline(
@@ -251,7 +259,7 @@ def test_what_is_kept_goes_into_gradients_of_earlier_layers() -> None:
 
 def two_buffers_a_layer(count: int) -> tuple[Chain, list[Result]]:
     """Layers that keep a buffer of 6 MiB, or one of 2 MiB, or both, or none; their gradients take
-    6 MiB each."""
+    6 MiB each. The one to be written last is the last output, in which buffers are placed first."""
 
     def way(added_s: float, *kept: int) -> Option:
         most = 4 + sum(kept)
@@ -264,7 +272,7 @@ def two_buffers_a_layer(count: int) -> tuple[Chain, list[Result]]:
         for k in range(count - 1)
     ]
     return make([ways] * count, [1.0] * count, stream, fixed=9), [
-        Result(k, 6 * MIB) for k in range(count)
+        Result(k, 6 * MIB) for k in reversed(range(count))
     ]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from jax_hremat._cost.option import Option
 from jax_hremat._cost.option_cost import TO_THE_END, OptionCost, Phase
 from jax_hremat._options.block_options import BlockOptions
 from jax_hremat._partition.blocks import Partition
-from jax_hremat._solve.chain import BoundaryValue, Chain
+from jax_hremat._solve.chain import BoundaryValue, Chain, PartialGradient
 from jax_hremat._trace.graph import Graph
 
 
@@ -81,7 +81,24 @@ def make_chain(
             for index, block in enumerate(partition.blocks)
             if any(op.effectful for op in graph.operations[block.start : block.stop])
         ),
+        partial_gradients=tuple(_partial_gradients(graph, block_of)),
     )
+
+
+def _partial_gradients(graph: Graph, block_of: Mapping[int, int]) -> Iterator[PartialGradient]:
+    """The gradients of arguments that several blocks read, such as those of tied embeddings: the
+    part of the last such block waits for that of the first. A part of another type, where the block
+    reads a cast of the argument, is converted only where the parts are added."""
+    for value in graph.values:
+        blocks = sorted({block_of[u] for u in value.users})
+        if value.kind == "argument" and value.active and len(blocks) > 1:
+            later = [graph.operations[u] for u in value.users if block_of[u] > blocks[0]]
+            if all(op.primitive == "convert_element_type" for op in later):
+                size_bytes = max(graph.values[op.outputs[0]].size_bytes for op in later)
+                yield PartialGradient(size_bytes, range(blocks[0], blocks[-1]))
+            else:
+                # In the memory of the gradient, from the first block's backward on.
+                yield PartialGradient(value.size_bytes, range(blocks[0] + 1, blocks[-1]))
 
 
 def _handing_on(checkpointed: OptionCost) -> Phase:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from jax_hremat._cost.option import Option
 from jax_hremat._cost.option_cost import Phase
@@ -34,6 +35,18 @@ class BoundaryValue:
     needed: frozenset[tuple[int, int]]
 
 
+class PartialGradient(NamedTuple):
+    """A part of an argument's gradient, which waits for parts from the backwards of earlier blocks.
+
+    Attributes:
+        size_bytes: Its size.
+        waits: The blocks during whose backwards it waits.
+    """
+
+    size_bytes: int
+    waits: range
+
+
 @dataclass(frozen=True, slots=True)
 class Chain:
     """Blocks in program order, each with its options, and what passes between them.
@@ -57,6 +70,8 @@ class Chain:
         listed: The groups with kept values, and those with smaller groups inside, that may be
             chosen, as columns of the root program. Of the others, which keep nothing and are
             made of blocks alone, all may be chosen.
+        partial_gradients: The gradients of arguments that several blocks read, before they are
+            complete.
     """
 
     starts: tuple[int, ...]
@@ -70,6 +85,7 @@ class Chain:
     fixed_bytes: int
     effectful: frozenset[int] = frozenset()
     listed: tuple[Column, ...] = ()
+    partial_gradients: tuple[PartialGradient, ...] = ()
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -112,15 +128,26 @@ class Chain:
         pairs = zip(blocks, before, strict=False)
         return tuple(self.handing_on_bytes[k] + kept_bytes for k, kept_bytes in pairs)
 
+    @property
+    def cotangent_bytes(self) -> list[int]:
+        """Bytes of all that may wait in backwards: of each boundary value's cotangent, then of each
+        partial gradient."""
+        partial = (p.size_bytes for p in self.partial_gradients)
+        return [*(value.size_bytes for value in self.boundary_values), *partial]
+
     def pending_cotangents(self, block: int) -> list[tuple[int, int]]:
-        """The boundary values, and their bytes, whose cotangents wait during this block's backward:
-        later blocks have contributed to it, and the backward of the earlier block that made the
-        value is to come."""
-        return [
-            (v, c.size_bytes)
+        """What waits during this block's backward, by its position in `cotangent_bytes`, and its
+        bytes: later blocks have contributed to it, and the backward of an earlier block that made
+        the value, or reads the argument, is to come."""
+        count = len(self.boundary_values)
+        values = [
+            v
             for v, c in enumerate(self.boundary_values)
             if c.active and c.producer < block and c.readers[-1] > block
         ]
+        partial = [count + n for n, p in enumerate(self.partial_gradients) if block in p.waits]
+        sizes = self.cotangent_bytes
+        return [(v, sizes[v]) for v in (*values, *partial)]
 
     def made_to_wait_bytes(self, block: int) -> int:
         """Bytes of the cotangents that this block's backward is the first to contribute to, and

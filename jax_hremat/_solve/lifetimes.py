@@ -68,8 +68,8 @@ class Memory:
         values = chain.boundary_values
         self._holders = [_holders(selection, value, around) for value in values]
         self._waits = [(value.producer, value.readers[-1]) for value in values]
-        self._sizes = [value.size_bytes for value in values]
-        self._as_values = _whole("value", self._sizes)
+        self._sizes = chain.cotangent_bytes
+        self._as_values = _whole("value", [value.size_bytes for value in values])
         self._as_cotangents = _whole("cotangent", self._sizes)
         # For each set of groups inside which a block runs:
         self._first_holders: dict[frozenset[Group], Sequence[float]] = {}
