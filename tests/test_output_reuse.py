@@ -200,7 +200,8 @@ def test_the_root_program_takes_what_is_reused_as_given(chain: Chain, data: st.D
 
 
 def equal_layers(count: int) -> tuple[Chain, list[Result]]:
-    """Layers that keep two buffers of 3 MiB, or recompute them; their gradients take 3 MiB each."""
+    """Layers that keep two buffers of 3 MiB, or recompute them; their gradients take 3 MiB each,
+    the last layer's first."""
     keeps = option(1, 2, 6, 6, 6)
     keeps = with_buffers(keeps, kept=(3 * MIB, 3 * MIB))
     stream = [
@@ -208,7 +209,7 @@ def equal_layers(count: int) -> tuple[Chain, list[Result]]:
         for k in range(count - 1)
     ]
     chain = make([[keeps, option(1, 3, 0, 6, 6)]] * count, [1.0] * count, stream, fixed=9)
-    return chain, [Result(k, 3 * MIB) for k in range(count)]
+    return chain, [Result(k, 3 * MIB) for k in reversed(range(count))]
 
 
 def with_reuse(

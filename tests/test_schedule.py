@@ -20,7 +20,7 @@ from jax_hremat._cost.option_cost import OptionCost, Phase
 from jax_hremat._partition.tree import block_tree
 from jax_hremat._plan.region import Region
 from jax_hremat._solve.backend import SolverConfig, Status
-from jax_hremat._solve.chain import BoundaryValue, Chain, Group, Selection
+from jax_hremat._solve.chain import BoundaryValue, Chain, Group, PartialGradient, Selection
 from jax_hremat._solve.groups import group_columns, single_columns
 from jax_hremat._solve.keeping import keeping_columns
 from jax_hremat._solve.nests import nest_columns
@@ -132,7 +132,9 @@ def chains(draw: st.DrawFn) -> Chain:
     shared = [draw(st.sampled_from([0, 0, 3])) for _ in options]
     chain = make(options, recompute_ms, boundary_values, draw(size), last_ms, shared)
     effectful = draw(st.sampled_from([frozenset(), frozenset(), frozenset({1})]))
-    chain = replace(chain, effectful=effectful)
+    waits = draw(st.sampled_from([range(0), range(num_blocks - 1), range(1, num_blocks - 1)]))
+    partial = PartialGradient(draw(size) * MIB, waits)
+    chain = replace(chain, effectful=effectful, partial_gradients=(partial,))
     return with_listed(chain)
 
 
