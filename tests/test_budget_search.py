@@ -287,6 +287,37 @@ def test_where_nothing_can_be_as_low_as_needed_the_search_goes_halfway(
     assert aim.expected.peak_bytes <= limit
 
 
+def test_a_search_passes_over_schedules_that_only_gaps_keep_from_fitting(
+    context: PlanningContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Candidates(context, lambda *_: None)
+    chain, solver = found.chains.full, context.config.solver
+    lowest = found.chains.schedules(chain).least_peak(solver).selection
+    least_bytes = context.predict(chain, lowest).peak_bytes
+    limit = int(0.95 * context.baseline.memory.peak_bytes)
+    # Up to here, gaps are so large that a schedule takes as much as any other up to the limit.
+    low = (least_bytes + limit) // 2
+
+    def expected(_: Corrections, __: Any, prediction: Prediction, *___: Any) -> Expected:
+        used_bytes = prediction.peak_bytes
+        return Expected(used_bytes, (used_bytes > low) * (int(1.05 * limit) - used_bytes))
+
+    monkeypatch.setattr(Corrections, "expected", expected)
+
+    def next_aim() -> aims.Aim | None:
+        search = aims.Aims(found, limit, solver)
+        return search.next(chain, limit, limit, 0, Barriers.USUAL, groups=True)
+
+    aim = next_aim()
+    assert aim is not None and aim.expected.peak_bytes <= limit
+    assert 0.8 * low < aim.promise.peak_bytes <= low
+    # Once a plan fits that is about as fast, one without regard to gaps, the fastest.
+    found.add(chain, aim.selection, aim.schedule.outcome)
+    bold = next_aim()
+    assert bold is not None and bold.expected.used_bytes <= limit < bold.expected.peak_bytes
+    assert bold.promise.peak_bytes > low and bold.promise.time_s < aim.promise.time_s
+
+
 class Needless(Altered):
     """Compiled plans that take more memory and time with late arguments, and more time with
     barriers of cotangents."""
