@@ -234,6 +234,14 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return limits
 
 
+def least_predicted_bytes(found: Candidates) -> int:
+    """The least predicted peak of all schedules."""
+    full, context = found.chains.full, found.context
+    lowest = found.chains.schedules(full).least_peak(context.config.solver).selection
+    assert lowest is not None
+    return context.predict(full, lowest).peak_bytes
+
+
 def test_between_a_plan_that_fits_and_one_that_misses_is_one_that_reaches_the_limit(
     context: PlanningContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,8 +270,7 @@ def test_where_nothing_can_be_as_low_as_needed_the_search_goes_halfway(
 ) -> None:
     found = Candidates(context, lambda *_: None)
     full, solver = found.chains.full, context.config.solver
-    lowest = found.chains.schedules(full).least_peak(solver).selection
-    least_bytes = context.predict(full, lowest).peak_bytes
+    least_bytes = least_predicted_bytes(found)
 
     def is_higher(limit: int) -> bool:
         schedule = found.solve(full, limit, solver)
@@ -292,10 +299,9 @@ def test_a_search_passes_over_schedules_that_only_gaps_keep_from_fitting(
 ) -> None:
     found = Candidates(context, lambda *_: None)
     chain, solver = found.chains.full, context.config.solver
-    lowest = found.chains.schedules(chain).least_peak(solver).selection
-    least_bytes = context.predict(chain, lowest).peak_bytes
+    least_bytes = least_predicted_bytes(found)
     limit = int(0.95 * context.baseline.memory.peak_bytes)
-    # Up to here, gaps are so large that a schedule takes as much as any other up to the limit.
+    # Above this, gaps are so large that a schedule takes as much as any other up to the limit.
     low = (least_bytes + limit) // 2
 
     def expected(_: Corrections, __: Any, prediction: Prediction, *___: Any) -> Expected:

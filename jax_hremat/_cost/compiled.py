@@ -76,8 +76,8 @@ def compiled_cost(
     in_forward = [*own, *_distinct(outputs)]
     in_backward = [*own, *cotangents, *_distinct(input_cotangents)]
     of_constants = frozenset(b.name for b in own if _is_of_constants(module, b))
-    forward = _Part(in_forward, inner[: mark + 1], 0, of_constants)
-    backward = _Part(in_backward, inner[mark:], mark, of_constants)
+    forward = _Part(in_forward, inner[: mark + 1], 0)
+    backward = _Part(in_backward, inner[mark:], mark)
     is_kept = frozenset(b.name for b in kept)
     return OptionCost(
         forward_s=sum(k.time_s for k in kernels[:split]),
@@ -96,8 +96,8 @@ def compiled_cost(
             )
             for b in kept
         ),
-        forward=forward.phase(is_kept),
-        backward=backward.phase(is_kept),
+        forward=forward.phase(is_kept, of_constants),
+        backward=backward.phase(is_kept, of_constants),
     )
 
 
@@ -127,14 +127,7 @@ class _Part:
             the next: theirs, and what a loop needs inside its body.
     """
 
-    def __init__(
-        self,
-        buffers: Sequence[Buffer],
-        inner_bytes: Sequence[int],
-        start: int,
-        of_constants: frozenset[str],
-    ) -> None:
-        self._of_constants = of_constants
+    def __init__(self, buffers: Sequence[Buffer], inner_bytes: Sequence[int], start: int) -> None:
         stop = start + len(inner_bytes)
         self._buffers = [b for b in buffers if b.start < stop and b.end >= start and b.nbytes]
         self._begins = sorted({start, *(max(b.start, start) for b in self._buffers)})
@@ -151,12 +144,11 @@ class _Part:
         """The number of the last of these positions up to a position of the whole schedule."""
         return max(bisect_right(self._begins, position) - 1, 0)
 
-    def phase(self, without: frozenset[str]) -> Phase:
-        """This part as a phase of a block, some buffers left out."""
+    def phase(self, without: frozenset[str], of_constants: frozenset[str]) -> Phase:
+        """This part as a phase of a block, some buffers left out, given those made of constants
+        alone."""
         ranges = (
-            LiveRange(
-                b.nbytes, self.number(b.start), self.number(b.end), b.name in self._of_constants
-            )
+            LiveRange(b.nbytes, self.number(b.start), self.number(b.end), b.name in of_constants)
             for b in self._buffers
             if b.name not in without
         )

@@ -141,13 +141,16 @@ class Chain:
         the value, or reads the argument, is to come."""
         count = len(self.boundary_values)
         values = [
-            v
+            (v, c.size_bytes)
             for v, c in enumerate(self.boundary_values)
             if c.active and c.producer < block and c.readers[-1] > block
         ]
-        partial = [count + n for n, p in enumerate(self.partial_gradients) if block in p.waits]
-        sizes = self.cotangent_bytes
-        return [(v, sizes[v]) for v in (*values, *partial)]
+        partial = [
+            (n, p.size_bytes)
+            for n, p in enumerate(self.partial_gradients, start=count)
+            if block in p.waits
+        ]
+        return values + partial
 
     def made_to_wait_bytes(self, block: int) -> int:
         """Bytes of the cotangents that this block's backward is the first to contribute to, and

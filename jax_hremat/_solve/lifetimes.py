@@ -204,24 +204,34 @@ def timeline(alive: Sequence[Held]) -> Timeline:
     everything = pairwise(({}, *(held.buffers for held in alive), {}))
     for moment, (before, now) in enumerate(everything):
         for key in (key for key in before if key not in now):
-            for part, first in zip(before[key], begun.pop(key), strict=True):
+            for part, begin in zip(before[key], begun.pop(key), strict=True):
                 last = min(begins[moment - 1] + part.last, begins[moment] - 1)
-                buffers.append(first._replace(last=last))
+                buffers.append(begin._replace(last=last))
         for key in (key for key in now if key not in before):
             begun[key] = [part._replace(first=begins[moment] + part.first) for part in now[key]]
     num_forward = sum(len(held.working_bytes) for held in alive if not held.in_backward)
-    change = [0] * (begins[-1] + 1)
+    return _made_at_once(buffers, begins, num_forward)
+
+
+def _made_at_once(
+    buffers: Sequence[LiveRange], begins: Sequence[int], num_forward: int
+) -> Timeline:
+    """The timeline of these buffers, of those that forwards, the first `num_forward` positions,
+    make of constants all of one size from when the first is made."""
     first_of: dict[int, int] = {}
-    early = [n for n, b in enumerate(buffers) if b.of_constants and b.first < num_forward]
-    for number in early:
-        size, first, *_ = buffers[number]
-        first_of[size] = min(first, first_of.get(size, first))
-    for number in early:
-        size, first, *_ = buffers[number]
-        buffers[number] = buffers[number]._replace(first=first_of[size])
-        change[first_of[size]] += size
-        change[first] -= size
-    return Timeline(buffers, begins, [*accumulate(change[:-1])])
+    for size, first, _, of_constants in buffers:
+        if of_constants and first < num_forward:
+            first_of[size] = min(first, first_of.get(size, first))
+    change = [0] * (begins[-1] + 1)
+    moved: list[LiveRange] = []
+    for buffer in buffers:
+        size, first, _, of_constants = buffer
+        if of_constants and first < num_forward:
+            change[first_of[size]] += size
+            change[first] -= size
+            buffer = buffer._replace(first=first_of[size])
+        moved.append(buffer)
+    return Timeline(moved, begins, [*accumulate(change[:-1])])
 
 
 def kept_cost(chain: Chain, group: Group, block: int, option: int) -> OptionCost:
