@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from compiled_plans import FEW, MANY, PREDICTED_BYTES, compiled, plain_candidate
 
-from jax_hremat._planner.barriers import Pair, may_do_without, needed_barriers
+from jax_hremat._planner.barriers import Pair, may_do_without, nearest_pair, needed_barriers
 from jax_hremat._planner.candidate import Candidate
 from jax_hremat._solve.regions import Barriers
 
@@ -65,18 +65,21 @@ def test_barriers_are_worth_the_time_that_options_would_take(plain: Candidate) -
 
 
 def test_barriers_are_tried_first_where_the_nearest_plan_needed_them(plain: Candidate) -> None:
-    assert needed_barriers([plain], 0, dear) == FEW
+    assert needed_barriers([plain], plain.selection, 0, dear) == FEW
     known = [
         plain,
         *both(plain, 0, FEW, 1000, MANY, 900),
         *both(plain, 1, FEW, 2000, MANY, 2000),
         compiled(plain, plan=2, excess_bytes=100 - PREDICTED_BYTES),
     ]
-    assert needed_barriers(known, 800, dear) == MANY
-    assert needed_barriers(known, 1800, dear) == FEW
-    assert needed_barriers(known, 800, cheap) == FEW
+    assert needed_barriers(known, plain.selection, 800, dear) == MANY
+    assert needed_barriers(known, plain.selection, 1800, dear) == FEW
+    assert needed_barriers(known, plain.selection, 800, cheap) == FEW
     # What they did is judged by the price here, not there.
-    assert needed_barriers(known, 1400, lambda peak, _: math.inf if peak < 900 else 0) == FEW
+    assert (
+        needed_barriers(known, plain.selection, 1400, lambda peak, _: math.inf if peak < 900 else 0)
+        == FEW
+    )
 
 
 def test_late_arguments_are_left_out_where_the_nearest_plan_did_not_need_them(
@@ -88,32 +91,46 @@ def test_late_arguments_are_left_out_where_the_nearest_plan_did_not_need_them(
         *both(plain, 0, fewest, 1000, FEW, 900),
         *both(plain, 1, fewest, 2000, FEW, 2000),
     ]
-    assert needed_barriers(known, 800, dear) == FEW
-    assert needed_barriers(known, 1800, dear) == fewest
+    assert needed_barriers(known, plain.selection, 800, dear) == FEW
+    assert needed_barriers(known, plain.selection, 1800, dear) == fewest
     # With barriers at plain blocks or without: what is compared is alike but for late arguments.
     known += both(plain, 2, fewest | Barriers.PLAIN, 3000, MANY, 2900)
     # Those of checkpointed regions are no exception.
     few = both(plain, 3, Barriers.NONE, 5000, fewest, 5000)
-    assert needed_barriers([plain, *few], 5000, dear) == Barriers.LATE_ARGUMENTS
-    assert needed_barriers(known, 2900, dear) == FEW
+    assert needed_barriers([plain, *few], plain.selection, 5000, dear) == Barriers.LATE_ARGUMENTS
+    assert needed_barriers(known, plain.selection, 2900, dear) == FEW
     # Where they took no time, nothing is gained, but where they raised the peak.
     idle = both(plain, 4, fewest, 5000, FEW, 5000, longer=0.0001)
-    assert needed_barriers([plain, *idle], 5000, cheap) == FEW
+    assert needed_barriers([plain, *idle], plain.selection, 5000, cheap) == FEW
     slightly = both(plain, 5, fewest, 5000, FEW, 5005, longer=0.0001)
-    assert needed_barriers([plain, *slightly], 5000, dear) == FEW
+    assert needed_barriers([plain, *slightly], plain.selection, 5000, dear) == FEW
     higher = both(plain, 5, fewest, 5000, FEW, 5006, longer=0.0)
-    assert needed_barriers([plain, *higher], 5000, dear) == fewest
+    assert needed_barriers([plain, *higher], plain.selection, 5000, dear) == fewest
+
+
+def test_plans_without_groups_tell_nothing_about_those_with_groups(plain: Candidate) -> None:
+    fewest = Barriers.CHECKPOINTED
+    without = both(plain, 0, fewest, 1000, FEW, 1000)
+    grouped = replace(plain.selection, groups=((0, 1),))
+    assert needed_barriers(without, plain.selection, 500, dear) == fewest
+    assert needed_barriers(without, grouped, 500, dear) == FEW
+    with_groups = [replace(c, selection=grouped) for c in both(plain, 1, fewest, 2000, FEW, 2000)]
+    assert needed_barriers([*without, *with_groups], grouped, 500, dear) == fewest
 
 
 def test_a_plan_may_do_without_barriers_that_take_time_if_it_is_expected_to_fit(
     plain: Candidate,
 ) -> None:
+    def allowed(known: list[Candidate], some: Barriers, without_bytes: int) -> bool:
+        pair = nearest_pair(known, plain.selection, without_bytes, some)
+        return may_do_without(pair, without_bytes, 1040)
+
     known = [plain, *both(plain, 0, FEW, 1000, MANY, 800), *both(plain, 1, FEW, 3000, MANY, 2000)]
-    assert may_do_without(known, Barriers.PLAIN, 1040, 1040)
-    assert not may_do_without(known, Barriers.PLAIN, 1041, 1040)
+    assert allowed(known, Barriers.PLAIN, 1040)
+    assert not allowed(known, Barriers.PLAIN, 1041)
     # What others take is not known.
-    assert may_do_without(known, Barriers.LATE_ARGUMENTS, 1040, 1040)
-    assert not may_do_without(known, Barriers.LATE_ARGUMENTS, 1041, 1040)
+    assert allowed(known, Barriers.LATE_ARGUMENTS, 1040)
+    assert not allowed(known, Barriers.LATE_ARGUMENTS, 1041)
     # Where they took no time, nothing is gained.
     idle = [plain, *both(plain, 0, FEW, 1000, MANY, 800, longer=0.0001)]
-    assert not may_do_without(idle, Barriers.PLAIN, 1040, 1040)
+    assert not allowed(idle, Barriers.PLAIN, 1040)

@@ -15,7 +15,7 @@ from tracing import emit, loss_call, trace_loss
 
 from jax_hremat import PlannerConfig, SearchConfig, partition_by_score
 from jax_hremat._emit.step import own_step
-from jax_hremat._planner import aims, budget_search
+from jax_hremat._planner import aims
 from jax_hremat._planner.barriers import needed_barriers
 from jax_hremat._planner.budget_search import BudgetSearch
 from jax_hremat._planner.candidate import Candidate
@@ -106,7 +106,7 @@ def test_a_plan_that_misses_is_compiled_with_a_barrier_at_the_loss(
     assert best is not None and best.peak_bytes <= limit
     assert _is_barrier_at_the_loss(best)
     # The next search begins with these barriers; its best plan is compiled without them as well.
-    needed = needed_barriers(found.compiled, int(0.9 * limit), found.price_s)
+    needed = needed_barriers(found.compiled, best.selection, int(0.9 * limit), found.price_s)
     assert Barriers.PLAIN in needed
     before = set(found._found)
     second = BudgetSearch(found, int(0.9 * limit)).search()
@@ -139,7 +139,9 @@ def test_a_barrier_that_takes_more_time_than_options_is_left_out(
     # It was tried, fitted, and was not tried again.
     tried = [c for c in found.compiled if _is_barrier_at_the_loss(c)]
     assert len(tried) == 1 and tried[0].peak_bytes <= limit
-    assert Barriers.PLAIN not in needed_barriers(found.compiled, limit, found.price_s)
+    assert Barriers.PLAIN not in needed_barriers(
+        found.compiled, best.selection, limit, found.price_s
+    )
 
 
 class Idle(Altered):
@@ -189,8 +191,9 @@ def test_barriers_that_take_time_are_left_out_where_a_plan_is_expected_to_fit_wi
             return prediction.peak_bytes + (some == Barriers.PLAIN) * more_bytes
 
         monkeypatch.setattr(Corrections, "peak_without_bytes", peak_without_bytes)
+        monkeypatch.setattr(aims, "needed_barriers", lambda *_: MANY)
         chain = found.chains.full
-        aim = aims.Aims(found, limit, solver).next(chain, limit, limit, 0, MANY, groups=True)
+        aim = aims.Aims(found, limit, solver).next(chain, limit, limit, 0, groups=True)
         assert aim is not None
         return aim.barriers
 
@@ -212,7 +215,7 @@ def test_a_plan_that_does_not_need_its_barriers_loses_them(
     limit = int(0.8 * context.baseline.memory.peak_bytes)
     found = Idle(context, lambda *_: None)
     # As if they had been needed before.
-    monkeypatch.setattr(budget_search, "needed_barriers", lambda *_: MANY)
+    monkeypatch.setattr(aims, "needed_barriers", lambda *_: MANY)
     best = BudgetSearch(found, limit).search()
     assert best is not None and best.peak_bytes <= limit
     assert Barriers.PLAIN not in best.barriers
@@ -258,7 +261,7 @@ def test_between_a_plan_that_fits_and_one_that_misses_is_one_that_reaches_the_li
 
     monkeypatch.setattr(Corrections, "expected", expected)
     targets = asked_for(monkeypatch)
-    aim = aims.Aims(found, limit, solver).next(chain, limit, limit, 0, Barriers.USUAL, groups=True)
+    aim = aims.Aims(found, limit, solver).next(chain, limit, limit, 0, groups=True)
     assert aim is not None and aim.expected.peak_bytes <= limit
     # As much lower as the first misses, then on the line between the two.
     first, lower, *between = targets
@@ -285,8 +288,8 @@ def test_where_nothing_can_be_as_low_as_needed_the_search_goes_halfway(
 
     monkeypatch.setattr(Corrections, "expected", expected)
     targets = asked_for(monkeypatch)
-    target, barriers = int(0.9 * least_bytes), Barriers.USUAL
-    aim = aims.Aims(found, limit, solver).next(full, target, limit, 0, barriers, groups=True)
+    target = int(0.9 * least_bytes)
+    aim = aims.Aims(found, limit, solver).next(full, target, limit, 0, groups=True)
     # Nothing is within the target; what misses does so by more than it is above the least peak.
     assert targets[:2] == [target, limit]
     assert targets[2] > least_bytes
@@ -312,7 +315,7 @@ def test_a_search_passes_over_schedules_that_only_gaps_keep_from_fitting(
 
     def next_aim() -> aims.Aim | None:
         search = aims.Aims(found, limit, solver)
-        return search.next(chain, limit, limit, 0, Barriers.USUAL, groups=True)
+        return search.next(chain, limit, limit, 0, groups=True)
 
     aim = next_aim()
     assert aim is not None and aim.expected.peak_bytes <= limit
@@ -343,7 +346,9 @@ def test_a_barrier_that_lowers_no_peak_is_left_out(context: PlanningContext) -> 
     assert best is not None and best.peak_bytes <= limit
     assert not _is_barrier_at_the_loss(best)
     assert not any(region.late_arguments or region.barrier for _, region in best.root.walk())
-    assert Barriers.LATE_ARGUMENTS not in needed_barriers(found.compiled, limit, found.price_s)
+    assert Barriers.LATE_ARGUMENTS not in needed_barriers(
+        found.compiled, best.selection, limit, found.price_s
+    )
     # The first plan shows it; those after it have none.
     first, *others = (c for c in found.compiled if c is not found.plain)
     assert Barriers.LATE_ARGUMENTS in first.barriers
@@ -367,7 +372,9 @@ def test_late_arguments_that_lower_the_peak_stay(context: PlanningContext) -> No
     best = BudgetSearch(found, limit).search()
     assert best is not None and best.peak_bytes <= limit
     assert any(region.late_arguments for _, region in best.root.walk())
-    assert Barriers.LATE_ARGUMENTS in needed_barriers(found.compiled, limit, found.price_s)
+    assert Barriers.LATE_ARGUMENTS in needed_barriers(
+        found.compiled, best.selection, limit, found.price_s
+    )
     without = Barriers.CHECKPOINTED
     plans = [c for c in found.compiled if c is not found.plain]
     assert sum(c.barriers == without for c in plans) == 1

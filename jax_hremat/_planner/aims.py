@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jax_hremat._planner.barriers import OPTIONAL_BARRIERS, may_do_without, nearest_pair
+from jax_hremat._planner.barriers import (
+    OPTIONAL_BARRIERS,
+    may_do_without,
+    nearest_pair,
+    needed_barriers,
+)
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.corrections import Expected
 from jax_hremat._solve.backend import SolverConfig, Status
@@ -76,7 +81,6 @@ class Aims:
         target: int,
         highest: int,
         margin_bytes: int,
-        barriers: Barriers,
         *,
         groups: bool,
     ) -> Aim | None:
@@ -90,15 +94,13 @@ class Aims:
             highest: A bound for which it is worth trying if there is nothing within `target`.
             margin_bytes: A schedule that is lower by up to this is preferred if it takes hardly
                 longer.
-            barriers: The barriers to compile it with, but for those known to take time without
-                which it is expected to fit.
             groups: Whether consecutive blocks may be checkpointed together.
         """
         aims: list[Aim] = []
         fits = misses = None
         nothing_within = num_missed = 0
         for _ in range(_MAX_TRIES):
-            aim = self._solved(chain, target, barriers, groups=groups)
+            aim = self._solved(chain, target, groups=groups)
             if aim is None:
                 nothing_within = target
                 if misses is not None:
@@ -128,13 +130,13 @@ class Aims:
             return None
         bold = self._candidates.fastest_within(self._limit) is not None
         best = min(aims, key=lambda aim: aim.rank(self._limit, bold=bold))
-        best = self._lowered(chain, best, margin_bytes, barriers, groups=groups)
+        best = self._lowered(chain, best, margin_bytes, groups=groups)
         return best if self._is_worth_it(best) else None
 
-    def uncorrected(self, chain: Chain, barriers: Barriers) -> Aim | None:
+    def uncorrected(self, chain: Chain) -> Aim | None:
         """The fastest schedule whose predicted peak is within the limit, whatever the errors of
         other predictions; None if there is none, or none that is faster than the best plan."""
-        aim = self._solved(chain, self._limit, barriers, groups=True)
+        aim = self._solved(chain, self._limit, groups=True)
         return aim if aim is not None and self._is_worth_it(aim) else None
 
     def _is_worth_it(self, aim: Aim) -> bool:
@@ -180,9 +182,7 @@ class Aims:
         part = -self._over(fits) / (self._over(misses) - self._over(fits))
         return low + int(part * (high - low))
 
-    def _lowered(
-        self, chain: Chain, aim: Aim, margin_bytes: int, barriers: Barriers, *, groups: bool
-    ) -> Aim:
+    def _lowered(self, chain: Chain, aim: Aim, margin_bytes: int, *, groups: bool) -> Aim:
         """The same, or a schedule that is predicted lower, by up to the margin, and takes hardly
         longer for that."""
         longer = _WORTH_A_MARGIN * margin_bytes / self._limit
@@ -190,7 +190,7 @@ class Aims:
         high = aim.promise.peak_bytes
         low = target = high - margin_bytes
         for _ in range(_MAX_LOWERED if margin_bytes else 0):
-            lower = self._solved(chain, target, barriers, groups=groups)
+            lower = self._solved(chain, target, groups=groups)
             if lower is None or self._candidates.step_s(lower.promise) > longest_s:
                 low = target
             else:
@@ -200,9 +200,7 @@ class Aims:
             target = (low + high) // 2
         return aim
 
-    def _solved(
-        self, chain: Chain, peak_bytes: int, barriers: Barriers, *, groups: bool
-    ) -> Aim | None:
+    def _solved(self, chain: Chain, peak_bytes: int, *, groups: bool) -> Aim | None:
         """The fastest schedule within a predicted peak, and what to expect of it; None if there is
         none."""
         candidates = self._candidates
@@ -212,11 +210,22 @@ class Aims:
             return None
         selection = schedule.selection
         promise = candidates.context.predict(chain, selection)
-        corrections = candidates.corrections
-        for some in reversed(OPTIONAL_BARRIERS):
-            if some in barriers and nearest_pair(candidates.compiled, self._limit, some):
-                without_bytes = corrections.peak_without_bytes(some, selection, promise, barriers)
-                if may_do_without(candidates.compiled, some, without_bytes, self._limit):
-                    barriers &= ~some
-        expected = corrections.expected(selection, promise, barriers)
+        barriers = self._barriers(selection, promise)
+        expected = candidates.corrections.expected(selection, promise, barriers)
         return Aim(schedule, selection, promise, barriers, expected)
+
+    def _barriers(self, selection: Selection, promise: Prediction) -> Barriers:
+        """The barriers to compile a selection with: those that are needed, but for those known to
+        take time without which it is expected to fit."""
+        candidates = self._candidates
+        compiled, limit = candidates.compiled, self._limit
+        barriers = needed_barriers(compiled, selection, limit, candidates.price_s)
+        for some in reversed(OPTIONAL_BARRIERS):
+            pair = nearest_pair(compiled, selection, limit, some)
+            if some in barriers and pair is not None:
+                without_bytes = candidates.corrections.peak_without_bytes(
+                    some, selection, promise, barriers
+                )
+                if may_do_without(pair, without_bytes, limit):
+                    barriers &= ~some
+        return barriers

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from jax_hremat._plan.region import Region
 from jax_hremat._planner.candidate import Candidate
+from jax_hremat._solve.chain import Selection
 from jax_hremat._solve.regions import Barriers
 
 # The barriers that a plan may be compiled without, those that usually take least time first.
@@ -60,10 +61,16 @@ class Pair(NamedTuple):
         return (self.take_time or raise_peak) and not self.are_worth_it(peak_bytes, price)
 
 
-def nearest_pair(compiled: Sequence[Candidate], peak_bytes: int, some: Barriers) -> Pair | None:
-    """The plan nearest to a compiled peak that was compiled with and without some barriers; None if
-    none was."""
-    by_barriers = [{c.barriers: c for c in plans} for plans in but_for_barriers(compiled)]
+def nearest_pair(
+    compiled: Sequence[Candidate], like: Selection, peak_bytes: int, some: Barriers
+) -> Pair | None:
+    """The plan nearest to a compiled peak that was compiled with and without some barriers, among
+    those that have groups, and keep values in groups, if `like` does; None if none was.
+
+    Plans without groups tell nothing about the others: the compiler delays other parts of them.
+    """
+    alike = [c for c in compiled if family(c.selection) == family(like)]
+    by_barriers = [{c.barriers: c for c in plans} for plans in but_for_barriers(alike)]
     pairs = [
         Pair(with_them, plans[barriers & ~some])
         for plans in by_barriers
@@ -77,13 +84,15 @@ def nearest_pair(compiled: Sequence[Candidate], peak_bytes: int, some: Barriers)
     )
 
 
-def needed_barriers(compiled: Sequence[Candidate], peak_bytes: int, price: Price) -> Barriers:
+def needed_barriers(
+    compiled: Sequence[Candidate], like: Selection, peak_bytes: int, price: Price
+) -> Barriers:
     """The barriers with which a plan for a compiled peak is compiled first, if they do here what
-    they did in the nearest plan that was compiled with and without them: the usual ones unless they
-    may be left out, and others that are worth it."""
+    they did in the nearest plan like it that was compiled with and without them: the usual ones
+    unless they may be left out, and others that are worth it."""
     needed = Barriers.NONE
     for some in OPTIONAL_BARRIERS:
-        pair = nearest_pair(compiled, peak_bytes, some)
+        pair = nearest_pair(compiled, like, peak_bytes, some)
         if some in Barriers.USUAL:
             is_needed = pair is None or not pair.may_be_left_out(peak_bytes, price)
         else:
@@ -93,13 +102,10 @@ def needed_barriers(compiled: Sequence[Candidate], peak_bytes: int, price: Price
     return needed
 
 
-def may_do_without(
-    compiled: Sequence[Candidate], some: Barriers, without_bytes: int, limit: int
-) -> bool:
+def may_do_without(pair: Pair | None, without_bytes: int, limit: int) -> bool:
     """Whether a plan may be faster without some of its barriers, and still be within a limit: by
     the time they take in the nearest plan that was compiled with and without them, if one was, and
     the compiled peak that is expected without them."""
-    pair = nearest_pair(compiled, without_bytes, some)
     is_shorter = pair is None or pair.take_time
     return is_shorter and without_bytes <= limit
 
@@ -110,3 +116,9 @@ def but_for_barriers(compiled: Sequence[Candidate]) -> list[list[Candidate]]:
     for candidate in compiled:
         found.setdefault(candidate.root.without_barriers(), []).append(candidate)
     return list(found.values())
+
+
+def family(selection: Selection) -> tuple[bool, bool]:
+    """Whether a plan has groups, and whether they keep values: what the compiler delays depends on
+    that."""
+    return bool(selection.groups), bool(selection.keeps)

@@ -55,7 +55,6 @@ class BudgetSearch:
         self._solver = solver or candidates.context.config.solver
         self._max_rounds = candidates.context.config.max_rounds
         self._aims = Aims(candidates, limit, self._solver)
-        self._barriers = Barriers.USUAL
         self._untried = OPTIONAL_BARRIERS
         self._fits = self._missed = False
 
@@ -96,8 +95,6 @@ class BudgetSearch:
 
     def search(self) -> Candidate | None:
         """Try the solver's plans and the standard plans; return the fastest plan that fits."""
-        compiled, price_s = self._candidates.compiled, self._candidates.price_s
-        self._barriers = needed_barriers(compiled, self._limit, price_s)
         self._solve_rounds(self._candidates.chains.full)
         if self._missed and not self._fits:
             self._solve_rounds(self._candidates.chains.simple)
@@ -117,8 +114,7 @@ class BudgetSearch:
         """Solve, compile, compare, and solve again within a predicted peak that is corrected by the
         prediction errors seen."""
         # Plans of about the same peak have about the same prediction error: correct for it at once.
-        excess_bytes = self._candidates.corrections.excess_near(self._limit, self._barriers)
-        target = self._limit - excess_bytes
+        target = self._limit - self._candidates.corrections.excess_near(self._limit, self._barriers)
         missed_at = self._candidates.plain.prediction.peak_bytes + 1
         groups, wide_misses, is_bold = True, 0, False
         least_bytes = int(_LEAST_LOWER * self._limit)
@@ -127,13 +123,11 @@ class BudgetSearch:
             if number > self._max_rounds and self._fits:
                 break
             highest = min(self._limit, missed_at - 1)
-            aim = self._aims.next(
-                chain, target, highest, margin_bytes, self._barriers, groups=groups
-            )
+            aim = self._aims.next(chain, target, highest, margin_bytes, groups=groups)
             if aim is None and number == 0 and self._is_used_up():
                 # The target is corrected by the error of the very plan that uses up the limit.
                 # Other plans need not share it, and asking no more would teach nothing.
-                aim, self._fits = self._aims.uncorrected(chain, self._barriers), True
+                aim, self._fits = self._aims.uncorrected(chain), True
             if aim is None:
                 break
             if aim.expected.peak_bytes > self._limit and self._best() is not None:
@@ -169,6 +163,15 @@ class BudgetSearch:
                     break
                 target = min(promise.peak_bytes + spare_bytes, missed_at - 1)
 
+    @property
+    def _barriers(self) -> Barriers:
+        """The barriers that the next plan is likely to need: those of the plans like the fastest
+        that fits, or like that of least peak."""
+        likely = self._best() or self._candidates.least
+        return needed_barriers(
+            self._candidates.compiled, likely.selection, self._limit, self._candidates.price_s
+        )
+
     def _is_used_up(self) -> bool:
         """Whether a plan that fits leaves hardly any of the limit unused."""
         best = self._best()
@@ -198,21 +201,20 @@ class BudgetSearch:
 
     def _with_more_barriers(self, candidate: Candidate) -> Candidate:
         """The same plan with more barriers, as long as they may lower its peak: the usual ones, if
-        no plan shows yet what they do, where it exceeds the prediction, and any where it misses and
-        exceeds what is expected without delays. If some are worth their time, the next plans
-        have them too; if not, none of this search is tried with them."""
+        no plan like it shows yet what they do, where it exceeds the prediction, and any where it
+        misses and exceeds what is expected without delays. If some are not worth their time, no
+        other plan of this search is tried with them."""
         price_s = self._candidates.price_s
         for some in self._untried:
             misses = candidate.peak_bytes > self._limit
             may_help = misses and self._is_delayed(candidate)
-            if some in Barriers.USUAL and not self._is_known(some):
+            if some in Barriers.USUAL and self._nearest_pair(candidate, some) is None:
                 may_help |= candidate.is_delayed(candidate.prediction.peak_bytes)
             if some in candidate.barriers or not may_help:
                 continue
             behind = self._with_barriers(candidate, candidate.barriers | some)
             self._fits |= behind.peak_bytes <= self._limit
             if Pair(behind, candidate).are_worth_it(behind.prediction.peak_bytes, price_s):
-                self._barriers |= some
                 candidate = behind
             elif behind.root != candidate.root:
                 self._untried = tuple(other for other in self._untried if other != some)
@@ -225,18 +227,18 @@ class BudgetSearch:
         return candidate.is_delayed(min(expected_bytes, self._limit))
 
     def _with_fewer_barriers(self, candidate: Candidate) -> Candidate:
-        """The same plan without those of its barriers that are not worth the time they take, which
-        the next plans are then without too. Only barriers are left out of which no plan shows yet
-        what they do, and only while the step is longer than predicted."""
+        """The same plan without those of its barriers that are not worth the time they take. Only
+        barriers are left out of which no plan like it shows yet what they do, and only while the
+        step is longer than predicted."""
         price_s = self._candidates.price_s
         self._fits |= candidate.peak_bytes <= self._limit
         for some in reversed(OPTIONAL_BARRIERS):
             is_longer = self._is_longer_than_predicted(candidate)
-            if some in candidate.barriers and is_longer and not self._is_known(some):
+            is_known = self._nearest_pair(candidate, some) is not None
+            if some in candidate.barriers and is_longer and not is_known:
                 fewer = self._with_barriers(candidate, candidate.barriers & ~some)
                 pair, peak_bytes = Pair(candidate, fewer), candidate.prediction.peak_bytes
                 if fewer.root != candidate.root and pair.may_be_left_out(peak_bytes, price_s):
-                    self._barriers &= ~some
                     candidate = fewer
         return candidate
 
@@ -249,7 +251,8 @@ class BudgetSearch:
             without_bytes = self._candidates.corrections.peak_without_bytes(
                 some, candidate.selection, candidate.prediction, candidate.barriers
             )
-            if may_do_without(self._candidates.compiled, some, without_bytes, self._limit):
+            pair = self._nearest_pair(candidate, some)
+            if may_do_without(pair, without_bytes, self._limit):
                 fewer = self._with_barriers(candidate, candidate.barriers & ~some)
                 candidate = fewer if fewer.peak_bytes <= self._limit else candidate
 
@@ -257,9 +260,9 @@ class BudgetSearch:
         predicted_s = self._candidates.step_s(candidate.prediction)
         return candidate.step_s > (1 + NEGLIGIBLE) * predicted_s
 
-    def _is_known(self, some: Barriers) -> bool:
-        """Whether a plan was compiled with and without some barriers."""
-        return nearest_pair(self._candidates.compiled, self._limit, some) is not None
+    def _nearest_pair(self, candidate: Candidate, some: Barriers) -> Pair | None:
+        """The plan like this one, nearest to the limit, compiled with and without some barriers."""
+        return nearest_pair(self._candidates.compiled, candidate.selection, self._limit, some)
 
     def _with_barriers(self, candidate: Candidate, barriers: Barriers) -> Candidate:
         """The same plan with other barriers."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from jax_hremat._plan.peak import Moment
 from jax_hremat._plan.region import Region
-from jax_hremat._planner.barriers import but_for_barriers
+from jax_hremat._planner.barriers import but_for_barriers, family
 from jax_hremat._planner.candidate import Candidate
 from jax_hremat._solve.chain import Selection
 from jax_hremat._solve.prediction import Prediction
@@ -145,9 +145,6 @@ class Corrections:
         the compiled peak, both beyond the bytes that no plan changes, among the plans without
         barriers that have groups, and keep values in groups, if this one does; None if none was
         compiled."""
-
-        def family(selection: Selection) -> tuple[bool, bool]:
-            return bool(selection.groups), bool(selection.keeps)
 
         def beyond_bytes(c: Candidate) -> float:
             return self.but_for(c).optimistic_peak_bytes(c.prediction) - self.fixed_bytes
