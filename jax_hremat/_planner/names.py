@@ -18,6 +18,8 @@ _KEY = re.compile(r"^\w+(?:\[[^\]]*\])?|\.[^.\[]+|\[[^\]]*\]")
 # The array in an NNX variable.
 _HELD = ".value"
 _LINE = re.compile(r"[^:]+:\d+")
+# This package's folder, which need not be among the installed ones.
+_PACKAGE = PurePath(__file__).parents[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Names:
         return found or self.source(start, stop) or _NOWHERE
 
     def source(self, start: int, stop: int) -> str:
-        """File, line and function of the first operation whose source is not an installed package.
+        """File, line and function of the first operation whose source is no package's.
         The folder is left out: it says where the code is stored, not what it is."""
         lines = [op.source for op in self.graph.operations[start:stop] if op.active]
         own = [line for line in lines if _is_own(line)]
@@ -164,10 +166,11 @@ def _path_of(parameter: str) -> list[str]:
 
 
 def _is_own(source: str) -> bool:
-    return bool(source) and "site-packages" not in PurePath(source).parts
+    path = PurePath(source)
+    return bool(source) and "site-packages" not in path.parts and _PACKAGE not in path.parents
 
 
 def _line(source: str) -> str:
-    """File and line alone, such as `model.py:12`; empty for an installed package."""
+    """File and line alone, such as `model.py:12`; empty for a package."""
     found = _LINE.match(PurePath(source).name) if _is_own(source) else None
     return found.group() if found else ""

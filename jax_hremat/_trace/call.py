@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,7 @@ from jax_hremat._jax.jaxprs import open_jaxpr
 from jax_hremat._plan.openings import Openings
 from jax_hremat._shared.errors import UnsupportedProgramError
 from jax_hremat._trace.flat import flatten as flatten_jaxpr
+from jax_hremat._trace.named import make_jaxpr
 from jax_hremat._trace.trace import Input, Program, trace_flat
 
 # Whether a leaf is differentiated; or whether a leaf that could be static is traced.
@@ -285,7 +287,10 @@ def trace_arguments(
         made.append(results)
         return outputs
 
-    program, closed_over = trace_flat(flat, arguments.inputs, is_loss=is_loss)
+    leaves = [arguments.leaves[i] for i in arguments.positions]
+    program, closed_over = trace_flat(
+        functools.partial(make_jaxpr, fun, flat, leaves), arguments.inputs, is_loss=is_loss
+    )
     (results,) = made
     unchanged = _handed_on(program, results.changed_outputs, len(arguments.inputs))
     if unchanged:

@@ -182,7 +182,7 @@ class Input:
 
 
 def trace_flat(
-    flat_fun: Callable[..., Sequence[Any]],
+    make_jaxpr: Callable[[Sequence[jax.ShapeDtypeStruct]], Any],
     inputs: Sequence[Input],
     *,
     is_loss: bool,
@@ -190,7 +190,8 @@ def trace_flat(
     """Trace a function of flat inputs.
 
     Args:
-        flat_fun: Takes arrays and returns a list of arrays.
+        make_jaxpr: Traces the function, which takes arrays and returns a list of arrays, given
+            their types.
         inputs: Its inputs.
         is_loss: Whether the first output is a loss.
 
@@ -213,7 +214,7 @@ def trace_flat(
     structs = [abstract_leaf(x.value) for x in inputs]
     _check_shapes([x.name for x in inputs], structs)
     with with_cudnn():
-        nested = jax.make_jaxpr(flat_fun)(*map(abstract, structs))
+        nested = make_jaxpr([*map(abstract, structs)])
     refs = [v.aval for v in open_jaxpr(nested).constvars if is_ref(v.aval)]
     if refs:
         raise _outer_ref(
