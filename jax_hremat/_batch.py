@@ -130,6 +130,7 @@ def max_batch(
     Raises:
         InfeasibleBudgetError: Not even the smallest size fits.
         ValueError: No sizes, or a size that is not positive.
+        TypeError: A batch is given, and not a function from a size to the batch.
         What `fit_step` raises.
 
     Unchecked: that throughput has one maximum over the sizes, so that no better size was missed.
@@ -146,6 +147,12 @@ def max_batch(
     fit = fit_step(make_step, loss_fn, budget=budget, config=config, **options)
 
     def search(state: Any, batch_of: Callable[[int], Any]) -> BatchSearch:
+        if not callable(batch_of):
+            raise TypeError(
+                "`max_batch` tries batches of several sizes: give it a function from a size to the "
+                "batch, such as `lambda size: jax.ShapeDtypeStruct((size, 224, 224, 3), "
+                "jnp.float32)`, and not a batch"
+            )
         trials = {0: BatchTrial(ordered[0], fit(state, batch_of(ordered[0])))}
         while len(trials) < max_trials:
             index = next(_untried(trials, ordered, len(trials) <= max_trials // 2), None)

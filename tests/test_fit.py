@@ -278,3 +278,9 @@ def test_the_batch_of_the_highest_throughput_is_found(
 def test_bad_batch_searches(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         jax_hremat.max_batch(make_step, loss_fn, **options)
+
+
+def test_a_batch_search_needs_batches_of_all_sizes() -> None:
+    find = jax_hremat.max_batch(make_step, loss_fn, budget="1GiB", sizes=[8], target="cpu")
+    with pytest.raises(TypeError, match="a function from a size to the batch"):
+        find(new_state(), batch_of(8))

@@ -114,6 +114,34 @@ def test_arguments_have_whole_names() -> None:
     assert names.block(0, 2) == "args[0], args[1]"
 
 
+def test_a_transformation_of_nothing_is_no_name() -> None:
+    def net(params: Any, x: jax.Array) -> jax.Array:
+        h = jnp.tanh(params["w"] @ x)
+        with jax.named_scope("last"):
+            return jnp.tanh(params["w"] @ h).sum()
+
+    def loss(params: Any, xs: jax.Array) -> jax.Array:
+        return jax.vmap(net, (None, 0))(params, xs).mean()
+
+    program = trace_loss(loss, ({"w": jnp.ones((WIDTH, WIDTH))}, X))
+    graph = build_graph(program)
+    names = Names(graph, program.input_names)
+    first, last = (op.id for op in graph.operations if op.primitive == "dot_general")
+    assert names.block(first, first + 1) == "args[0]['w']"
+    assert names.block(first + 1, first + 2).startswith("test_text.py:")
+    assert names.block(last, last + 1) == "vmap(last)"
+
+
+def test_a_block_of_constants_is_named_by_its_line() -> None:
+    def loss(w: jax.Array) -> jax.Array:
+        return (jnp.arange(WIDTH, dtype=jnp.float32) @ w).sum()
+
+    program = trace_loss(loss, (jnp.ones((WIDTH, WIDTH)),))
+    graph = build_graph(program)
+    assert not graph.operations[0].active
+    assert Names(graph, program.input_names).block(0, 1).startswith("test_text.py:")
+
+
 def test_blocks_and_values_have_the_names_of_the_user(said: tuple[str, RematPlan, str]) -> None:
     kind, plan, text = said
     named = dict(

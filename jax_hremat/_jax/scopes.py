@@ -15,6 +15,15 @@ def scope_name(eqn: Any) -> str:
     return str(eqn.source_info.name_stack)
 
 
+def module_path(eqn: Any) -> str:
+    """The same path, without transformations at its end, such as the `vmap()` of a function that
+    has no scopes: they are around whatever is there."""
+    stack = eqn.source_info.name_stack
+    while len(stack) and isinstance(stack.stack[-1], source_info_util.Transform):
+        stack = stack[:-1]
+    return str(stack)
+
+
 def source_line(eqn: Any) -> str:
     """The line of the user's code that made the equation, as `file.py:12 (function)`."""
     return source_info_util.summarize(eqn.source_info)

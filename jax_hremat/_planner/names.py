@@ -37,7 +37,7 @@ class Names:
     def block(self, start: int, stop: int) -> str:
         """The innermost common path of its operations and the parts that follow it in the block;
         where none of them has a path, the block's source line."""
-        operations = [op for op in self.graph.operations[start:stop] if op.active]
+        operations = self._named(start, stop)
         separator = "/" if any(op.scope for op in operations) else ""
         found = _spanned(self.paths_of(operations), separator)
         return found or self.source(start, stop) or _NOWHERE
@@ -45,9 +45,14 @@ class Names:
     def source(self, start: int, stop: int) -> str:
         """File, line and function of the first operation whose source is no package's.
         The folder is left out: it says where the code is stored, not what it is."""
-        lines = [op.source for op in self.graph.operations[start:stop] if op.active]
+        lines = [op.source for op in self._named(start, stop)]
         own = [line for line in lines if _is_own(line)]
         return PurePath(own[0]).name if own else ""
+
+    def _named(self, start: int, stop: int) -> Sequence[Operation]:
+        """The operations that a block is named after: the differentiated ones, if there are any."""
+        operations = self.graph.operations[start:stop]
+        return [op for op in operations if op.active] or operations
 
     def paths(self, operation: int) -> list[list[str]]:
         """The keys of an operation's scope; where it has none, those of each parameter that it

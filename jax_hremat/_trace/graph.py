@@ -17,7 +17,7 @@ from jax_hremat._jax.custom_rules import DETACH
 from jax_hremat._jax.describe import describe_jaxpr, describe_params, functions_key
 from jax_hremat._jax.equations import bind_equation
 from jax_hremat._jax.jaxprs import Literal, open_jaxpr
-from jax_hremat._jax.scopes import scope_name, source_line
+from jax_hremat._jax.scopes import module_path, source_line
 from jax_hremat._jax.sizes import size_bytes_of
 from jax_hremat._plan.device_mesh import DeviceMesh, Spec
 from jax_hremat._plan.fingerprint import RULES
@@ -244,7 +244,7 @@ def _graph_of(program: Program) -> Graph:
                 once=run_once(eqn) or residuals.once,
                 signature=signatures[index],
                 literals=",".join(str(v.val) for v in eqn.invars if isinstance(v, Literal)),
-                scope=scope_name(eqn),
+                scope=module_path(eqn),
                 source=source_line(eqn),
                 spared=tuple(v for v in dict.fromkeys(inputs) if v is not None and v in spared),
                 of_rule=of_rule,
