@@ -29,10 +29,7 @@ def make_chain(
         fixed_bytes: Arguments and outputs of the step.
         only: For each block, the options to choose from, instead of all options of its kind.
     """
-    block_of: dict[int, int] = {}
-    for index, block in enumerate(partition.blocks):
-        for op in range(block.start, block.stop):
-            block_of[op] = index
+    block_of = partition.block_of
     chosen = tuple(
         tuple(only[i]) if only is not None else options[kind].options
         for i, kind in enumerate(partition.kinds)
@@ -85,7 +82,7 @@ def make_chain(
     )
 
 
-def _partial_gradients(graph: Graph, block_of: Mapping[int, int]) -> Iterator[PartialGradient]:
+def _partial_gradients(graph: Graph, block_of: Sequence[int]) -> Iterator[PartialGradient]:
     """The gradients of arguments that several blocks read, such as those of tied embeddings: the
     part of the last such block waits for that of the first. A part of another type, where the block
     reads a cast of the argument, is converted only where the parts are added."""

@@ -76,6 +76,11 @@ class Partition:
         return tuple(dict.fromkeys(self.kinds))
 
     @property
+    def block_of(self) -> Sequence[int]:
+        """For each operation, the position of its block."""
+        return [i for i, block in enumerate(self.blocks) for _ in range(block.start, block.stop)]
+
+    @property
     def families(self) -> tuple[tuple[int, ...], ...]:
         """The kinds, those of one form together."""
         families: dict[str, list[int]] = {}

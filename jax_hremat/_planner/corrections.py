@@ -208,9 +208,7 @@ class Corrections:
 
 
 def _traits(selection: Selection, barriers: Barriers, peak: Moment) -> _Traits:
-    return _Traits(
-        bool(selection.groups), bool(selection.keeps), barriers, peak.block, peak.in_backward
-    )
+    return _Traits(*family(selection), barriers, peak.block, peak.in_backward)
 
 
 def _recomputes(root: Region) -> bool:

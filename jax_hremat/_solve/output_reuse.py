@@ -37,11 +37,7 @@ class Result(NamedTuple):
 def gradients_of(graph: Graph, partition: Partition) -> tuple[Result, ...]:
     """Gradients of the program's arguments, in their order, each complete in the backward of the
     first block that reads the argument."""
-    block_of = {
-        op: index
-        for index, block in enumerate(partition.blocks)
-        for op in range(block.start, block.stop)
-    }
+    block_of = partition.block_of
     return tuple(
         Result(min(block_of[op] for op in value.users), value.size_bytes)
         for value in graph.values
