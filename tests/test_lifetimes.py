@@ -7,15 +7,16 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from test_schedule import MIB, make, option
 from tracing import trace_loss
 
-from jax_hremat import PlannerConfig
-from jax_hremat._cost.option_cost import LiveRange
+from jax_hremat import PlannerConfig, SearchConfig
+from jax_hremat._cost.option_cost import LiveRange, Phase
 from jax_hremat._emit.step import own_step
 from jax_hremat._planner.context import prepare
-from jax_hremat._solve.chain import PartialGradient, Selection
-from jax_hremat._solve.lifetimes import Held, timeline
+from jax_hremat._solve.chain import Chain, PartialGradient, Selection
+from jax_hremat._solve.lifetimes import Held, Memory, timeline
 from jax_hremat._solve.prediction import predict
 from jax_hremat._xla.target import get_target
 
@@ -58,34 +59,71 @@ def test_a_partial_gradient_waits_in_the_backwards_between() -> None:
     assert more == [0, 0, 0, 0, 0, 7 * MIB, 7 * MIB, 0]
 
 
+def test_a_partial_gradient_is_one_buffer_from_where_it_is_made() -> None:
+    made = LiveRange(7 * MIB, 1, 1)
+    backward = Phase((LiveRange(2 * MIB),), (2 * MIB, 9 * MIB), ((3, made), (5, LiveRange(MIB))))
+    last = replace(
+        option(1, 2, 3, 4, 5), cost=replace(option(1, 2, 3, 4, 5).cost, backward=backward)
+    )
+    chain = make([[option(1, 2, 3, 4, 5)]] * 3 + [[last]], [1.0] * 4, [])
+    chain = replace(chain, partial_gradients=(PartialGradient(7 * MIB, range(1, 3), 3),))
+    memory, blocks = Memory(chain, Selection((0,) * 4)), range(4)
+    alive = [*map(memory.in_forward, blocks), *map(memory.in_backward, reversed(blocks))]
+    step = timeline(alive)
+    # Four forwards of one position; in the backward of block 3 it is made at the second.
+    assert [b for b in step.buffers if b.size_bytes == 7 * MIB] == [LiveRange(7 * MIB, 5, 7)]
+    # The part that waits for none is an own one of the block.
+    assert LiveRange(MIB, 4, 5) in step.buffers
+    assert max(backward.sizes_at_peak) == 7 * MIB and len(backward.sizes_at_peak) == 3
+
+
+def tied(dtype: str, config: PlannerConfig) -> Chain:
+    """Layers between an embedding and the product with its table, all in one type."""
+
+    def loss(params: dict[str, jax.Array], tokens: jax.Array) -> jax.Array:
+        table = params["table"]
+        x = table.astype(dtype)[tokens]
+        for n in range(4):
+            with jax.named_scope(f"layer_{n}"):
+                x = jnp.tanh(x @ params[f"w{n}"].astype(dtype)) @ params[f"v{n}"].astype(dtype)
+        logits = x @ table.astype(dtype).T
+        return jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1).mean()
+
+    def wide(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, np.float32)
+
+    params = {"table": wide(512, 64)}
+    params |= {f"w{n}": wide(64, 256) for n in range(4)}
+    params |= {f"v{n}": wide(256, 64) for n in range(4)}
+    tokens = jax.ShapeDtypeStruct((32, 16), np.int32)
+    step = own_step(trace_loss(loss, (params, tokens)))
+    context = prepare(step, get_target("cpu"), config, 0.0, lambda *_: None)
+    chain = context.chain()
+    assert len(chain) > 2
+    for one in chain.partial_gradients:
+        assert one.waits.stop == len(chain) - 1
+    return chain
+
+
 def test_the_gradient_of_a_tied_embedding_waits_in_the_type_in_which_it_is_read() -> None:
-    def partial(dtype: str) -> tuple[PartialGradient, ...]:
-        def loss(params: dict[str, jax.Array], tokens: jax.Array) -> jax.Array:
-            table = params["table"]
-            x = table.astype(dtype)[tokens]
-            for n in range(4):
-                with jax.named_scope(f"layer_{n}"):
-                    x = jnp.tanh(x @ params[f"w{n}"].astype(dtype)) @ params[f"v{n}"].astype(dtype)
-            logits = x @ table.astype(dtype).T
-            return jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1).mean()
-
-        def wide(*shape: int) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(shape, np.float32)
-
-        params = {"table": wide(512, 64)}
-        params |= {f"w{n}": wide(64, 256) for n in range(4)}
-        params |= {f"v{n}": wide(256, 64) for n in range(4)}
-        tokens = jax.ShapeDtypeStruct((32, 16), np.int32)
-        config = PlannerConfig(cost="analytic")
-        step = own_step(trace_loss(loss, (params, tokens)))
-        context = prepare(step, get_target("cpu"), config, 0.0, lambda *_: None)
-        chain = context.chain()
-        assert len(chain) > 2
-        for one in chain.partial_gradients:
-            assert one.waits.stop == len(chain) - 1
-        return chain.partial_gradients
-
-    (half,), (whole,) = partial("bfloat16"), partial("float32")
+    config = PlannerConfig(cost="analytic")
+    (half,), (whole,) = (tied(t, config).partial_gradients for t in ("bfloat16", "float32"))
     assert (half.size_bytes, whole.size_bytes) == (512 * 64 * 2, 512 * 64 * 4)
     # A part of the gradient's own type is added in the gradient's memory.
     assert (half.waits.start, whole.waits.start) == (0, 1)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_block_says_when_it_makes_its_part_of_a_gradient(dtype: str) -> None:
+    search = SearchConfig(max_runs=1, max_packings=1, max_saved_sets=1, max_workers=1)
+    chain = tied(dtype, PlannerConfig(search=search, cache_dir=""))
+    (partial,) = chain.partial_gradients
+    for option_ in chain.options[-1]:
+        backward = option_.cost.backward
+        ((position, buffer),) = backward.partial_gradients
+        assert (position, buffer.size_bytes) == (partial.position, partial.size_bytes)
+        # Made of the cotangent of the logits, it waits up to the end.
+        assert 0 < buffer.first < len(backward.live_bytes) == buffer.last + 1
+        assert buffer.size_bytes <= backward.live_bytes[-1]
+    # The first block completes the gradient, which is then a result of the step.
+    assert not any(o.cost.backward.partial_gradients for o in chain.options[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from jax_hremat._emit.emit import emit_range
 from jax_hremat._partition.blocks import Block
 from jax_hremat._plan.device_mesh import DeviceMesh
 from jax_hremat._plan.region import Region
-from jax_hremat._trace.graph import Graph
+from jax_hremat._trace.graph import Graph, Value, cast_bytes
 from jax_hremat._trace.mesh import abstract_sharding, laid, put
 from jax_hremat._trace.trace import Program, abstract, cotangent
 
@@ -35,6 +35,8 @@ class BlockStep:
         num_outputs: How many outputs the block has.
         active_inputs: Positions in `Block.inputs` of the inputs that are differentiated.
         computed_inputs: Positions in `Block.inputs` of the inputs that other blocks make.
+        partial_bytes: Those of differentiated arguments of the program that earlier blocks read,
+            too, with the bytes of the part of the gradient that this block makes.
         cotangent_parameters: Positions of the cotangents among the arguments.
         mesh: The devices that the function runs on, where there are several.
     """
@@ -44,6 +46,7 @@ class BlockStep:
     num_outputs: int
     active_inputs: tuple[int, ...]
     computed_inputs: tuple[int, ...]
+    partial_bytes: Mapping[int, int]
     cotangent_parameters: range
     mesh: DeviceMesh | None = None
 
@@ -102,9 +105,22 @@ def _block_step(program: Program, graph: Graph, block: Block, region: Region) ->
         computed_inputs=tuple(
             i for i, v in enumerate(block.inputs) if graph.values[v].kind == "computed"
         ),
+        partial_bytes={
+            i: _partial_bytes(graph, graph.values[block.inputs[i]], block)
+            for i in active_in
+            if graph.values[block.inputs[i]].kind == "argument"
+            and any(user < block.start for user in graph.values[block.inputs[i]].users)
+        },
         cotangent_parameters=range(len(avals), len(avals) + len(cotangent_avals)),
         mesh=graph.mesh or program.mesh,
     )
+
+
+def _partial_bytes(graph: Graph, argument: Value, block: Block) -> int:
+    """Bytes of the part of an argument's gradient that comes from a block."""
+    readers = (graph.operations[u] for u in argument.users if block.start <= u < block.stop)
+    of_casts = cast_bytes(graph, readers)
+    return argument.size_bytes if of_casts is None else of_casts
 
 
 def _sharding(graph: Graph, value: int) -> NamedSharding | None:

@@ -60,11 +60,16 @@ def compiled_cost(
     buffers = {b.name: b for b in timeline.buffers}
     last_read, results = reads_and_results(module)
     outputs = [buffers[name] for name in results[: step.num_outputs]]
-    input_cotangents = [
-        buffers[name]
+    gradients = {
+        i: buffers[name]
         for i, name in zip(step.active_inputs, results[step.num_outputs :], strict=False)
-        if i in step.computed_inputs
-    ]
+    }
+    input_cotangents = [gradients[i] for i in step.computed_inputs if i in gradients]
+    partial_gradients = {
+        i: replace(gradients[i], nbytes=nbytes)
+        for i, nbytes in step.partial_bytes.items()
+        if gradients[i].kind == "output"
+    }
     parameters = {b.parameter_index: b for b in timeline.buffers if b.kind == "parameter"}
     cotangents = [
         replace(parameters[i], start=mark, end=max(mark, last_read[parameters[i].name]))
@@ -74,11 +79,13 @@ def compiled_cost(
     inner = timeline.inner_bytes
     kept = [b for b in own if b.start < mark < b.end]
     in_forward = [*own, *_distinct(outputs)]
-    in_backward = [*own, *cotangents, *_distinct(input_cotangents)]
+    passed_on = [*_distinct(input_cotangents), *partial_gradients.values()]
+    in_backward = [*own, *cotangents, *passed_on]
     of_constants = frozenset(b.name for b in own if _is_of_constants(module, b))
     forward = _Part(in_forward, inner[: mark + 1], 0)
     backward = _Part(in_backward, inner[mark:], mark)
     is_kept = frozenset(b.name for b in kept)
+    is_partial = frozenset(b.name for b in partial_gradients.values())
     return OptionCost(
         forward_s=sum(k.time_s for k in kernels[:split]),
         backward_s=sum(k.time_s for k in kernels[split + 1 :]),
@@ -97,7 +104,11 @@ def compiled_cost(
             for b in kept
         ),
         forward=forward.phase(is_kept, of_constants),
-        backward=backward.phase(is_kept, of_constants),
+        backward=backward.phase(is_kept | is_partial, of_constants)._replace(
+            partial_gradients=tuple(
+                (i, backward.live_range(b)) for i, b in partial_gradients.items()
+            )
+        ),
     )
 
 
@@ -144,11 +155,16 @@ class _Part:
         """The number of the last of these positions up to a position of the whole schedule."""
         return max(bisect_right(self._begins, position) - 1, 0)
 
+    def live_range(self, buffer: Buffer, of_constants: bool = False) -> LiveRange:
+        """A buffer, and the numbers of the positions at which it is alive."""
+        first, last = self.number(buffer.start), self.number(buffer.end)
+        return LiveRange(buffer.nbytes, first, last, of_constants)
+
     def phase(self, without: frozenset[str], of_constants: frozenset[str]) -> Phase:
         """This part as a phase of a block, some buffers left out, given those made of constants
         alone."""
         ranges = (
-            LiveRange(b.nbytes, self.number(b.start), self.number(b.end), b.name in of_constants)
+            self.live_range(b, b.name in of_constants)
             for b in self._buffers
             if b.name not in without
         )

@@ -36,14 +36,17 @@ class Phase(NamedTuple):
     schedule. The positions are those at which buffers begin to be alive.
 
     Attributes:
-        buffers: Its buffers, but for those that the block keeps from its forward to its backward;
-            empty where they are not known.
+        buffers: Its buffers, but for those that the block keeps from its forward to its backward,
+            and partial gradients; empty where they are not known.
         live_bytes: At each position, the bytes alive in the block, kept ones and what loops need
             inside included; empty where they are not known.
+        partial_gradients: In a backward, the parts that it makes of the gradients of arguments that
+            earlier blocks read, too, by position in `Block.inputs`.
     """
 
     buffers: tuple[LiveRange, ...] = ()
     live_bytes: tuple[int, ...] = ()
+    partial_gradients: tuple[tuple[int, LiveRange], ...] = ()
 
     @property
     def peak(self) -> int:
@@ -54,7 +57,8 @@ class Phase(NamedTuple):
     def sizes_at_peak(self) -> tuple[int, ...]:
         """Bytes of each of its buffers that is alive there."""
         peak = self.peak
-        return tuple(b.size_bytes for b in self.buffers if b.is_alive(peak))
+        buffers = (*self.buffers, *(buffer for _, buffer in self.partial_gradients))
+        return tuple(b.size_bytes for b in buffers if b.is_alive(peak))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,8 @@ class OptionCost:
         kept_outputs: Positions in `Block.outputs` of values that the backward reads.
         forward_peak_bytes: Most bytes at once in the forward: buffers made inside, outputs.
         backward_peak_bytes: Most bytes at once in the backward: kept buffers, temporaries,
-            cotangents of the outputs until last read, cotangents of computed inputs.
+            cotangents of the outputs until last read, cotangents of computed inputs, partial
+            gradients.
         kept_buffers: Each kept buffer, alive from a position of the forward to one of the backward;
             empty where only their sum is known.
         forward: The forward, position by position, where it is known.

@@ -9,7 +9,7 @@ from jax_hremat._cost.option_cost import TO_THE_END, OptionCost, Phase
 from jax_hremat._options.block_options import BlockOptions
 from jax_hremat._partition.blocks import Partition
 from jax_hremat._solve.chain import BoundaryValue, Chain, PartialGradient
-from jax_hremat._trace.graph import Graph
+from jax_hremat._trace.graph import Graph, cast_bytes
 
 
 def make_chain(
@@ -78,31 +78,33 @@ def make_chain(
             for index, block in enumerate(partition.blocks)
             if any(op.effectful for op in graph.operations[block.start : block.stop])
         ),
-        partial_gradients=tuple(_partial_gradients(graph, block_of)),
+        partial_gradients=tuple(_partial_gradients(graph, partition)),
     )
 
 
-def _partial_gradients(graph: Graph, block_of: Sequence[int]) -> Iterator[PartialGradient]:
+def _partial_gradients(graph: Graph, partition: Partition) -> Iterator[PartialGradient]:
     """The gradients of arguments that several blocks read, such as those of tied embeddings: the
-    part of the last such block waits for that of the first. A part of another type, where the block
-    reads a cast of the argument, is converted only where the parts are added."""
+    part of the last such block waits for that of the first."""
+    block_of = partition.block_of
     for value in graph.values:
         blocks = sorted({block_of[u] for u in value.users})
         if value.kind == "argument" and value.active and len(blocks) > 1:
-            later = [graph.operations[u] for u in value.users if block_of[u] > blocks[0]]
-            if all(op.primitive == "convert_element_type" for op in later):
-                size_bytes = max(graph.values[op.outputs[0]].size_bytes for op in later)
-                yield PartialGradient(size_bytes, range(blocks[0], blocks[-1]))
+            first, last = blocks[0], blocks[-1]
+            position = partition.blocks[last].inputs.index(value.id)
+            later = (graph.operations[u] for u in value.users if block_of[u] > first)
+            of_casts = cast_bytes(graph, later)
+            if of_casts is not None:
+                yield PartialGradient(of_casts, range(first, last), position)
             else:
                 # In the memory of the gradient, from the first block's backward on.
-                yield PartialGradient(value.size_bytes, range(blocks[0] + 1, blocks[-1]))
+                yield PartialGradient(value.size_bytes, range(first + 1, last), position)
 
 
 def _handing_on(checkpointed: OptionCost) -> Phase:
     """The forward of a checkpointed block, with what it keeps among its buffers."""
-    buffers, live_bytes = checkpointed.forward
+    forward = checkpointed.forward
     kept = (b._replace(last=TO_THE_END) for b in checkpointed.kept_buffers)
-    return Phase((*kept, *buffers), live_bytes)
+    return forward._replace(buffers=(*kept, *forward.buffers))
 
 
 def _last_recompute_s(options: BlockOptions, option: Option) -> float:

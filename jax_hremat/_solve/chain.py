@@ -41,10 +41,13 @@ class PartialGradient(NamedTuple):
     Attributes:
         size_bytes: Its size.
         waits: The blocks during whose backwards it waits.
+        position: Where the argument is among the inputs of the block after these, whose backward
+            makes it; None if that is not known.
     """
 
     size_bytes: int
     waits: range
+    position: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,11 @@ class Memory:
         self._sizes = chain.cotangent_bytes
         self._as_values = _whole("value", [value.size_bytes for value in values])
         self._as_cotangents = _whole("cotangent", self._sizes)
+        # Where partial gradients are made: the block, and the argument's position in its inputs.
+        self._partial = {
+            (partial.waits.stop, partial.position): n
+            for n, partial in enumerate(chain.partial_gradients, start=len(values))
+        }
         # For each set of groups inside which a block runs:
         self._first_holders: dict[frozenset[Group], Sequence[float]] = {}
         self._kept: dict[frozenset[Group], _KeptBefore] = {}
@@ -106,6 +111,11 @@ class Memory:
             ("backward", block): cost.backward.buffers,
             self._kept_key(block, cost): [b._replace(first=0) for b in cost.kept_buffers],
         }
+        for position, buffer in cost.backward.partial_gradients:
+            # That of the last block that reads the argument is one buffer with what waits.
+            waiting = self._partial.get((block, position))
+            key = ("partial", block) if waiting is None else ("cotangent", waiting)
+            working[key] = (*working.get(key, ()), buffer)
         working_bytes = cost.backward.live_bytes or (cost.backward_peak_bytes,)
         return self._held(block, True, inside, values, cotangents, working_bytes, working)
 

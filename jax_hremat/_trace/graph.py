@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import typing
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -168,6 +168,16 @@ class Graph:
         return (
             f"Graph({len(self.operations)} operations, {active} active, {len(self.values)} values)"
         )
+
+
+def cast_bytes(graph: Graph, readers: Iterable[Operation]) -> int | None:
+    """Bytes of the largest of the results of some operations that read a value, if all of them
+    cast it; None if others read it. The part of its gradient that comes from casts has their type
+    until the parts are added."""
+    readers = [*readers]
+    if any(op.primitive != "convert_element_type" for op in readers):
+        return None
+    return max(graph.values[op.outputs[0]].size_bytes for op in readers)
 
 
 def is_loop(operation: Operation) -> bool:
