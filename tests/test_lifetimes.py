@@ -62,10 +62,9 @@ def test_a_partial_gradient_waits_in_the_backwards_between() -> None:
 def test_a_partial_gradient_is_one_buffer_from_where_it_is_made() -> None:
     made = LiveRange(7 * MIB, 1, 1)
     backward = Phase((LiveRange(2 * MIB),), (2 * MIB, 9 * MIB), ((3, made), (5, LiveRange(MIB))))
-    last = replace(
-        option(1, 2, 3, 4, 5), cost=replace(option(1, 2, 3, 4, 5).cost, backward=backward)
-    )
-    chain = make([[option(1, 2, 3, 4, 5)]] * 3 + [[last]], [1.0] * 4, [])
+    plain = option(1, 2, 3, 4, 5)
+    last = replace(plain, cost=replace(plain.cost, backward=backward))
+    chain = make([[plain]] * 3 + [[last]], [1.0] * 4, [])
     chain = replace(chain, partial_gradients=(PartialGradient(7 * MIB, range(1, 3), 3),))
     memory, blocks = Memory(chain, Selection((0,) * 4)), range(4)
     alive = [*map(memory.in_forward, blocks), *map(memory.in_backward, reversed(blocks))]

@@ -65,7 +65,7 @@ def test_errors_say_what_they_say_under_jit(
     plan = jax_hremat.plan_remat(loss, budget=1.0, config=CONFIG, target="cpu")
     expected = error_of(jax.jit(loss), *args, **kwargs)
     actual = error_of(plan, *args, **kwargs)
-    name = "of_many" if "of_many" in str(loss) else loss.__name__
+    name = getattr(loss, "func", loss).__name__
     assert f"the function {name} at {__file__}" in actual
     assert words(actual) == words(expected)
 

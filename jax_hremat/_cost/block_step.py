@@ -106,10 +106,9 @@ def _block_step(program: Program, graph: Graph, block: Block, region: Region) ->
             i for i, v in enumerate(block.inputs) if graph.values[v].kind == "computed"
         ),
         partial_bytes={
-            i: _partial_bytes(graph, graph.values[block.inputs[i]], block)
-            for i in active_in
-            if graph.values[block.inputs[i]].kind == "argument"
-            and any(user < block.start for user in graph.values[block.inputs[i]].users)
+            i: _partial_bytes(graph, value, block)
+            for i, value in ((i, graph.values[block.inputs[i]]) for i in active_in)
+            if value.kind == "argument" and value.users[0] < block.start
         },
         cotangent_parameters=range(len(avals), len(avals) + len(cotangent_avals)),
         mesh=graph.mesh or program.mesh,

@@ -78,14 +78,15 @@ def make_chain(
             for index, block in enumerate(partition.blocks)
             if any(op.effectful for op in graph.operations[block.start : block.stop])
         ),
-        partial_gradients=tuple(_partial_gradients(graph, partition)),
+        partial_gradients=tuple(_partial_gradients(graph, partition, block_of)),
     )
 
 
-def _partial_gradients(graph: Graph, partition: Partition) -> Iterator[PartialGradient]:
+def _partial_gradients(
+    graph: Graph, partition: Partition, block_of: Sequence[int]
+) -> Iterator[PartialGradient]:
     """The gradients of arguments that several blocks read, such as those of tied embeddings: the
     part of the last such block waits for that of the first."""
-    block_of = partition.block_of
     for value in graph.values:
         blocks = sorted({block_of[u] for u in value.users})
         if value.kind == "argument" and value.active and len(blocks) > 1:

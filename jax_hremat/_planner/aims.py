@@ -221,11 +221,14 @@ class Aims:
         compiled, limit = candidates.compiled, self._limit
         barriers = needed_barriers(compiled, selection, limit, candidates.price_s)
         for some in reversed(OPTIONAL_BARRIERS):
+            if some not in barriers:
+                continue
             pair = nearest_pair(compiled, selection, limit, some)
-            if some in barriers and pair is not None:
-                without_bytes = candidates.corrections.peak_without_bytes(
-                    some, selection, promise, barriers
-                )
-                if may_do_without(pair, without_bytes, limit):
-                    barriers &= ~some
+            if pair is None:
+                continue
+            without_bytes = candidates.corrections.peak_without_bytes(
+                some, selection, promise, barriers
+            )
+            if may_do_without(pair, without_bytes, limit):
+                barriers &= ~some
         return barriers

@@ -114,7 +114,10 @@ class BudgetSearch:
         """Solve, compile, compare, and solve again within a predicted peak that is corrected by the
         prediction errors seen."""
         # Plans of about the same peak have about the same prediction error: correct for it at once.
-        target = self._limit - self._candidates.corrections.excess_near(self._limit, self._barriers)
+        excess_bytes = self._candidates.corrections.excess_near(
+            self._limit, self._likely_barriers()
+        )
+        target = self._limit - excess_bytes
         missed_at = self._candidates.plain.prediction.peak_bytes + 1
         groups, wide_misses, is_bold = True, 0, False
         least_bytes = int(_LEAST_LOWER * self._limit)
@@ -163,8 +166,7 @@ class BudgetSearch:
                     break
                 target = min(promise.peak_bytes + spare_bytes, missed_at - 1)
 
-    @property
-    def _barriers(self) -> Barriers:
+    def _likely_barriers(self) -> Barriers:
         """The barriers that the next plan is likely to need: those of the plans like the fastest
         that fits, or like that of least peak."""
         likely = self._best() or self._candidates.least
@@ -206,11 +208,13 @@ class BudgetSearch:
         other plan of this search is tried with them."""
         price_s = self._candidates.price_s
         for some in self._untried:
+            if some in candidate.barriers:
+                continue
             misses = candidate.peak_bytes > self._limit
             may_help = misses and self._is_delayed(candidate)
             if some in Barriers.USUAL and self._nearest_pair(candidate, some) is None:
                 may_help |= candidate.is_delayed(candidate.prediction.peak_bytes)
-            if some in candidate.barriers or not may_help:
+            if not may_help:
                 continue
             behind = self._with_barriers(candidate, candidate.barriers | some)
             self._fits |= behind.peak_bytes <= self._limit
@@ -233,9 +237,9 @@ class BudgetSearch:
         price_s = self._candidates.price_s
         self._fits |= candidate.peak_bytes <= self._limit
         for some in reversed(OPTIONAL_BARRIERS):
-            is_longer = self._is_longer_than_predicted(candidate)
-            is_known = self._nearest_pair(candidate, some) is not None
-            if some in candidate.barriers and is_longer and not is_known:
+            if some not in candidate.barriers or not self._is_longer_than_predicted(candidate):
+                continue
+            if self._nearest_pair(candidate, some) is None:
                 fewer = self._with_barriers(candidate, candidate.barriers & ~some)
                 pair, peak_bytes = Pair(candidate, fewer), candidate.prediction.peak_bytes
                 if fewer.root != candidate.root and pair.may_be_left_out(peak_bytes, price_s):

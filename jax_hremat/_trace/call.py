@@ -69,6 +69,11 @@ class Arguments:
         """The traced leaves as JAX arrays."""
         return tuple(_as_jax(x.value) for x in self.inputs)
 
+    @property
+    def traced_leaves(self) -> tuple[Leaf, ...]:
+        """The leaf that each input is."""
+        return tuple(self.leaves[i] for i in self.positions)
+
     def like(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
         """Other arguments, with the same leaves traced and differentiated."""
         names = {x.name: x.differentiated for x in self.inputs}
@@ -81,8 +86,7 @@ class Arguments:
 
     def inputs_of(self, argnums: Sequence[int]) -> tuple[int, ...]:
         """Positions of the inputs that these positional arguments hold."""
-        leaves = (self.leaves[i] for i in self.positions)
-        return tuple(k for k, leaf in enumerate(leaves) if _is_of(leaf.path, argnums))
+        return tuple(k for k, x in enumerate(self.traced_leaves) if _is_of(x.path, argnums))
 
     def variables_of(self, argnums: Sequence[int]) -> frozenset[int]:
         """Numbers of the variables that these positional arguments hold."""
@@ -287,10 +291,8 @@ def trace_arguments(
         made.append(results)
         return outputs
 
-    leaves = [arguments.leaves[i] for i in arguments.positions]
-    program, closed_over = trace_flat(
-        functools.partial(make_jaxpr, fun, flat, leaves), arguments.inputs, is_loss=is_loss
-    )
+    as_fun = functools.partial(make_jaxpr, fun, flat, arguments.traced_leaves)
+    program, closed_over = trace_flat(as_fun, arguments.inputs, is_loss=is_loss)
     (results,) = made
     unchanged = _handed_on(program, results.changed_outputs, len(arguments.inputs))
     if unchanged:

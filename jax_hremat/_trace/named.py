@@ -59,8 +59,9 @@ def make_jaxpr(
     parameters = _parameters(fun, leaves)
     places: dict[str, dict[_Place, int]] = {}
     for i, leaf in enumerate(leaves):
-        parameter, inside = parameters[_argument(leaf)]
-        place = _Place(inside + leaf.name[len(_argument(leaf)) :])
+        argument = _argument(leaf)
+        parameter, inside = parameters[argument]
+        place = _Place(inside + leaf.name.removeprefix(argument))
         places.setdefault(parameter, {})[place] = i
     order = [i for inside in places.values() for i in inside.values()]
 
@@ -98,8 +99,8 @@ def _parameters(fun: Callable[..., Any], leaves: Sequence[Leaf]) -> dict[str, tu
         bound = signature.bind_partial(*positional, **keywords).arguments
     except (TypeError, ValueError):
         # One without a signature, or that is called in another way than it says.
-        return {name: ("args", name[len("[0]") :]) for name in positional} | {
-            name: ("kwargs", name[len("[1]") :]) for name in keywords.values()
+        return {name: ("args", name.removeprefix("[0]")) for name in positional} | {
+            name: ("kwargs", name.removeprefix("[1]")) for name in keywords.values()
         }
     found: dict[str, tuple[str, str]] = {}
     for parameter, given in bound.items():
