@@ -407,8 +407,39 @@ def test_methods_of_plain_objects() -> None:
     trainer.scale = 4.0
     assert_same(trainer.loss(W, X), 2 * actual[0])
     # A bound method is planned likewise, and its plan applied.
-    again = jax_hremat.plan_remat(trainer.loss, budget=1.0, **OPTIONS)(W, X)
-    assert_same(jax_hremat.apply_plan(trainer.loss, again)(W, X), 2 * actual[0])
+    bound = trainer.loss.__wrapped__
+    again = jax_hremat.plan_remat(bound, budget=1.0, **OPTIONS)(W, X)
+    assert_same(jax_hremat.apply_plan(bound, again)(W, X), 2 * actual[0])
+
+
+def test_what_is_planned_already_is_refused() -> None:
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.mean(jnp.sin(x @ w) ** 2)
+
+    class Trainer:
+        loss = jax_hremat.hremat(lambda self, w, x: loss(w, x), budget=1.0, **OPTIONS)
+
+    planned = jax_hremat.hremat(loss, budget=1.0, **OPTIONS)
+    assert planned.__wrapped__ is loss
+    plan = jax_hremat.plan_remat(loss, budget=1.0, **OPTIONS)(W, X)
+    match = r"`loss` is planned already.*: `loss.__wrapped__`"
+    with pytest.raises(jax_hremat.UnsupportedProgramError, match=match):
+        jax_hremat.plan_remat(planned, budget=1.0, **OPTIONS)(W, X)
+    with pytest.raises(jax_hremat.UnsupportedProgramError, match=match):
+        jax_hremat.apply_plan(planned, plan)
+    with pytest.raises(jax_hremat.UnsupportedProgramError, match="planned already"):
+        jax_hremat.hremat(Trainer().loss, budget=1.0, **OPTIONS)
+
+
+def test_a_plan_inside_what_is_planned_is_named() -> None:
+    @jax_hremat.hremat(max_slowdown=4.0, **OPTIONS)
+    def inner(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.mean(jnp.sin(jnp.sin(x @ w) @ w) ** 2)
+
+    plan = jax_hremat.plan_remat(lambda w, x: 2 * inner(w, x), budget=1.0, **OPTIONS)(W, X)
+    (own,) = plan.own_checkpoints
+    assert own.keeps == "a plan of jax_hremat"
+    assert own.source.startswith(f"{__file__}:")
 
 
 def test_methods_of_modules() -> None:

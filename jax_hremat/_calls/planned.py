@@ -6,6 +6,7 @@ import functools
 import inspect
 import sys
 import time
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from jax_hremat._emit.step import own_step
 from jax_hremat._flax.objects import Leaf, holds_objects, is_parameter, variables_of
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._planner.request import PlanRequest
-from jax_hremat._shared.errors import StalePlanError
+from jax_hremat._shared.errors import StalePlanError, UnsupportedProgramError
 from jax_hremat._shared.units import Budget, Slowdown
 from jax_hremat._trace.call import (
     Arguments,
@@ -61,11 +62,20 @@ class Loss:
     def of(
         fun: Callable[..., Any], argnums: tuple[int, ...], has_aux: bool, wrt: Any = is_parameter
     ) -> tuple[Loss, tuple[Any, ...]]:
-        """The loss, and the arguments that precede those of a call: `self` for a bound method."""
+        """The loss, and the arguments that precede those of a call: `self` for a bound method.
+
+        Raises:
+            UnsupportedProgramError: It is planned already.
+        """
+        if isinstance(fun, (PlannedFunction, BoundFunction)):
+            name = name_of(fun)
+            raise UnsupportedProgramError(
+                f"`{name}` is planned already, by `hremat` or `apply_plan`, and a plan within a "
+                f"plan would keep the checkpoints of both. Give the function it was made from: "
+                f"`{name}.__wrapped__`"
+            )
         if inspect.ismethod(fun):
             return Loss(fun.__func__, argnums, has_aux, wrt, is_bound=True), (fun.__self__,)
-        if isinstance(fun, BoundFunction):
-            return Loss(fun.unbound, argnums, has_aux, wrt, is_bound=True), (fun.__self__,)
         return Loss(fun, argnums, has_aux, wrt), ()
 
     def differentiated(self, args: Sequence[Any]) -> Choice:
@@ -240,6 +250,7 @@ class BoundFunction:
 
     def __init__(self, planned: PlannedFunction, receiver: Any) -> None:
         functools.update_wrapper(self, planned)
+        self.__wrapped__ = types.MethodType(planned._loss.fun, receiver)
         self.__self__ = receiver
         self._planned = planned
 
@@ -291,10 +302,10 @@ def check_plan_is_for(program: Program, plan: RematPlan, name: str) -> None:
     if difference is not None:
         raise StalePlanError(
             f"the plan {plan.fingerprint.digest[:8]} is not for `{name}` as it was traced now: "
-            f"{difference}. Shapes, dtypes, static arguments (for a plan Python bools and strings, "
-            f"for `jax.jit` those in `static_argnums`), the model's code or a version of JAX or "
-            f"Flax have changed since the plan was made; make it again with "
-            f"`jax_hremat.plan_remat`"
+            f"{difference}. Shapes, dtypes, which arguments are passed by keyword, static "
+            f"arguments (for a plan Python bools and strings, for `jax.jit` those in "
+            f"`static_argnums`), the model's code or a version of JAX or Flax have changed since "
+            f"the plan was made; make it again with `jax_hremat.plan_remat`"
         )
 
 

@@ -39,6 +39,11 @@ class KeptApart:
 
     names: frozenset[str]
 
+    @property
+    def __name__(self) -> str:
+        """What it is called where a program that contains it is described."""
+        return "a plan of jax_hremat"
+
     def __call__(self, primitive: Any, /, *_: Any, **params: Any) -> bool:
         return primitive.name == "name" and params["name"] in self.names
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any
 
 from jax._src import source_info_util
 
 from jax_hremat._jax.jaxprs import open_jaxpr, with_equations
+
+_PACKAGE = PurePath(__file__).parents[1]
 
 
 def scope_name(eqn: Any) -> str:
@@ -25,8 +28,11 @@ def module_path(eqn: Any) -> str:
 
 
 def source_line(eqn: Any) -> str:
-    """The line of the user's code that made the equation, as `file.py:12 (function)`."""
-    return source_info_util.summarize(eqn.source_info)
+    """The line of the user's code that made the equation, as `file.py:12 (function)`; empty if
+    there is none. To JAX, the lines of this package are a user's too."""
+    frames = source_info_util.user_frames(eqn.source_info.traceback)
+    own = (f for f in frames if _PACKAGE not in PurePath(f.file_name).parents)
+    return next((f"{f.file_name}:{f.start_line} ({f.function_name})" for f in own), "")
 
 
 def with_scopes(jaxpr: Any, scopes: Sequence[str]) -> Any:

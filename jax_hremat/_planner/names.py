@@ -18,8 +18,6 @@ _KEY = re.compile(r"^\w+(?:\[[^\]]*\])?|\.[^.\[]+|\[[^\]]*\]")
 # The array in an NNX variable.
 _HELD = ".value"
 _LINE = re.compile(r"[^:]+:\d+")
-# This package's folder, which need not be among the installed ones.
-_PACKAGE = PurePath(__file__).parents[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +169,7 @@ def _path_of(parameter: str) -> list[str]:
 
 
 def _is_own(source: str) -> bool:
-    path = PurePath(source)
-    return bool(source) and "site-packages" not in path.parts and _PACKAGE not in path.parents
+    return bool(source) and "site-packages" not in PurePath(source).parts
 
 
 def _line(source: str) -> str:
