@@ -303,3 +303,15 @@ def test_advice_is_by_what_a_buffer_is() -> None:
     assert advice_on(plan, "temp", "reduce_precision") == ("temporary", False)
     early = dataclasses.replace(plan, moments=plan.moments[:1])
     assert advice_on(early, "temp", "exp") == ("temporary", False)
+
+
+def test_a_buffer_is_of_the_block_that_its_scope_is_in() -> None:
+    many = block(0, "net: a, b, c, d", kept_bytes=1)
+    deep = block(2, "net/e", kept_bytes=0)
+    plan = written_plan(blocks=(many, deep, block(1, "net: loss")))
+    assert many.scope == "net: a, …, d"
+    assert advice_on(plan, "temp", "net/c/tanh") == ("residual kept", False)
+    assert advice_on(plan, "temp", "net/e/tanh") == ("temporary", False)
+    # In none of them.
+    assert advice_on(plan, "temp", "net/f/tanh") == ("temporary", False)
+    assert advice_on(plan, "temp", "net/loss/tanh") == ("made at the loss", True)

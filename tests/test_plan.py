@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tracing import trace_loss
+from written_plans import place
 
 import jax_hremat
 from jax_hremat._plan.block import BlockReport
@@ -64,14 +65,13 @@ def block(scope: str, **changes: Any) -> BlockReport:
     plain = BlockReport(
         start=0,
         stop=4,
-        scope=scope,
+        place=place(scope, "model.py:12 (attend)"),
         decision="checkpointed, keeps 2 values",
         kept_bytes=3 * MIB,
         plain_bytes=9 * MIB,
         added_s=1.5e-3,
         recomputed=2,
         saved=("attention:dot_general bf16[16,8] (3.00 MiB)",),
-        source="model.py:12 (attend)",
     )
     return dataclasses.replace(plain, **changes)
 
@@ -111,7 +111,7 @@ def test_json_keeps_everything_but_the_timings() -> None:
         if field.name != "timings_s":
             assert getattr(loaded, field.name) == getattr(made, field.name), field.name
     assert loaded.root.children[0].barrier
-    assert json.loads(made.to_json())["version"] == 13
+    assert json.loads(made.to_json())["version"] == 14
 
 
 def test_equal_plans_have_equal_bytes() -> None:
@@ -218,14 +218,14 @@ def edited(change: Callable[[dict[str, Any]], Any]) -> str:
         ("[1, 2]", "not a plan that `RematPlan.save` wrote"),
         ("{}", "not a plan that `RematPlan.save` wrote"),
         (edited(lambda d: d.update(format="pytorch")), "not a plan that `RematPlan.save` wrote"),
-        (edited(lambda d: d.update(version=99)), "version 99;.*reads version 13. Make the plan"),
+        (edited(lambda d: d.update(version=99)), "version 99;.*reads version 14. Make the plan"),
         (edited(lambda d: d.pop("version")), "version None"),
         (edited(lambda d: d.pop("root")), "damaged plan: KeyError: 'root'. Make it again"),
         (edited(lambda d: d["root"].update(stop=-1)), "damaged plan: ValueError: region"),
         (edited(lambda d: d.update(certificate=None)), "damaged plan: TypeError"),
         (edited(lambda d: d["certificate"].update(extra=1)), "damaged plan.*extra"),
         (edited(lambda d: d["fingerprint"].pop("digests")), "damaged plan: KeyError: 'digests'"),
-        (edited(lambda d: d["blocks"][0].pop("scope")), "damaged plan.*scope"),
+        (edited(lambda d: d["blocks"][0].pop("place")), "damaged plan.*place"),
     ],
 )
 def test_what_is_no_plan_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from written_plans import place
 
 from jax_hremat._plan.block import BlockReport
 from jax_hremat._plan.region import Region
@@ -16,18 +17,17 @@ from jax_hremat._plan.tree import Line, tree_lines
 SIZE = 10
 
 
-def block(index: int, **changes: Any) -> BlockReport:
+def block(index: int, scope: str = "", **changes: Any) -> BlockReport:
     given: dict[str, Any] = dict(
         start=SIZE * index,
         stop=SIZE * (index + 1),
-        scope=f"layer_{index}",
+        place=place(scope or f"layer_{index}", "model.py:12 (layer)"),
         decision="plain",
         kept_bytes=3,
         plain_bytes=7,
         added_s=1e-3,
         recomputed=2,
         saved=(),
-        source="model.py:12 (layer)",
     )
     return BlockReport(**given | changes)
 
@@ -41,7 +41,7 @@ def root(count: int, *children: Region) -> Region:
 
 
 def shown(region: Region, blocks: list[BlockReport]) -> list[tuple[int, int, str, str]]:
-    return [(x.depth, x.count, x.report.scope, x.last_scope) for x in tree_lines(region, blocks)]
+    return [(x.depth, x.count, x.report.scope, str(x.last)) for x in tree_lines(region, blocks)]
 
 
 def test_blocks_alone() -> None:

@@ -10,6 +10,7 @@ from jax_hremat import Certificate, RematPlan
 from jax_hremat._plan.block import BlockReport
 from jax_hremat._plan.fingerprint import Fingerprint
 from jax_hremat._plan.peak import BufferReport, Moment
+from jax_hremat._plan.place import Place
 from jax_hremat._plan.region import Region
 
 MIB = 2**20
@@ -78,19 +79,24 @@ def certificate(**changes: Any) -> Certificate:
     return dataclasses.replace(whole, **changes)
 
 
+def place(scope: str, source: str) -> Place:
+    """Where a block is, from its text."""
+    modules, _, parts = scope.partition(": ")
+    return Place(tuple(modules.split("/")), tuple(filter(None, parts.split(", "))), source)
+
+
 def block(index: int, scope: str, **changes: Any) -> BlockReport:
     """A plain block of ten operations."""
     whole = BlockReport(
         start=10 * index,
         stop=10 * (index + 1),
-        scope=scope,
+        place=place(scope, f"net.py:{index} (call)"),
         decision="plain",
         kept_bytes=0,
         plain_bytes=0,
         added_s=0.0,
         recomputed=0,
         saved=(),
-        source=f"net.py:{index} (call)",
     )
     return dataclasses.replace(whole, **changes)
 

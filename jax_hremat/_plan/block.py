@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jax_hremat._plan.place import Place
+
 
 @dataclass(frozen=True, slots=True)
 class BlockReport:
@@ -12,9 +14,10 @@ class BlockReport:
     Attributes:
         start: First operation.
         stop: One past the last operation.
-        scope: `jax.named_scope` path of the block (Flax linen: the module path); where there is
-            none, the path of the parameters that it reads (Flax NNX: the module path); where there
-            are none either, `source`.
+        place: Where it is: by the `jax.named_scope`s of its operations (Flax linen: the module
+            path); where there are none, by the parameters that it reads (Flax NNX: the module
+            path); with the line of its first differentiated operation, empty if all come from
+            installed packages.
         decision: What is done, in words.
         kept_bytes: Bytes of its residuals: what is held between the block's forward and its
             backward, without its inputs.
@@ -23,20 +26,27 @@ class BlockReport:
         recomputed: Number of operations that are recomputed.
         saved: Names, shapes, bytes and source lines of the values kept by name, largest first; of a
             scan, the values made in a step that each step keeps.
-        source: The line of the user's code that the block's first differentiated operation comes
-            from; empty if all come from installed packages.
         runs: The runs of operations that have a checkpoint of their own inside the block, or inside
             each step of its scan.
     """
 
     start: int
     stop: int
-    scope: str
+    place: Place
     decision: str
     kept_bytes: int
     plain_bytes: int
     added_s: float
     recomputed: int
     saved: tuple[str, ...]
-    source: str
     runs: tuple[str, ...] = ()
+
+    @property
+    def scope(self) -> str:
+        """Where it is, as text."""
+        return str(self.place)
+
+    @property
+    def source(self) -> str:
+        """The line of its first differentiated operation; empty if that is not known."""
+        return self.place.source

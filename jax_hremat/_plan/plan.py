@@ -23,6 +23,7 @@ from jax_hremat._plan.openings import NOTHING_OPENED, Openings
 from jax_hremat._plan.own_checkpoint import OwnCheckpoint
 from jax_hremat._plan.peak import BufferReport, Moment
 from jax_hremat._plan.perfetto import trace
+from jax_hremat._plan.place import Place
 from jax_hremat._plan.region import Loop, Region
 from jax_hremat._plan.text import plan_text
 from jax_hremat._shared.errors import PlanFormatError
@@ -30,7 +31,7 @@ from jax_hremat._shared.files import write_whole
 from jax_hremat._shared.frozen import reduce_record
 
 _FORMAT = "jax_hremat.RematPlan"
-FORMAT_VERSION = 13
+FORMAT_VERSION = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +303,13 @@ def _decode_plan(data: Mapping[str, Any]) -> RematPlan:
         axes = tuple((name, int(size)) for name, size in mesh.pop("axes"))
         certificate["mesh"] = DeviceMesh(axes, **mesh)
     blocks = [
-        {**b, "saved": tuple(b["saved"]), "runs": tuple(b.get("runs", ()))} for b in data["blocks"]
+        {
+            **b,
+            "place": Place.from_json(b["place"]),
+            "saved": tuple(b["saved"]),
+            "runs": tuple(b["runs"]),
+        }
+        for b in data["blocks"]
     ]
     plain = (
         "has_aux estimated_step_s baseline_step_s baseline_peak_bytes predicted_peak_bytes "

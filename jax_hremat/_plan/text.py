@@ -12,7 +12,7 @@ from rich.text import Text
 
 from jax_hremat._plan.certificate import Certificate
 from jax_hremat._plan.own_checkpoint import words
-from jax_hremat._plan.tree import Line, module, tree_lines
+from jax_hremat._plan.tree import Line, tree_lines
 from jax_hremat._shared.format import (
     format_bytes,
     format_seconds,
@@ -208,11 +208,15 @@ def _line(line: Line, around: str) -> Iterator[RenderableType]:
 
 def _name(line: Line, around: str) -> str:
     """The scope, without what the line around it says already."""
-    first, last = line.report.scope, line.last_scope
-    if line.count > 1 and module(first) != module(last):
-        first, last = module(first), module(last)
-    elif around:
-        first, last = (scope.removeprefix(f"{around}: ") for scope in (first, last))
+    places = line.report.place, line.last
+    outside = [str(place.around) for place in places]
+    if line.count > 1 and outside[0] != outside[1]:
+        first, last = outside
+    else:
+        first, last = (
+            place.listed if place.parts and str(place.around) == around else str(place)
+            for place in places
+        )
     name = shortened(first, _NAME_WIDTH)
     if last != first:
         name += f" … {shortened(last, _NAME_WIDTH)}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from jax_hremat._plan.block import BlockReport
+from jax_hremat._plan.place import Place
 from jax_hremat._plan.region import Region
 from jax_hremat._shared.format import format_signed_seconds
 
@@ -37,7 +38,7 @@ class Line:
         count: Number of equal ones that follow one another.
         report: What is done with the first of them. For a group or a sequence, the figures are sums
             over its blocks, and values kept by name are listed only in the lines of the blocks.
-        last_scope: Scope of the last of them.
+        last: Where the last of them is.
         kept_bytes: Residuals kept, summed over everything that the line stands for, also in
             repetitions of the lines around it.
         plain_bytes: The same sum of the residuals without rematerialization.
@@ -47,7 +48,7 @@ class Line:
     depth: int
     count: int
     report: BlockReport
-    last_scope: str
+    last: Place
     kept_bytes: int
     plain_bytes: int
     added_s: float
@@ -121,7 +122,7 @@ def _line(copies: Sequence[Sequence[Node]], count: int, depth: int) -> Line:
         depth=depth,
         count=count,
         report=report,
-        last_scope=last[0].scope if len(last) == 1 else module(last[-1].scope),
+        last=last[0].place if len(last) == 1 else last[-1].place.around,
         kept_bytes=sum(b.kept_bytes for b in every),
         plain_bytes=sum(b.plain_bytes for b in every),
         added_s=sum(b.added_s for b in every),
@@ -139,21 +140,14 @@ def _whole(nodes: Sequence[Node], blocks: Sequence[BlockReport]) -> BlockReport:
     return BlockReport(
         start=blocks[0].start,
         stop=blocks[-1].stop,
-        scope=module(blocks[0].scope),
+        place=blocks[0].place.around,
         decision=decision,
         kept_bytes=sum(b.kept_bytes for b in blocks),
         plain_bytes=sum(b.plain_bytes for b in blocks),
         added_s=sum(b.added_s for b in blocks),
         recomputed=sum(b.recomputed for b in blocks),
         saved=(),
-        source="",
     )
-
-
-def module(scope: str) -> str:
-    """A block's scope without the list of the parts that it spans."""
-    # `file:line` has no space after its colon.
-    return scope.split(": ")[0]
 
 
 def _blocks(nodes: Sequence[Node]) -> list[BlockReport]:

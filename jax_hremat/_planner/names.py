@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from jax_hremat._plan.place import Place
 from jax_hremat._plan.region import Region
 from jax_hremat._shared.format import format_bytes
 from jax_hremat._trace.graph import Graph, Operation
 
-_MAX_PARTS = 3
-_NOWHERE = "(no scope)"
 # `args[0]`, then `.name` or `[key]` as often as there are any.
 _KEY = re.compile(r"^\w+(?:\[[^\]]*\])?|\.[^.\[]+|\[[^\]]*\]")
 # The array in an NNX variable.
@@ -32,20 +31,20 @@ class Names:
     graph: Graph
     input_names: Sequence[str]
 
-    def block(self, start: int, stop: int) -> str:
+    def block(self, start: int, stop: int) -> Place:
         """The innermost common path of its operations and the parts that follow it in the block;
-        where none of them has a path, the block's source line."""
+        and file, line and function of the first operation whose source is no package's. The folder
+        is left out: it says where the code is stored, not what it is."""
         operations = self._named(start, stop)
-        separator = "/" if any(op.scope for op in operations) else ""
-        found = _spanned(self.paths_of(operations), separator)
-        return found or self.source(start, stop) or _NOWHERE
-
-    def source(self, start: int, stop: int) -> str:
-        """File, line and function of the first operation whose source is no package's.
-        The folder is left out: it says where the code is stored, not what it is."""
-        lines = [op.source for op in self._named(start, stop)]
-        own = [line for line in lines if _is_own(line)]
-        return PurePath(own[0]).name if own else ""
+        paths = self.paths_of(operations)
+        common = _common(paths)
+        parts = (_part(path[len(common)]) for path in paths if len(path) > len(common))
+        scoped = any(op.scope for op in operations)
+        return Place(
+            modules=tuple(common if scoped else filter(None, ["".join(common)])),
+            parts=tuple(dict.fromkeys(parts)),
+            source=next((PurePath(o.source).name for o in operations if _is_own(o.source)), ""),
+        )
 
     def _named(self, start: int, stop: int) -> Sequence[Operation]:
         """The operations that a block is named after: the differentiated ones, if there are any."""
@@ -139,18 +138,6 @@ def _common(paths: Sequence[Sequence[str]]) -> list[str]:
     while all(len(p) > shared and p[shared] == paths[0][shared] for p in paths):
         shared += 1
     return list(paths[0][:shared])
-
-
-def _spanned(paths: Sequence[Sequence[str]], separator: str) -> str:
-    """What all paths start with, and the different parts that follow; empty if there are none."""
-    common = _common(paths)
-    parts = list(dict.fromkeys(_part(p[len(common)]) for p in paths if len(p) > len(common)))
-    if len(parts) > _MAX_PARTS:
-        parts = [parts[0], "…", parts[-1]]
-    prefix = separator.join(common)
-    if not parts:
-        return prefix
-    return f"{prefix}: {', '.join(parts)}" if prefix else ", ".join(parts)
 
 
 def _part(key: str) -> str:

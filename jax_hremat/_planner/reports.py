@@ -81,7 +81,7 @@ def block_reports(decision: Decision) -> tuple[BlockReport, ...]:
             BlockReport(
                 start=block.start,
                 stop=block.stop,
-                scope=names.block(block.start, block.stop),
+                place=names.block(block.start, block.stop),
                 decision=done,
                 kept_bytes=kept.cost.kept_bytes if kept else 0,
                 plain_bytes=plain.cost.kept_bytes,
@@ -90,7 +90,6 @@ def block_reports(decision: Decision) -> tuple[BlockReport, ...]:
                     count > 0 for count in decision.recomputed[block.start : block.stop]
                 ),
                 saved=saved,
-                source=names.source(block.start, block.stop),
                 runs=runs,
             )
         )
@@ -101,11 +100,11 @@ def bottleneck_words(names: Names, partition: Partition, block: int, step: Compi
     """What sets the smallest peak: the largest buffer alive there, and the block where the peak
     occurs, by its scope and its source line."""
     at = partition.blocks[block]
-    scope, source = names.block(at.start, at.stop), names.source(at.start, at.stop)
+    place = names.block(at.start, at.stop)
     if not step.buffers:
         return "its arguments and results"
-    where = f"`{scope}`, {source}" if source and source != scope else f"`{scope}`"
-    return f"{largest_words(step)} (the largest at the peak, which is in {where})"
+    where = f", {place.source}" if place.source not in ("", str(place)) else ""
+    return f"{largest_words(step)} (the largest at the peak, which is in `{place}`{where})"
 
 
 def largest_words(step: CompiledStep) -> str:

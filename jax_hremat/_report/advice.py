@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jax_hremat._plan.block import BlockReport
 from jax_hremat._plan.peak import BufferReport
+from jax_hremat._plan.place import Place
 from jax_hremat._plan.plan import RematPlan
 
 _RECOMPUTED, _LOOP = "(recomputed)", "(loop)"
@@ -115,7 +115,7 @@ def _block_of(plan: RematPlan, buffer: BufferReport) -> int | None:
     scopes, the loss if the step has its predicted peak there. None if not known."""
     *path, operation = (p for p in buffer.made_by.split("/") if p not in (_RECOMPUTED, _LOOP))
     if path:
-        found = [(_match(path, block), -i) for i, block in enumerate(plan.blocks)]
+        found = [(_match(path, block.place), -i) for i, block in enumerate(plan.blocks)]
         best, at = max(found, default=(0, 0))
         return -at if best else None
     if operation == _KEPT_BY_NAME or not plan.moments:
@@ -125,16 +125,12 @@ def _block_of(plan: RematPlan, buffer: BufferReport) -> int | None:
     return last if peak.block == last else None
 
 
-def _match(path: Sequence[str], block: BlockReport) -> int:
-    """How much of a path a block's scope names; 0 if the path is not in it."""
-    prefix, _, listed = block.scope.partition(": ")
-    shared = prefix.split("/") if listed or "/" in prefix else []
-    parts = listed.split(", ") if listed else [] if shared else prefix.split(", ")
-    if list(path[: len(shared)]) != shared:
+def _match(path: Sequence[str], place: Place) -> int:
+    """How much of a path a place names, modules first; 0 if the path is not in it."""
+    shared = len(place.modules)
+    if tuple(path[:shared]) != place.modules:
         return 0
-    inside = path[len(shared) :]
-    if not parts or not inside:
-        return 2 * len(shared) + 1
-    if inside[0] in parts:
-        return 2 * len(shared) + 2
-    return 2 * len(shared) + 1 if "…" in parts else 0
+    inside = path[shared:]
+    if not place.parts or not inside:
+        return 2 * shared
+    return 2 * shared + 1 if inside[0] in place.parts else 0

@@ -166,7 +166,7 @@ def _columns(
         ]
         before = sorted(range(moment.block), key=lambda b: -step.kept_bytes[b])[:_MOST_NAMED]
         most = [
-            f"\u2003{format_bytes(step.kept_bytes[b])} by {_name(blocks[b])}"
+            f"\u2003{format_bytes(step.kept_bytes[b])} by {blocks[b].place.with_line}"
             for b in before
             if step.kept_bytes[b]
         ]
@@ -188,12 +188,7 @@ def _columns(
 
 def _moment_words(blocks: Sequence[BlockReport], moment: Moment) -> str:
     way = "backward" if moment.in_backward else "forward"
-    return f"{way} of {_name(blocks[moment.block])}"
-
-
-def _name(block: BlockReport) -> str:
-    """A block's scope and line."""
-    return block.scope if block.source in ("", block.scope) else f"{block.scope}, {block.source}"
+    return f"{way} of {blocks[moment.block].place.with_line}"
 
 
 def _bands(blocks: Sequence[BlockReport]) -> dict[str, int]:
@@ -204,8 +199,7 @@ def _bands(blocks: Sequence[BlockReport]) -> dict[str, int]:
 
 
 def _scope(block: BlockReport) -> str:
-    # Cut off the list of parts that the block spans, after ": "; `file:line` has no such space.
-    return block.scope.split(": ")[0]
+    return str(block.place.around)
 
 
 def _layers(

@@ -8,6 +8,7 @@ from itertools import groupby
 
 from jax_hremat._plan.block import BlockReport
 from jax_hremat._plan.fingerprint import RULES
+from jax_hremat._plan.place import Place
 from jax_hremat._plan.plan import RematPlan
 
 
@@ -69,17 +70,16 @@ class Module:
 
 def modules(plan: RematPlan) -> list[Module]:
     """The outermost modules, in program order."""
-    return list(_modules(plan, [(_path(block), block) for block in plan.blocks]))
+    return list(_modules(plan, [(_path(block.place), block) for block in plan.blocks]))
 
 
 # A block and the names of the modules around it, from some module on.
 _Placed = tuple[tuple[str, ...], BlockReport]
 
 
-def _path(block: BlockReport) -> tuple[str, ...]:
-    """`net/layer: a, b` -> net, layer, and `a, b`."""
-    around, _, parts = block.scope.partition(": ")
-    return (*around.split("/"), *([parts] if parts else []))
+def _path(place: Place) -> tuple[str, ...]:
+    """The modules, and the parts as one."""
+    return (*place.modules, *filter(None, [place.listed])) or (str(place),)
 
 
 def _modules(plan: RematPlan, placed: Sequence[_Placed]) -> Iterator[Module]:

@@ -91,8 +91,8 @@ def page(
 def program_name(plan: RematPlan) -> str:
     """The outermost scope that most blocks share, or the file they come from; empty if neither is
     known."""
-    places = [b for b in plan.blocks if b.scope != b.source]
-    outermost = Counter(b.scope.partition(": ")[0].split("/")[0] for b in places)
+    modules = (b.place.modules or b.place.parts for b in plan.blocks)
+    outermost = Counter(names[0] for names in modules if names)
     files = Counter(PurePath(b.source.partition(":")[0]).name for b in plan.blocks if b.source)
     for found in (outermost, files):
         for name, count in found.most_common(1):
