@@ -251,7 +251,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     for data in found:
         cells = []
         for slowdown, least in zip(SLOWDOWNS, data["slowdown_bounds_bytes"], strict=True):
-            taken = _least_peak_bytes(data, slowdown)
+            taken = least_peak_bytes(data, slowdown)
             whole, without_loss = (
                 f"{_taken_off(data, taken, needed):.0%} / {_taken_off(data, least, needed):.0%}"
                 for needed in (0, data["loss_bytes"])
@@ -362,7 +362,7 @@ def _above_hull(points: Sequence[tuple[int, float]]) -> list[float]:
     return [above / plain_s for above in above_lower_hull(points)[:-1]]
 
 
-def _least_peak_bytes(data: Mapping[str, Any], slowdown: float) -> int:
+def least_peak_bytes(data: Mapping[str, Any], slowdown: float) -> int:
     """The lowest peak of a plan within a slowdown."""
     most_s = slowdown * data["no_remat"]["step_s"]
     fast = [p["peak_bytes"] for p in data["plans"] if p["step_s"] <= most_s]

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import command, device, equality, fused, hierarchy, strategies
+from benchmarks import command, device, equality, fused, hierarchy, in_short, strategies
 from jax_hremat._xla.compile import memory_stats
 from jax_hremat.schedules import Family, Graph
 
@@ -61,6 +61,16 @@ def test_a_page_says_what_the_data_say(name: str) -> None:
     target = PAGES[name].rpartition("-")[2]
     text = (command.DOCS / f"{PAGES[name]}.md").read_text()
     assert text == benchmark(name).page(target, data_of(PAGES[name]))
+
+
+def test_the_tables_in_short_say_what_the_data_say() -> None:
+    text = (command.DOCS / in_short.PAGE).read_text()
+    found = in_short.frontiers(command.DOCS / "data")
+    assert text == in_short.written(text, found)
+    changed = {name: {**data, "plans": data["plans"][1:]} for name, data in found.items()}
+    assert text != in_short.written(text, changed)
+    with pytest.raises(SystemExit, match="0 places for the table of least peaks"):
+        in_short.written("", found)
 
 
 def test_the_page_of_efforts_for_the_cpu_says_what_the_data_say() -> None:
