@@ -306,7 +306,7 @@ def _beside_policies(
             data["hand"], data["beside"], data["beside_bounds_s"], strict=True
         ):
             if hand["label"] in words:
-                ratio, words[hand["label"]] = _beside(data, hand, plan)
+                ratio, words[hand["label"]] = ratio_beside(data, hand, plan)
                 if ratio is not None:
                     bound = max(bound_s - base_s, 0.0) / (hand["step_s"] - base_s)
                     ratios.append(ratio)
@@ -332,9 +332,11 @@ def _mean(ratios: Sequence[float]) -> float:
     return math.exp(sum(math.log(max(r, _LEAST_RATIO)) for r in ratios) / len(ratios))
 
 
-def _beside(
+def ratio_beside(
     data: Mapping[str, Any], hand: Mapping[str, Any], plan: Mapping[str, Any] | None
 ) -> tuple[float | None, str]:
+    """The time that a plan adds as a part of what a policy does, None if that is nothing or no plan
+    fits; and both in words."""
     base_s = data["no_remat"]["step_s"]
     if plan is None:
         return None, "no plan fits"

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from benchmarks import command
-from benchmarks.frontier import HAND_POLICIES, least_peak_bytes
+from benchmarks.frontier import HAND_POLICIES, least_peak_bytes, ratio_beside
 from benchmarks.measured import mib
 
 PAGE = "measurements.md"
@@ -41,7 +42,7 @@ def least_peaks(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
         f"Measured with jax {versions}, {dates}.",
         "",
         "| model | no rematerialization | "
-        + " | ".join(f"+{slow - 1:.0%}".replace("%", " %") for slow in _SLOWDOWNS)
+        + " | ".join(f"+{100 * (slow - 1):.0f} %" for slow in _SLOWDOWNS)
         + " | least |",
         "|---|" + "---|" * (len(_SLOWDOWNS) + 2),
     ]
@@ -69,11 +70,11 @@ def added_times(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ]
     for name, title in _TITLES.items():
         data = found[name]
-        base_s = data["no_remat"]["step_s"]
         cells = []
-        for hand, plan in zip(data["hand"], data["beside"][: len(HAND_POLICIES)], strict=False):
-            ratio = (plan["step_s"] - base_s) / (hand["step_s"] - base_s)
-            cells.append(f"{max(ratio, 0.0):.2f}")
+        beside = zip(data["hand"], data["beside"], strict=True)
+        for hand, plan in islice(beside, len(HAND_POLICIES)):
+            ratio, words = ratio_beside(data, hand, plan)
+            cells.append(words if ratio is None else f"{ratio:.2f}")
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return lines
 

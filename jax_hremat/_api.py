@@ -81,7 +81,8 @@ def plan_remat(
             budget and a slowdown was given.
         UnknownTargetError, TargetUnavailableError: The target, or its compiler.
         UnsupportedProgramError: Ordered effects, no scalar loss, nothing to differentiate,
-            symbolic shapes, mutable arrays made outside the function, arguments on several meshes.
+            symbolic shapes, mutable arrays made outside the function, arguments on several meshes,
+            a function that is planned already.
         UnsupportedConfigError: `jax_remat3` is on; costs that are not compiled, on a mesh.
 
     Where an argument (an array, or a struct with a `jax.sharding.NamedSharding`) is sharded over a
@@ -278,6 +279,7 @@ def apply_plan(fun: Callable[..., Any], plan: RematPlan) -> Callable[..., Any]:
 
     Raises:
         TypeError: `plan` is not a plan.
+        UnsupportedProgramError: The function is planned already.
 
     Raises (when called):
         StalePlanError: The traced program is not the one the plan is for; the first difference
@@ -342,8 +344,8 @@ def hremat(
         methods: Names of the methods that are planned; for modules only.
 
     Raises:
-        What `plan_remat` raises: errors about the budget and the target at once, the others when
-        the function is first called.
+        What `plan_remat` raises: errors about the budget, the target and a function that is planned
+        already at once, the others when the function is first called.
     """
     options: dict[str, Any] = dict(
         budget=budget,

@@ -228,5 +228,6 @@ def _scope(region: Region, blocks: Sequence[BlockReport]) -> str:
     if not own:
         return f"operations {region.start} to {region.stop - 1}"
     first, last = own[0], own[-1]
-    scope = first.scope if first.scope == last.scope else f"{first.scope} … {last.scope}"
-    return f"{scope}, {first.source}" if first.source not in ("", first.scope) else scope
+    if first.scope == last.scope:
+        return first.place.with_line
+    return ", ".join(filter(None, (f"{first.scope} … {last.scope}", first.place.line)))

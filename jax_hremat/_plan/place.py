@@ -39,9 +39,14 @@ class Place:
         return ", ".join(some if len(some) <= _MAX_PARTS else (some[0], "…", some[-1]))
 
     @property
+    def line(self) -> str:
+        """The line, where the text does not say it already; empty otherwise."""
+        return self.source if self.modules or self.parts else ""
+
+    @property
     def with_line(self) -> str:
         """As text, followed by the line."""
-        return str(self) if self.source in ("", str(self)) else f"{self}, {self.source}"
+        return ", ".join(filter(None, (str(self), self.line)))
 
     @property
     def around(self) -> Place:

@@ -193,8 +193,8 @@ def _blocks(plan: RematPlan) -> Iterator[RenderableType]:
 def _line(line: Line, around: str) -> Iterator[RenderableType]:
     done, indent = line.report, _INDENT * line.depth
     yield _row(_name(line, around), line.kept_bytes, line.plain_bytes, line.added_s, indent)
-    if done.source and done.source != done.scope:
-        yield indented(done.source, indent + _INDENT)
+    if done.place.line:
+        yield indented(done.place.line, indent + _INDENT)
     yield indented(done.decision, indent + _INDENT)
     for label, listed in (("keeps", done.saved), ("checkpoint around", done.runs)):
         counts = Counter(listed)

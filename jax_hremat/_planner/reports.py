@@ -103,7 +103,7 @@ def bottleneck_words(names: Names, partition: Partition, block: int, step: Compi
     place = names.block(at.start, at.stop)
     if not step.buffers:
         return "its arguments and results"
-    where = f", {place.source}" if place.source not in ("", str(place)) else ""
+    where = f", {place.line}" if place.line else ""
     return f"{largest_words(step)} (the largest at the peak, which is in `{place}`{where})"
 
 
