@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jax_hremat._cost.option import Option, pareto
-from jax_hremat._cost.option_cost import OptionCost
+from jax_hremat._cost.option_cost import LiveRange, OptionCost, Phase
 from jax_hremat._plan.region import Region
 
 # Few values, so that options are often comparable and often equal in part.
@@ -81,6 +81,17 @@ def test_time_between_forward_and_backward_may_shift() -> None:
     assert PLAIN.dominates(shifted) and shifted.dominates(PLAIN)
     assert pareto([PLAIN, shifted]) == (PLAIN,)
     assert pareto([shifted, PLAIN]) == (shifted,)
+
+
+def test_of_equal_ones_that_is_kept_which_xla_makes_nothing_of_ahead() -> None:
+    zeros = LiveRange(100, of_constants=True)
+    early = replace(PLAIN, cost=replace(PLAIN.cost, backward=Phase((zeros,), (100,))))
+    # The recompute of an index, fused into the gather that reads it.
+    late = replace(PLAIN, cost=replace(PLAIN.cost, backward_s=2.0 + 5e-16), origin="checkpointed")
+    assert early.cost.unbound_bytes == 100 and late.cost.unbound_bytes == 0
+    assert pareto([early, late]) == pareto([late, early]) == (late,)
+    slower = replace(late, cost=replace(late.cost, backward_s=2.0 + 1e-8))
+    assert pareto([early, slower]) == (early,)
 
 
 def test_inputs_kept_are_compared_as_sets() -> None:

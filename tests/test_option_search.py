@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from tracing import trace_loss
 
-from jax_hremat import CompilationError, SearchConfig, partition_by_width
+from jax_hremat import CompilationError, SearchConfig, partition_by_repeats, partition_by_width
 from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._cost.source import block_prices
 from jax_hremat._options.search import search_options
@@ -21,7 +21,7 @@ from jax_hremat._trace.bodies import bodies_of
 from jax_hremat._trace.graph import Graph, build_graph
 from jax_hremat._trace.trace import Program
 from jax_hremat._xla.rates import rates
-from jax_hremat._xla.target import get_target
+from jax_hremat._xla.target import Target, get_target
 
 
 def total(limits: dict[int, SearchConfig]) -> int:
@@ -154,3 +154,35 @@ def test_a_run_that_keeps_the_casts_of_its_weights_is_an_option() -> None:
         for other in others:
             assert option.cost.time_s < other.cost.time_s
             assert option.cost.kept_bytes > other.cost.kept_bytes
+
+
+@pytest.mark.parametrize("cast", [False, True])
+def test_an_embedding_is_checkpointed_so_that_its_zeros_are_made_when_they_are_written(
+    cast: bool, h200: Target
+) -> None:
+    def loss(table: jax.Array, w: jax.Array, ids: jax.Array) -> jax.Array:
+        with jax.named_scope("tokens"):
+            x = (table.astype(jnp.bfloat16) if cast else table)[ids]
+        for n in range(4):
+            with jax.named_scope(f"layer_{n}"):
+                x = jnp.tanh(x @ w.astype(x.dtype))
+        return jnp.sum(x.astype(jnp.float32) ** 2)
+
+    shapes = [((4096, 64), jnp.float32), ((64, 64), jnp.float32), ((128,), jnp.int32)]
+    program = trace_loss(loss, tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes))
+    graph = build_graph(program)
+    with block_prices("compiled", program, graph, h200, None) as price:
+        found = search_options(
+            graph,
+            partition_graph(graph, partition_by_repeats),
+            bodies_of(program, graph),
+            price,
+            rates(h200),
+            SearchConfig(max_workers=2),
+            SolverConfig(),
+            lambda stage, done, total: None,
+        )
+    embedding = found[0]
+    # Without a cast, the zeros are in the memory of the gradient, which waits for them anyway.
+    assert embedding.plain.cost.unbound_bytes == (2 * 4096 * 64 if cast else 0)
+    assert embedding.options == ((embedding.checkpointed if cast else embedding.plain),)

@@ -9,6 +9,9 @@ from typing import Literal
 from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._plan.region import Region
 
+# What dominance takes for a difference in time.
+_NANOSECOND_S = 1e-9
+
 Origin = Literal["plain", "checkpointed", "runs", "names", "loop", "branches"]
 
 
@@ -36,10 +39,11 @@ class Option:
 
     def dominates(self, other: Option) -> bool:
         """Whether this option is at least as good as `other` in every respect that matters to a
-        plan."""
+        plan. Times are compared in whole nanoseconds: a recompute that XLA fuses into the kernel
+        that reads it may cost a part of one."""
         a, b = self.cost, other.cost
         return (
-            a.time_s <= b.time_s
+            round(a.time_s / _NANOSECOND_S) <= round(b.time_s / _NANOSECOND_S)
             and a.kept_bytes <= b.kept_bytes
             and a.forward_peak_bytes <= b.forward_peak_bytes
             and a.backward_peak_bytes <= b.backward_peak_bytes
@@ -49,9 +53,10 @@ class Option:
 
 
 def pareto(options: Iterable[Option]) -> tuple[Option, ...]:
-    """The options that no other dominates, fastest first; of equal ones the first is kept."""
+    """The options that no other dominates, fastest first. Of equal ones, that is kept of which XLA
+    may make least ahead of its backward, then the first."""
     kept: list[Option] = []
-    for option in options:
+    for option in sorted(options, key=lambda o: o.cost.unbound_bytes):
         if any(k.dominates(option) for k in kept):
             continue
         kept = [k for k in kept if not option.dominates(k)]

@@ -111,6 +111,12 @@ class OptionCost:
         return (*kept, *self.backward.sizes_at_peak)
 
     @property
+    def unbound_bytes(self) -> int:
+        """Bytes of what the backward makes of constants alone: nothing that it reads keeps XLA from
+        making it earlier in the step, where it waits for the backward."""
+        return sum(b.size_bytes for b in self.backward.buffers if b.of_constants)
+
+    @property
     def time_s(self) -> float:
         """Forward and backward together."""
         return self.forward_s + self.backward_s

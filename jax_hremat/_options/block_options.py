@@ -218,8 +218,11 @@ class BlockSearch:
     def second_wave(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
         """Candidates with sets of runs, chosen by what was measured of each run alone. What a run
         makes of arguments alone, such as the cast of a weight, it may keep; what that changes is
-        taken from the model. A set whose expected cost a measured option dominates is left out."""
+        taken from the model. A set whose expected cost a measured option dominates is left out. A
+        block that keeps nothing is checkpointed where that binds what its backward writes into."""
         plain = measured[self.plain]
+        if self._trivial:
+            return [self.checkpointed] if plain.unbound_bytes else []
         regions_alone = {run: self._with_runs((run,)) for run in self._runs}
         alone = {
             run: measured[region] for run, region in regions_alone.items() if region in measured
