@@ -111,16 +111,16 @@ def _skips(rng: random.Random, count: int) -> list[list[str]]:
 
 def _layered(rng: random.Random, count: int) -> list[list[str]]:
     reads: list[list[str]] = []
-    before: list[str] = []
+    before = range(0)
     while len(reads) < count:
         layer = range(len(reads), min(count, len(reads) + rng.randint(1, 3)))
-        older = [_name(i) for i in range(len(reads)) if _name(i) not in before]
+        older = range(before.start)
         for _ in layer:
             read = rng.sample(before, min(len(before), rng.randint(1, 2)))
             if older and rng.random() < 0.2:
                 read.append(rng.choice(older))
-            reads.append(read)
-        before = [_name(i) for i in layer]
+            reads.append([_name(i) for i in read])
+        before = layer
     return reads
 
 

@@ -138,7 +138,7 @@ assert dict(os.environ) == before
 """
 
 
-@pytest.mark.parametrize("level", [None, "0"])
+@pytest.mark.parametrize("level", [None, pytest.param("0", marks=pytest.mark.slow)])
 def test_a_trial_larger_than_the_device_gives_no_warning(h200: Target, level: str | None) -> None:
     del h200  # For its skip.
     environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
@@ -167,7 +167,7 @@ def test_the_same_program_takes_the_same_memory(target: Target) -> None:
     assert first.hlo_text == second.hlo_text
 
 
-@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("checkpoint", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_program_that_is_never_run_takes_the_same_memory(
     target: Target, checkpoint: bool, tmp_path: Path
 ) -> None:

@@ -87,7 +87,7 @@ def test_layers_of_growing_width_are_a_family(graph: Graph, partition: Partition
     assert list(map(len, computed)) == [0, *range(2, LAYERS)]
 
 
-@pytest.mark.parametrize("source", ["analytic", "compiled"])
+@pytest.mark.parametrize("source", ["analytic", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_most_kinds_are_only_priced_as_they_are(
     program: Program, graph: Graph, partition: Partition, source: str
 ) -> None:

@@ -277,7 +277,15 @@ def two_buffers_a_layer(count: int) -> tuple[Chain, list[Result]]:
     ]
 
 
-@pytest.mark.parametrize(("spare", "num_solves"), [(0, 4), (1, 4), (2, 4), (3, 3), (4, 2)])
+@pytest.mark.parametrize(
+    ("spare", "num_solves"),
+    [
+        (0, 4),
+        *(pytest.param(*some, marks=pytest.mark.slow) for some in [(1, 4), (2, 4)]),
+        (3, 3),
+        (4, 2),
+    ],
+)
 def test_prices_find_the_best_schedule(spare: int, num_solves: int) -> None:
     chain, results = two_buffers_a_layer(6)
     every = all_predictions(chain, groups=False, results=results)

@@ -214,13 +214,8 @@ def config_of(strategy: str | Strategy) -> PlannerConfig:
     "strategy",
     [
         "tw-remat",
-        "rockmate",
         EveryThird(),
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in STRATEGIES
-            if name not in ("tw-remat", "rockmate")
-        ),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES if name != "tw-remat"),
     ],
 )
 def test_a_plan_of_each_is_certified_and_computes_the_same(strategy: str | Strategy) -> None:

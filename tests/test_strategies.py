@@ -79,8 +79,8 @@ QUICK = ("keep-all", "chen", "chen-recursive", "rotor", "greedy", "tw-remat")
         pytest.param(
             name,
             graph,
-            # Those that solve integer programs, on two graphs.
-            marks=() if name in QUICK or graph in ("ladder-1", "mixed") else pytest.mark.slow,
+            # Those that solve integer programs, on one graph with a bit of everything.
+            marks=() if name in QUICK or graph == "mixed" else pytest.mark.slow,
         )
         for name in STRATEGIES
         for graph in GRAPHS
@@ -363,7 +363,11 @@ def test_the_score_puts_together_what_much_passes_between() -> None:
     assert (middle.start, middle.stop) == (1, 3)
 
 
-@pytest.mark.parametrize("partitioner", PARTITIONERS[1:], ids=repr)
+@pytest.mark.parametrize(
+    "partitioner",
+    [*(pytest.param(p, marks=pytest.mark.slow) for p in PARTITIONERS[1:-1]), PARTITIONERS[-1]],
+    ids=repr,
+)
 def test_laws_of_other_partitioners(partitioner: Partitioner) -> None:
     other = HRockmate(partitioner=partitioner, max_parts=3, max_children=2, num_budgets=5)
     check_laws(other, GRAPHS["skips-1"], functools.partial(optimum_s, "skips-1"))

@@ -16,8 +16,8 @@ from benchmarks import zoo
 # Without those that differ from another in the number of layers alone.
 SAME_BUT_FOR_LAYERS = ("gpt2-2", "gpt2-48", "gpt2-96", "gpt2-96-wide", "encdec-36")
 DISTINCT = [name for name in zoo.names() if name not in SAME_BUT_FOR_LAYERS]
-# A transformer and a scan; the others are run in the slow tests.
-QUICKLY = ("gpt2-small", "llama-scan")
+# A transformer in a scan; the others are run in the slow tests.
+QUICKLY = ("llama-scan",)
 RUN = [pytest.param(n, marks=[] if n in QUICKLY else [pytest.mark.slow]) for n in DISTINCT]
 CONFIGS = {"gpt2-6": {"dropout": 0.0, "layers": 2}}
 POLICIES = [
@@ -116,9 +116,8 @@ def test_every_parameter_has_a_gradient(name):
 @pytest.mark.parametrize(
     ("name", "remat"),
     [
-        ("gpt2-small", "block"),
         ("llama-scan", "dots_saveable"),
-        *(pytest.param(n, "block", marks=pytest.mark.slow) for n in DISTINCT if n != "gpt2-small"),
+        *(pytest.param(n, "block", marks=pytest.mark.slow) for n in DISTINCT),
         *(pytest.param(*pair, marks=pytest.mark.slow) for pair in POLICIES),
     ],
 )
