@@ -26,7 +26,7 @@ import numpy as np
 from jax_hremat._plan.region import ValueRef
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status, solve
 from jax_hremat._solve.modelling import cp
-from jax_hremat._trace.graph import Graph, Value
+from jax_hremat._trace.graph import Graph, Operation, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +54,15 @@ def materialised_values(
     """The values XLA would keep if the range were plain: the fewest bytes from which fusible
     operations recompute everything that the backward reads; every value, if the solver's limit is
     reached before a solution is found."""
-    times = [0.0] * len(graph.operations)
-    answer = _solve(
-        graph,
-        start,
-        stop,
-        times,
-        config,
-        may_recompute=lambda e: graph.operations[e].fusible,
-        bytes_bound=None,
+    leaf = _Leaf(graph, start, stop)
+    # Objective:  min Σ_v b_v s_v; among equals the fewest operations recomputed.
+    problem = cp.Problem(
+        cp.Minimize(leaf.megabytes @ leaf.s + 1e-6 * cp.sum(leaf.r)),
+        [*leaf.needed(), *leaf.sources(), *leaf.barred(lambda op: not op.fusible)],
     )
-    if answer is None:
-        return frozenset(v for op in graph.operations[start:stop] for v in op.outputs)
-    return frozenset(answer.values)
+    outcome = solve(problem, config, may_be_undecided=True)
+    kept = leaf.chosen(leaf.s, leaf.made, outcome)
+    return frozenset(leaf.made if kept is None else kept)
 
 
 def saved_value_sets(
@@ -84,100 +80,126 @@ def saved_value_sets(
         config: The solver's limits.
         count: How many byte bounds to sweep.
     """
-    fullest = _solve(
-        graph, start, stop, times_s, config, may_recompute=lambda _: True, bytes_bound=float("inf")
+    leaf = _Leaf(graph, start, stop)
+    milliseconds = np.array([times_s[op.id] * 1e3 for op in leaf.operations])
+    kept_megabytes = leaf.megabytes @ leaf.s
+    bound = cp.Parameter(nonneg=True)
+    # Objective:  min Σ_e t_e r_e  subject to  Σ_v b_v s_v ≤ B; among equals the fewest bytes.
+    problem = cp.Problem(
+        cp.Minimize(milliseconds @ leaf.r + 1e-6 * kept_megabytes),
+        [
+            *leaf.needed(),
+            *leaf.unnamed(),
+            *leaf.sources(),
+            *leaf.never_kept(),
+            kept_megabytes <= bound,
+        ],
     )
+
+    def within(bound_bytes: float) -> SavedValues | None:
+        bound.value = bound_bytes / 2**20
+        outcome = solve(problem, config, may_be_undecided=True)
+        kept = leaf.chosen(leaf.s, leaf.made, outcome)
+        again = leaf.chosen(leaf.r, [op.id for op in leaf.operations], outcome)
+        if kept is None or again is None:
+            return None
+        return SavedValues(
+            values=kept,
+            recomputed=again,
+            kept_bytes=sum(graph.values[v].size_bytes for v in kept),
+            recompute_s=sum(times_s[e] for e in again),
+            outcome=outcome,
+        )
+
+    fullest = within(sum(graph.values[v].size_bytes for v in leaf.made))
     if fullest is None:
         return ()
     answers: list[SavedValues] = []
     for step in range(count):
-        bound = fullest.kept_bytes * (count - step) / count
-        if answers and answers[-1].kept_bytes <= bound:
+        bound_bytes = fullest.kept_bytes * (count - step) / count
+        if answers and answers[-1].kept_bytes <= bound_bytes:
             # The best within more bytes is the best within fewer as well.
             continue
-        answer = _solve(
-            graph, start, stop, times_s, config, may_recompute=lambda _: True, bytes_bound=bound
-        )
+        answer = within(bound_bytes)
         if answer is not None and answer.values not in [a.values for a in answers]:
             answers.append(answer)
     return tuple(answers)
 
 
-def _solve(
-    graph: Graph,
-    start: int,
-    stop: int,
-    times_s: Sequence[float],
-    config: SolverConfig,
-    *,
-    may_recompute: Callable[[int], bool],
-    bytes_bound: float | None,
-) -> SavedValues | None:
-    operations = graph.operations[start:stop]
-    made = [v for op in operations for v in op.outputs]
-    column = {v: i for i, v in enumerate(made)}
-    row = {op.id: i for i, op in enumerate(operations)}
-    megabytes = np.array([graph.values[v].size_bytes / 2**20 for v in made])
-    milliseconds = np.array([times_s[op.id] * 1e3 for op in operations])
+class _Leaf:
+    """The variables of the leaf program of one range, and its families of constraints.
 
-    s = cp.Variable(len(made), boolean=True)
-    r = cp.Variable(len(operations), boolean=True)
-    constraints = []
+    Attributes:
+        operations: The operations of the range.
+        made: The values made inside it.
+        megabytes: b_v of each of them.
+        s: s_v for each of them.
+        r: r_e for each operation.
+    """
 
-    # A value that the backward reads is kept or recomputed:  s_v + r_prod(v) ≥ 1.
-    # An operation is recomputed if its backward reads residuals that have no name, or compares its
-    # results with its inputs:  r_e ≥ 1.
-    read = sorted({v for op in operations for v in op.needs if v in column})
-    opaque = sorted(op.id for op in operations if op.opaque_bytes or op.compares_results)
-    if read:
-        producers = [row[_producer(graph, v)] for v in read]
-        constraints.append(s[[column[v] for v in read]] + r[producers] >= 1)
-    if opaque and bytes_bound is not None:
-        constraints.append(r[[row[e] for e in opaque]] >= 1)
+    def __init__(self, graph: Graph, start: int, stop: int) -> None:
+        self.operations = graph.operations[start:stop]
+        self.made = [v for op in self.operations for v in op.outputs]
+        self.megabytes = np.array([graph.values[v].size_bytes / 2**20 for v in self.made])
+        self.s = cp.Variable(len(self.made), boolean=True)
+        self.r = cp.Variable(len(self.operations), boolean=True)
+        self._graph = graph
+        self._column = {v: i for i, v in enumerate(self.made)}
+        self._row = {op.id: i for i, op in enumerate(self.operations)}
 
-    # If e is recomputed, each value u it reads is kept or recomputed:  r_e ≤ s_u + r_prod(u).
-    edges = [
-        (row[op.id], column[u], row[_producer(graph, u)])
-        for op in operations
-        for u in op.reads
-        if u in column
-    ]
-    if edges:
+    def needed(self) -> list[cp.Constraint]:
+        """A value that the backward reads is kept or recomputed:  s_v + r_prod(v) ≥ 1."""
+        read = sorted({v for op in self.operations for v in op.needs if v in self._column})
+        if not read:
+            return []
+        producers = [self._producer_row(v) for v in read]
+        return [self.s[[self._column[v] for v in read]] + self.r[producers] >= 1]
+
+    def unnamed(self) -> list[cp.Constraint]:
+        """An operation is recomputed if its backward reads residuals that have no name, or compares
+        its results with its inputs:  r_e ≥ 1."""
+        opaque = [
+            row for row, op in enumerate(self.operations) if op.opaque_bytes or op.compares_results
+        ]
+        return [self.r[opaque] >= 1] if opaque else []
+
+    def sources(self) -> list[cp.Constraint]:
+        """If e is recomputed, each value u it reads is kept or recomputed:
+        r_e ≤ s_u + r_prod(u)."""
+        edges = [
+            (row, self._column[u], self._producer_row(u))
+            for row, op in enumerate(self.operations)
+            for u in op.reads
+            if u in self._column
+        ]
+        if not edges:
+            return []
         e, u, p = (list(x) for x in zip(*edges, strict=True))
-        constraints.append(r[e] <= s[u] + r[p])
-    # An operation that may not be recomputed:  r_e = 0.
-    barred = [row[op.id] for op in operations if not may_recompute(op.id)]
-    if barred:
-        constraints.append(r[barred] <= 0)
+        return [self.r[e] <= self.s[u] + self.r[p]]
 
-    # A value that is compared with its source is recomputed together with it, not kept; one that is
-    # made of constants alone is made again:  s_v = 0.
-    never = [column[v] for v in made if _is_never_kept(graph.values[v])]
-    if never and bytes_bound is not None:
-        constraints.append(s[never] <= 0)
+    def barred(self, is_barred: Callable[[Operation], bool]) -> list[cp.Constraint]:
+        """An operation that may not be recomputed:  r_e = 0."""
+        barred = [row for row, op in enumerate(self.operations) if is_barred(op)]
+        return [self.r[barred] <= 0] if barred else []
 
-    if bytes_bound is None:
-        # Objective:  min Σ_v b_v s_v; among equals the fewest operations recomputed.
-        objective = megabytes @ s + 1e-6 * cp.sum(r)
-    else:
-        # Objective:  min Σ_e t_e r_e  subject to  Σ_v b_v s_v ≤ B; among equals the fewest bytes.
-        objective = milliseconds @ r + 1e-6 * (megabytes @ s)
-        if np.isfinite(bytes_bound):
-            constraints.append(megabytes @ s <= bytes_bound / 2**20)
-    problem = cp.Problem(cp.Minimize(objective), constraints)
-    outcome = solve(problem, config, may_be_undecided=True)
-    if outcome.status in (Status.INFEASIBLE, Status.UNDECIDED):
-        return None
-    assert s.value is not None and r.value is not None
-    kept = tuple(v for v in made if s.value[column[v]] > 0.5)
-    again = tuple(op.id for op in operations if r.value[row[op.id]] > 0.5)
-    return SavedValues(
-        values=kept,
-        recomputed=again,
-        kept_bytes=sum(graph.values[v].size_bytes for v in kept),
-        recompute_s=sum(times_s[e] for e in again),
-        outcome=outcome,
-    )
+    def never_kept(self) -> list[cp.Constraint]:
+        """A value that is compared with its source is recomputed together with it, not kept; one
+        that is made of constants alone is made again:  s_v = 0."""
+        values = self._graph.values
+        never = [column for v, column in self._column.items() if _is_never_kept(values[v])]
+        return [self.s[never] <= 0] if never else []
+
+    def chosen(
+        self, variable: cp.Variable, ids: Sequence[int], outcome: Outcome
+    ) -> tuple[int, ...] | None:
+        """The ids whose variable is 1; None if there is no solution."""
+        if outcome.status in (Status.INFEASIBLE, Status.UNDECIDED):
+            return None
+        assert variable.value is not None
+        return tuple(i for i, value in zip(ids, variable.value, strict=True) if value > 0.5)
+
+    def _producer_row(self, value: int) -> int:
+        return self._row[_producer(self._graph, value)]
 
 
 def _is_never_kept(value: Value) -> bool:
