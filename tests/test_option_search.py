@@ -185,4 +185,5 @@ def test_an_embedding_is_checkpointed_so_that_its_zeros_are_made_when_they_are_w
     embedding = found[0]
     # Without a cast, the zeros are in the memory of the gradient, which waits for them anyway.
     assert embedding.plain.cost.unbound_bytes == (2 * 4096 * 64 if cast else 0)
-    assert embedding.options == ((embedding.checkpointed if cast else embedding.plain),)
+    chosen = embedding.checkpointed if cast else embedding.plain
+    assert embedding.options == embedding.in_groups == (chosen,)
