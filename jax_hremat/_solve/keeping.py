@@ -1,8 +1,8 @@
 """Groups that keep values: what one `jax.checkpoint` around several blocks may keep of them.
 
-In its recompute such a group runs each block in its plain option. Of each block the group keeps
-nothing, or the values that one of the block's own options keeps by name. Time and kept bytes add up
-over the blocks:
+In its recompute such a group runs each block in its plain option, or in its only one. Of each block
+the group keeps nothing, or the values that one of the block's own options keeps by name. Time and
+kept bytes add up over the blocks:
 
     T = Σ_k  t_k                    if nothing is kept of block k: its forward is recomputed
              t_{k,o} − t_{k,plain}  if the values of option o are kept (at least 0), and the time to
@@ -73,15 +73,16 @@ def keeping_columns(chain: Chain) -> tuple[Column, ...]:
     ]
     if not any(keepable):
         return ()
-    plain = [
-        next((o for o, option in enumerate(options) if option.origin == "plain"), None)
+    # The option with which a group runs each block: the plain one, or the only one.
+    inside_group = [
+        next((o for o, x in enumerate(options) if x.origin == "plain" or len(options) == 1), None)
         for options in chain.options
     ]
     needs = chain.needs()
 
     def extended(labels: Sequence[_Label], block: int, *, at_end: bool) -> Iterator[_Label]:
-        inside = plain[block]
-        assert inside is not None, "a group is of blocks that may be left as they are"
+        inside = inside_group[block]
+        assert inside is not None, "a group is of blocks with such an option"
         # What a block adds depends on the group only by whether the group ends with the block.
         group = (block, block if at_end else block + 1)
         choices: list[int | None] = [None, *keepable[block]]
@@ -107,11 +108,11 @@ def keeping_columns(chain: Chain) -> tuple[Column, ...]:
         first = blocks.start
         labels = [_Label(0.0, 0, frozenset(), (), ())]
         for last in blocks:
-            if last in chain.effectful or plain[last] is None:
+            if last in chain.effectful or inside_group[last] is None:
                 break
             if last > first:
                 ends = _few(chain, extended(labels, last, at_end=True))
-                options = [o for o in plain[first : last + 1] if o is not None]
+                options = [o for o in inside_group[first : last + 1] if o is not None]
                 keeping = [end for end in ends if end.keeps]
                 yield from _columns(chain, needs, first, options, keeping)
             labels = _few(chain, extended(labels, last, at_end=False))
