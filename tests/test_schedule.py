@@ -327,6 +327,17 @@ def test_a_group_that_keeps_something_is_chosen_where_it_pays() -> None:
     assert chosen
 
 
+@pytest.mark.parametrize("first", ["plain", "checkpointed"])
+def test_a_group_that_keeps_something_may_begin_with_a_block_of_one_option(first: str) -> None:
+    ways = [(2, 3, 9, 6, 14, "plain"), (2, 3.2, 2, 4, 14, "names")]
+    blocks = [[option(2, 3, 0, 3, 14, first)], *[[option(*way) for way in ways]] * 3]
+    listed = keeping_columns(make(blocks, [2.0] * 4, []))
+    assert {column.first for column in listed} == {0, 1}
+    # Two options, of which none runs the block as it is.
+    blocks[0] = [option(2, 3, 0, 3, 14, kind) for kind in ("checkpointed", "names")]
+    assert {column.first for column in keeping_columns(make(blocks, [2.0] * 4, []))} == {1}
+
+
 @given(chains(), st.booleans())
 @QUICK
 def test_least_peak_is_what_enumeration_finds(chain: Chain, groups: bool) -> None:
