@@ -9,9 +9,6 @@ from typing import Literal
 from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._plan.region import Region
 
-# What dominance takes for a difference in time.
-_NANOSECOND_S = 1e-9
-
 Origin = Literal["plain", "checkpointed", "runs", "names", "loop", "branches"]
 
 
@@ -43,7 +40,7 @@ class Option:
         that reads it may cost a part of one."""
         a, b = self.cost, other.cost
         return (
-            round(a.time_s / _NANOSECOND_S) <= round(b.time_s / _NANOSECOND_S)
+            round(a.time_s, 9) <= round(b.time_s, 9)
             and a.kept_bytes <= b.kept_bytes
             and a.forward_peak_bytes <= b.forward_peak_bytes
             and a.backward_peak_bytes <= b.backward_peak_bytes

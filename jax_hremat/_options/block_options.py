@@ -114,9 +114,10 @@ class BlockOptions:
         """The options that a group may use: the Pareto-optimal ones, the plain one unless one of
         them has the same costs, and every option of `by_hand` that keeps values by name, even if it
         is dominated."""
-        named = [option for _, option in self.by_hand if option.origin == "names"]
-        equal = any(o.dominates(self.plain) and self.plain.dominates(o) for o in self.options)
-        return tuple(dict.fromkeys((*self.options, *([] if equal else [self.plain]), *named)))
+        also = [option for _, option in self.by_hand if option.origin == "names"]
+        if not any(o.dominates(self.plain) and self.plain.dominates(o) for o in self.options):
+            also.insert(0, self.plain)
+        return tuple(dict.fromkeys((*self.options, *also)))
 
     def mapped(self, change: Callable[[Option], Option]) -> BlockOptions:
         """The same options, each changed by a function."""

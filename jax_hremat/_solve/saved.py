@@ -18,15 +18,16 @@ with one recompute stage).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from jax_hremat._plan.region import ValueRef
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status, solve
 from jax_hremat._solve.modelling import cp
-from jax_hremat._trace.graph import Graph, Operation, Value
+from jax_hremat._trace.graph import Graph, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,10 @@ def materialised_values(
     # Objective:  min Σ_v b_v s_v; among equals the fewest operations recomputed.
     problem = cp.Problem(
         cp.Minimize(leaf.megabytes @ leaf.s + 1e-6 * cp.sum(leaf.r)),
-        [*leaf.needed(), *leaf.sources(), *leaf.barred(lambda op: not op.fusible)],
+        [*leaf.needed(), *leaf.sources(), *leaf.not_fusible()],
     )
-    outcome = solve(problem, config, may_be_undecided=True)
-    kept = leaf.chosen(leaf.s, leaf.made, outcome)
-    return frozenset(leaf.made if kept is None else kept)
+    answer = leaf.answer(problem, config)
+    return frozenset(leaf.made if answer is None else answer.kept)
 
 
 def saved_value_sets(
@@ -98,17 +98,15 @@ def saved_value_sets(
 
     def within(bound_bytes: float) -> SavedValues | None:
         bound.value = bound_bytes / 2**20
-        outcome = solve(problem, config, may_be_undecided=True)
-        kept = leaf.chosen(leaf.s, leaf.made, outcome)
-        again = leaf.chosen(leaf.r, [op.id for op in leaf.operations], outcome)
-        if kept is None or again is None:
+        answer = leaf.answer(problem, config)
+        if answer is None:
             return None
         return SavedValues(
-            values=kept,
-            recomputed=again,
-            kept_bytes=sum(graph.values[v].size_bytes for v in kept),
-            recompute_s=sum(times_s[e] for e in again),
-            outcome=outcome,
+            values=answer.kept,
+            recomputed=answer.recomputed,
+            kept_bytes=sum(graph.values[v].size_bytes for v in answer.kept),
+            recompute_s=sum(times_s[e] for e in answer.recomputed),
+            outcome=answer.outcome,
         )
 
     fullest = within(sum(graph.values[v].size_bytes for v in leaf.made))
@@ -124,6 +122,14 @@ def saved_value_sets(
         if answer is not None and answer.values not in [a.values for a in answers]:
             answers.append(answer)
     return tuple(answers)
+
+
+class _Answer(NamedTuple):
+    """Ids of the values kept and of the operations recomputed, and what the solver proved."""
+
+    kept: tuple[int, ...]
+    recomputed: tuple[int, ...]
+    outcome: Outcome
 
 
 class _Leaf:
@@ -177,9 +183,9 @@ class _Leaf:
         e, u, p = (list(x) for x in zip(*edges, strict=True))
         return [self.r[e] <= self.s[u] + self.r[p]]
 
-    def barred(self, is_barred: Callable[[Operation], bool]) -> list[cp.Constraint]:
-        """An operation that may not be recomputed:  r_e = 0."""
-        barred = [row for row, op in enumerate(self.operations) if is_barred(op)]
+    def not_fusible(self) -> list[cp.Constraint]:
+        """An operation that is not fusible is not recomputed:  r_e = 0."""
+        barred = [row for row, op in enumerate(self.operations) if not op.fusible]
         return [self.r[barred] <= 0] if barred else []
 
     def never_kept(self) -> list[cp.Constraint]:
@@ -189,14 +195,19 @@ class _Leaf:
         never = [column for v, column in self._column.items() if _is_never_kept(values[v])]
         return [self.s[never] <= 0] if never else []
 
-    def chosen(
-        self, variable: cp.Variable, ids: Sequence[int], outcome: Outcome
-    ) -> tuple[int, ...] | None:
-        """The ids whose variable is 1; None if there is no solution."""
+    def answer(self, problem: cp.Problem, config: SolverConfig) -> _Answer | None:
+        """Solve a program of these variables; None if no solution is found."""
+        outcome = solve(problem, config, may_be_undecided=True)
         if outcome.status in (Status.INFEASIBLE, Status.UNDECIDED):
             return None
-        assert variable.value is not None
-        return tuple(i for i, value in zip(ids, variable.value, strict=True) if value > 0.5)
+        assert self.s.value is not None and self.r.value is not None
+        return _Answer(
+            kept=tuple(v for v, s in zip(self.made, self.s.value, strict=True) if s > 0.5),
+            recomputed=tuple(
+                op.id for op, r in zip(self.operations, self.r.value, strict=True) if r > 0.5
+            ),
+            outcome=outcome,
+        )
 
     def _producer_row(self, value: int) -> int:
         return self._row[_producer(self._graph, value)]
