@@ -106,7 +106,9 @@ def test_values_and_gradients_are_those_of_the_function(
 
 
 # With JAX 0.12, some of the copies that gathers need fit where other temporaries were.
-@pytest.mark.parametrize("layer, part", [(gathered, 0.4), (scanned, 0.9)])
+@pytest.mark.parametrize(
+    "layer, part", [pytest.param(gathered, 0.4, marks=pytest.mark.slow), (scanned, 0.9)]
+)
 def test_no_copy_for_each_layer_is_made_at_the_start(
     layer: Layer, part: float, h200: Target
 ) -> None:

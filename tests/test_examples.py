@@ -69,6 +69,7 @@ def test_train_gpt_only_plans_for_a_named_target(capsys: pytest.CaptureFixture[s
     assert "h200" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_fused_attention_is_planned_without_a_gpu(
     h200: jax_hremat.Target, capsys: pytest.CaptureFixture[str]
 ) -> None:

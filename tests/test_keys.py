@@ -57,9 +57,6 @@ def carried(w: jax.Array, x: jax.Array, key: jax.Array) -> jax.Array:
     return jnp.sum(x**2)
 
 
-LOSSES = (folded, split, carried)
-
-
 def args_of(width: int, rows: int) -> tuple[Any, ...]:
     return normal(0, 3, width, width) / width**0.5, normal(1, rows, width), jax.random.key(2)
 
@@ -81,7 +78,9 @@ def assert_same_with_checked_keys(got: Any, loss: Any, width: int, rows: int) ->
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    "loss", [split, *(pytest.param(loss, marks=pytest.mark.slow) for loss in (folded, carried))]
+)
 @settings(QUICK, max_examples=examples(10))
 @given(st.data())
 def test_no_region_is_a_second_use_of_a_key(loss: Any, data: Any) -> None:
@@ -102,7 +101,7 @@ def test_some_of_the_keys_that_leave_a_region_were_used_in_it() -> None:
     assert_same_with_checked_keys(lambda *args: step(*jax.tree.leaves(args)), sliced, 4, 3)
 
 
-@pytest.mark.parametrize("loss", [folded, carried])
+@pytest.mark.parametrize("loss", [folded, pytest.param(carried, marks=pytest.mark.slow)])
 def test_planning_with_the_check(loss: Any) -> None:
     args = args_of(64, 512)
     plan = jax_hremat.plan_remat(loss, budget=0.9, **OPTIONS)(*args)

@@ -368,6 +368,7 @@ class Autoencoder(nn.Module):
         return jnp.sum(self.encode(x, train) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "methods", ["encode", pytest.param(("__call__", "encode"), marks=pytest.mark.slow)]
 )

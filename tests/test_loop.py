@@ -264,7 +264,9 @@ def mlp_scan(w: jax.Array, x: jax.Array, unroll: Any, wrap: Any = lambda f: f) -
     return (jax.lax.scan(wrap(step), x, None, length=8, unroll=unroll)[0] ** 2).mean()
 
 
-@pytest.mark.parametrize("unroll", [1, 2, True])
+@pytest.mark.parametrize(
+    "unroll", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, True)), 2]
+)
 def test_the_steps_of_an_unrolled_scan_take_no_more_than_checkpointed_by_hand(unroll: Any) -> None:
     args = jnp.eye(16), jnp.ones((64, 16))
     options = {"compiler_options": jax_hremat.compiler_options("cpu")}

@@ -160,12 +160,12 @@ def mapped_step(check_vma: bool = True, mesh: Any = AUTO, axes: Any = AXES) -> A
 @pytest.mark.parametrize(
     ("loss", "check_vma"),
     [
-        (mlp, False),
         (scanned, True),
+        pytest.param(mlp, False, marks=pytest.mark.slow),
         pytest.param(mlp, True, marks=pytest.mark.slow),
         pytest.param(scanned, False, marks=pytest.mark.slow),
     ],
-    ids=["mlp-no-vma", "scanned-vma", "mlp-vma", "scanned-no-vma"],
+    ids=["scanned-vma", "mlp-no-vma", "mlp-vma", "scanned-no-vma"],
 )
 def test_inside_a_shard_map(loss: Any, check_vma: bool) -> None:
     step = check(mapped_step(check_vma), loss, (PARAMS, X))
@@ -234,6 +234,7 @@ def test_a_mesh_that_only_the_program_names(loss: Any) -> None:
     close(planned(PARAMS, X), loss(PARAMS, X))
 
 
+@pytest.mark.slow
 def test_a_mesh_in_force_around_plain_arguments() -> None:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         return mlp(params, jax.lax.with_sharding_constraint(x, P("data")))
@@ -301,7 +302,7 @@ SPLIT = (P(None, "model"), P("model", None), P("data"))
     [
         (scanned, (P(), P(), P("data"))),
         (tensor_parallel, SPLIT),
-        (gathered, (P("data"), P("data"), P("data"))),
+        pytest.param(gathered, (P("data"), P("data"), P("data")), marks=pytest.mark.slow),
     ],
 )
 def test_explicit_axes(loss: Any, specs: Any) -> None:
@@ -310,6 +311,7 @@ def test_explicit_axes(loss: Any, specs: Any) -> None:
     assert step.mesh == DeviceMesh((("data", 4), ("model", 2)), explicit=AXES)
 
 
+@pytest.mark.slow
 def test_it_is_planned_on_explicit_axes() -> None:
     args = put(EXPLICIT, *SPLIT)
     structs = jax.tree.map(
@@ -347,6 +349,7 @@ def test_some_axes_are_explicit() -> None:
     assert certified.memory.peak_bytes == jit_peak_bytes(compiled, *args)
 
 
+@pytest.mark.slow
 def test_one_device_of_an_explicit_axis() -> None:
     one = jax.make_mesh((1, 1), AXES)
     with jax.set_mesh(one):

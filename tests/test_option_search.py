@@ -156,7 +156,7 @@ def test_a_run_that_keeps_the_casts_of_its_weights_is_an_option() -> None:
             assert option.cost.kept_bytes > other.cost.kept_bytes
 
 
-@pytest.mark.parametrize("cast", [False, True])
+@pytest.mark.parametrize("cast", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_embedding_is_checkpointed_so_that_its_zeros_are_made_when_they_are_written(
     cast: bool, h200: Target
 ) -> None:

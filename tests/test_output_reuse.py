@@ -281,9 +281,7 @@ def two_buffers_a_layer(count: int) -> tuple[Chain, list[Result]]:
     ("spare", "num_solves"),
     [
         (0, 4),
-        *(pytest.param(*some, marks=pytest.mark.slow) for some in [(1, 4), (2, 4)]),
-        (3, 3),
-        (4, 2),
+        *(pytest.param(*some, marks=pytest.mark.slow) for some in [(1, 4), (2, 4), (3, 3), (4, 2)]),
     ],
 )
 def test_prices_find_the_best_schedule(spare: int, num_solves: int) -> None:

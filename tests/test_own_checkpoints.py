@@ -99,7 +99,7 @@ def test_opened_the_program_has_none_and_computes_the_same(name: str) -> None:
         np.testing.assert_allclose(found, loss(*args), rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["in_scan", "in_cond"])
+@pytest.mark.parametrize("name", ["in_scan", pytest.param("in_cond", marks=pytest.mark.slow)])
 def test_a_plan_of_the_opened_function_keeps_values_and_gradients(name: str) -> None:
     loss, args = LOSSES[name], arguments()
     planned = jax_hremat.hremat(loss, budget=1.0, target="cpu", config=OPEN)

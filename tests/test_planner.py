@@ -223,9 +223,9 @@ def test_where_nothing_can_be_gained_the_smallest_budget_is_feasible() -> None:
 
     w = jax.random.normal(jax.random.key(0), (7, 7))
     with pytest.raises(InfeasibleBudgetError) as refusal:
-        jax_hremat.plan_remat(solution, budget=0.9)(w)
+        jax_hremat.plan_remat(solution, budget=0.9, config=TINY)(w)
     least_bytes = refusal.value.min_budget_bytes
-    assert jax_hremat.plan_remat(solution, budget=least_bytes)(w).certificate.holds
+    assert jax_hremat.plan_remat(solution, budget=least_bytes, config=TINY)(w).certificate.holds
 
 
 @pytest.mark.parametrize(
@@ -429,7 +429,7 @@ def test_without_rounds_for_the_floor_a_refusal_names_what_was_found_first(
     assert plan_of(context, caught.value.min_budget_bytes).certificate.holds
 
 
-@pytest.mark.parametrize("width", [16, 64])
+@pytest.mark.parametrize("width", [pytest.param(16, marks=pytest.mark.slow), 64])
 @pytest.mark.parametrize("fun", [lambda w, x: (jnp.tanh(w) ** 2).sum(), jax.nn.gelu])
 def test_the_floor_is_never_above_no_rematerialization(fun: Any, width: int) -> None:
     def loss(w: jax.Array, x: jax.Array) -> jax.Array:

@@ -213,9 +213,8 @@ def config_of(strategy: str | Strategy) -> PlannerConfig:
 @pytest.mark.parametrize(
     "strategy",
     [
-        "tw-remat",
         EveryThird(),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES if name != "tw-remat"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES),
     ],
 )
 def test_a_plan_of_each_is_certified_and_computes_the_same(strategy: str | Strategy) -> None:
@@ -234,6 +233,7 @@ def test_a_plan_of_each_is_certified_and_computes_the_same(strategy: str | Strat
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_refusal_names_the_least_budget_of_the_strategy() -> None:
     planned = jax_hremat.plan_remat(loss_fn, budget=2_000, target="cpu", config=config_of("chen"))
     with pytest.raises(jax_hremat.InfeasibleBudgetError) as refused:

@@ -329,6 +329,7 @@ def test_flops_follow_xla_on_a_deep_network():
         assert replay(program, root).flops == pytest.approx(xla_flops(program, root), rel=0.05)
 
 
+@pytest.mark.slow
 def test_flops_follow_xla_on_attention():
     program = attention(64, 64, 4)
     names = primitives(program)

@@ -651,7 +651,7 @@ def mapped_twice(mesh: jax.sharding.Mesh, check_vma: bool) -> Callable[..., jax.
     return loss
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_rules_inside_a_shard_map(check_vma: bool) -> None:
     loss = mapped_twice(two_axes(), check_vma)
     program = check(loss, X, Y, argnums=(0, 1))

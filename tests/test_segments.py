@@ -113,6 +113,7 @@ def test_at_the_loss_the_last_segment_is_left_as_it_is() -> None:
     assert left <= max(residuals(graph, run.start, run.stop) for run in elsewhere) * STEP
 
 
+@pytest.mark.slow
 def test_a_hidden_markov_model_takes_less_than_with_checkpoints_by_hand() -> None:
     """`associative_scan` is one block. Its combine function makes large values; wherever a run
     of it begins or ends, either little is freed or much is recomputed at a time."""

@@ -44,7 +44,7 @@ from jax_hremat._solve.spans import Span
 # within hardly more than that; and then within this many times as much.
 _FIRST_WIDTH = 0.005
 _BEYOND_GUESS = 1.02
-_WIDER = 1.1
+_WIDER = 1.5
 
 
 class _Wanted(NamedTuple):
