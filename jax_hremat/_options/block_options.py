@@ -182,7 +182,7 @@ class BlockSearch:
 
     @functools.cached_property
     def _runs(self) -> tuple[Run, ...]:
-        if self._trivial:
+        if self._trivial or not self._config.max_runs:
             return ()
         graph, block, most = self._kept, self._block, self._config.max_runs
         held = materialised_values(graph, block.start, block.stop, self._solver)
@@ -307,6 +307,8 @@ class BlockSearch:
         return here(region.shifted(self._block.start - region.start))
 
     def _saved_sets(self) -> list[tuple[ValueRef, ...]]:
+        if not self._config.max_saved_sets:
+            return []
         sets = saved_value_sets(
             self._graph,
             self._block.start,
