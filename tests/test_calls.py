@@ -169,12 +169,12 @@ def of_another_level(wrap: Any) -> Any:
 
 STATE = [
     rngs_argument,
-    rngs_keyword,
+    pytest.param(rngs_keyword, marks=pytest.mark.slow),
     metric,
     bare_variables,
     shared,
     changed_in_every_way,
-    tree_mode,
+    pytest.param(tree_mode, marks=pytest.mark.slow),
     results_with_objects,
     of_another_level,
 ]

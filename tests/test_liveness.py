@@ -295,8 +295,16 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("target", ["cpu", "h200"])
-@pytest.mark.parametrize("program", PROGRAMS)
+def on(target, *, slow=()):
+    return [
+        pytest.param(program, target, marks=[pytest.mark.slow] if program in slow else [])
+        for program in PROGRAMS
+    ]
+
+
+@pytest.mark.parametrize(
+    ("program", "target"), [*on("cpu"), *on("h200", slow=("attention", "mlp bf16"))]
+)
 def test_peak_agrees_with_buffer_assignment(program, target):
     fun, avals = PROGRAMS[program]()
     try:

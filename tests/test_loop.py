@@ -97,7 +97,7 @@ def assert_same_step(program: Program, inputs: list[jax.Array], root: Region) ->
         np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("segments", [(), (4,), (6, 2)])
+@pytest.mark.parametrize("segments", [(), pytest.param((4,), marks=pytest.mark.slow), (6, 2)])
 def test_a_complex_carry(segments: tuple[int, ...]) -> None:
     def loss(w: jax.Array, xs: jax.Array) -> jax.Array:
         def body(h: jax.Array, x: jax.Array) -> Any:
@@ -161,7 +161,7 @@ def check_mode(reverse: bool, mode: int, segments: tuple[int, ...], *, checkpoin
     assert_same_step(program, inputs, root)
 
 
-@pytest.mark.parametrize("length", [0, 1, 2])
+@pytest.mark.parametrize("length", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
 def test_short_scans(length: int) -> None:
     program, inputs = traced(length, reverse=False)
     assert_same_step(program, inputs, in_mode(program, Loop(body_modes(program)[2], (2,))))

@@ -182,6 +182,7 @@ def test_what_is_exchanged_inside_a_shard_map() -> None:
     check(make, exchanging, (PARAMS, X))
 
 
+@pytest.mark.slow
 def test_inside_a_shard_map_of_explicit_axes() -> None:
     args = jax.device_put(PARAMS, NamedSharding(EXPLICIT, P()))
     x = jax.device_put(X, NamedSharding(EXPLICIT, P(AXES)))
@@ -337,6 +338,7 @@ def test_explicit_axes_are_known_inside_a_jit(caplog: pytest.LogCaptureFixture) 
     assert not caplog.records
 
 
+@pytest.mark.slow
 def test_some_axes_are_explicit() -> None:
     mesh = jax.make_mesh((4, 2), AXES, axis_types=(AxisType.Explicit, AxisType.Auto))
     args = put(mesh, *SPLIT)

@@ -143,6 +143,7 @@ def test_other_methods(methods: Any) -> None:
     assert len(planned.hremat_plans()) == (1 if methods == "encode" else 2)
 
 
+@pytest.mark.slow
 def test_without_auxiliary_outputs() -> None:
     def loss(block: Block, x: jax.Array) -> jax.Array:
         return jnp.mean(block(x) ** 2)

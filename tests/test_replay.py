@@ -265,6 +265,7 @@ def test_the_flops_of_a_loop_tell_how_often_its_steps_run_again(checkpointed, se
     assert forwards * one_forward <= added < (forwards + 0.1) * one_forward
 
 
+@pytest.mark.slow
 @settings(
     max_examples=examples(40),
     derandomize=True,

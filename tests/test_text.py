@@ -94,7 +94,14 @@ def of_plain() -> tuple[Callable[..., Any], Any]:
     return loss_fn, [weights() for _ in range(LAYERS)]
 
 
-@pytest.fixture(scope="module", params=[of_linen, of_nnx, of_scan, of_plain])
+PLANNED = [
+    of_nnx,
+    of_plain,
+    *(pytest.param(f, marks=pytest.mark.slow) for f in (of_linen, of_scan)),
+]
+
+
+@pytest.fixture(scope="module", params=PLANNED)
 def said(request: pytest.FixtureRequest) -> tuple[str, RematPlan, str]:
     loss_fn, params = request.param()
     planned = jax_hremat.plan_remat(loss_fn, budget=0.7, target="cpu", config=CONFIG)
