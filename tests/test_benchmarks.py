@@ -93,6 +93,7 @@ def test_the_page_of_strategies_says_what_the_data_say() -> None:
     assert (command.DOCS / "strategies.md").read_text() == strategies.page(data)
 
 
+@pytest.mark.slow
 def test_strategies_from_end_to_end(tmp_path: Path) -> None:
     out = tmp_path / "data" / "strategies" / "random.json"
     strategies.main(["--graphs", "2", "--out", str(out), "--page"])

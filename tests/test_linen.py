@@ -129,6 +129,7 @@ def test_submodule_trains_as_the_original_and_is_planned_once():
     assert not np.array_equal(hidden[0], hidden[1])
 
 
+@pytest.mark.slow
 def test_static_arguments_are_part_of_the_program():
     x = inputs(64, WIDTH)
     variables = Block().init(jax.random.key(0), x, train=False)

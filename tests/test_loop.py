@@ -167,6 +167,7 @@ def test_short_scans(length: int) -> None:
     assert_same_step(program, inputs, in_mode(program, Loop(body_modes(program)[2], (2,))))
 
 
+@pytest.mark.slow
 def test_an_unrolled_scan_stays_one() -> None:
     program, inputs = traced(12, reverse=False, unroll=4)
     assert_same_step(program, inputs, in_mode(program, Loop(body_modes(program)[1], (6, 3))))

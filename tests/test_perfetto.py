@@ -113,6 +113,7 @@ def test_a_plan_without_predictions_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_timeline_of_a_real_plan_is_longer_by_the_predicted_time(tmp_path: Path) -> None:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         for w_in, w_out in params:
