@@ -356,7 +356,6 @@ def test_what_was_not_used_for_longest_is_removed(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in files(tmp_path)) <= size_bytes // 2
 
 
-@pytest.mark.slow
 def test_planning_trims_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trimmed: list[Path] = []
     monkeypatch.setattr(CompileCache, "trim", lambda cache: trimmed.append(cache.folder))

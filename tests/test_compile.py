@@ -138,8 +138,7 @@ assert dict(os.environ) == before
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("level", [None, "0"])
+@pytest.mark.parametrize("level", [None, pytest.param("0", marks=pytest.mark.slow)])
 def test_a_trial_larger_than_the_device_gives_no_warning(h200: Target, level: str | None) -> None:
     del h200  # For its skip.
     environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}

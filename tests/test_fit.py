@@ -148,7 +148,6 @@ def test_the_refusal_names_the_least_budget_of_the_whole_step() -> None:
     assert caught.value.plan.certificate.peak_bytes == least
 
 
-@pytest.mark.slow
 def test_a_flag_inside_an_argument_is_static() -> None:
     def loss(model: Any, x: jax.Array) -> jax.Array:
         for w_in, w_out in model["blocks"]:

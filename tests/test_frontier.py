@@ -103,7 +103,6 @@ def test_a_curve_has_two_ends() -> None:
         jax_hremat.pareto(loss_fn, num_points=1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "ratio",
     [1.1, *(pytest.param(ratio, marks=pytest.mark.slow) for ratio in (1.0, 1.2))],

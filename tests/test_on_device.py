@@ -66,7 +66,6 @@ def planned(budget: float | int, cache: Path | None = None) -> jax_hremat.RematP
     return jax_hremat.plan_remat(mlp, budget=budget, target="cpu", config=config)(*ARGS)
 
 
-@pytest.mark.slow
 def test_a_plan_says_that_it_was_compiled_on_the_attached_device(on_device: OnDevice) -> None:
     plan = planned(0.8)
     assert plan.certificate.attached

@@ -223,9 +223,9 @@ def test_where_nothing_can_be_gained_the_smallest_budget_is_feasible() -> None:
 
     w = jax.random.normal(jax.random.key(0), (7, 7))
     with pytest.raises(InfeasibleBudgetError) as refusal:
-        jax_hremat.plan_remat(solution, budget=0.9, config=TINY)(w)
+        jax_hremat.plan_remat(solution, budget=0.9)(w)
     least_bytes = refusal.value.min_budget_bytes
-    assert jax_hremat.plan_remat(solution, budget=least_bytes, config=TINY)(w).certificate.holds
+    assert jax_hremat.plan_remat(solution, budget=least_bytes)(w).certificate.holds
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,6 @@ def test_a_free_schedule_is_no_slower_than_any_nest(chain: Chain, part: float) -
     assert free.step_s <= best_s(chain, limit) + 1e-9
 
 
-@pytest.mark.slow
 @settings(max_examples=examples(20), derandomize=True)
 @given(chains(most=6), st.floats(0.2, 1))
 def test_free_schedules_are_within_the_peak_and_the_same_each_time(

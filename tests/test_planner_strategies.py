@@ -111,7 +111,10 @@ def test_the_laws(name: str, chain: Chain) -> None:
     check_laws(STRATEGIES[name], chain)
 
 
-@pytest.mark.parametrize("name", ["hrockmate", pytest.param("checkmate", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n == "checkmate" else []) for n in PROGRAMS],
+)
 @settings(max_examples=examples(6), derandomize=True)
 @given(chains(most=6))
 def test_the_laws_of_integer_programs(name: str, chain: Chain) -> None:
@@ -233,7 +236,6 @@ def test_a_plan_of_each_is_certified_and_computes_the_same(strategy: str | Strat
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_a_refusal_names_the_least_budget_of_the_strategy() -> None:
     planned = jax_hremat.plan_remat(loss_fn, budget=2_000, target="cpu", config=config_of("chen"))
     with pytest.raises(jax_hremat.InfeasibleBudgetError) as refused:

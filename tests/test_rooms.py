@@ -187,7 +187,6 @@ def test_the_library_is_quick_to_import() -> None:
     assert imported_by(AFTER_IMPORT + listed + strategies) == set()
 
 
-@pytest.mark.slow
 def test_a_function_without_flax_is_planned_without_it() -> None:
     assert "flax" not in imported_by(AFTER_PLANNING)
 

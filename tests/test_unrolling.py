@@ -225,7 +225,6 @@ def test_without_short_scans_there_is_one_form() -> None:
     assert len(forms_of(step, replace(CONFIG, unroll_scans=0))) == 1
 
 
-@pytest.mark.slow
 def test_a_whole_step_runs_the_form_that_was_planned() -> None:
     loss = LOSSES["layers"]
 
