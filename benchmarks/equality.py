@@ -52,7 +52,7 @@ DROPOUT = 0.1
 BATCH = 8
 # Few options of each block are compiled: the plan need not be good here, only right.
 LIGHT = jax_hremat.PlannerConfig(
-    search=jax_hremat.SearchConfig(max_runs=1, max_packings=1, max_saved_sets=0, max_workers=1),
+    search=jax_hremat.SearchConfig(max_packings=1, max_saved_sets=0, max_workers=1),
     max_rounds=2,
 )
 # Planning runs nothing, so LLVM need not optimise; XLA has assigned all memory before.

@@ -76,7 +76,7 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Optimum:
 
 def _flat_rows(context: PlanningContext) -> list[FlatRow]:
     num_operations = len(context.costs.graph.operations)
-    times_s = operation_times_s(context.costs.graph, rates(context.target))
+    times_s = dict(enumerate(operation_times_s(context.costs.graph, rates(context.target))))
     answers = saved_value_sets(
         context.costs.graph, 0, num_operations, times_s, context.config.solver, NUM_BOUNDS
     )

@@ -19,7 +19,7 @@ from jax_hremat._trace.graph import Graph
 
 FRACTIONS = (0.8, 0.6)
 # Some partitioners make many kinds of blocks, so few options of each are compiled.
-SEARCH = jax_hremat.SearchConfig(max_runs=3, max_packings=2, max_saved_sets=1)
+SEARCH = jax_hremat.SearchConfig(max_packings=2, max_saved_sets=1)
 
 
 def every_hundred(graph: Graph) -> range:

@@ -40,7 +40,7 @@ from jax_hremat._xla.rates import rates
 
 # The plan need not be good here, only different from the others.
 CONFIG = jax_hremat.PlannerConfig(
-    search=jax_hremat.SearchConfig(max_runs=2, max_packings=2, max_saved_sets=1),
+    search=jax_hremat.SearchConfig(max_packings=2, max_saved_sets=1),
     max_rounds=0,
     cost="analytic",
 )

@@ -83,5 +83,5 @@ if __name__ == "__main__":
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--budget", type=float, default=0.5)
     # A few options of each block, so that planning takes a minute.
-    few = jax_hremat.SearchConfig(max_runs=3, max_packings=1, max_saved_sets=2, max_segments=1)
+    few = jax_hremat.SearchConfig(max_packings=1, max_saved_sets=2, max_segments=1)
     main(**vars(parser.parse_args()), config=jax_hremat.PlannerConfig(search=few, max_rounds=1))

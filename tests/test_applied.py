@@ -19,7 +19,7 @@ import jax_hremat.nnx
 from jax_hremat import HRematWarning, PlannerConfig, RematPlan, SearchConfig
 
 QUICK = PlannerConfig(
-    search=SearchConfig(max_runs=1, max_packings=1, max_saved_sets=0),
+    search=SearchConfig(max_packings=1, max_saved_sets=0),
     cost="analytic",
     max_rounds=0,
 )

@@ -34,7 +34,7 @@ from jax_hremat._verify.replay import replay
 
 WIDTH = 16
 FEW = PlannerConfig(
-    search=SearchConfig(max_runs=2, max_packings=2, max_saved_sets=1, max_workers=2), max_rounds=1
+    search=SearchConfig(max_packings=2, max_saved_sets=1, max_workers=2), max_rounds=1
 )
 
 

@@ -81,7 +81,7 @@ def report(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
         [(jnp.ones((16, 64)), jnp.ones((64, 16)))] * 12,
         jax.ShapeDtypeStruct((1024, 16), jnp.float32),
     )
-    search = jax_hremat.SearchConfig(max_runs=1, max_packings=1, max_saved_sets=1)
+    search = jax_hremat.SearchConfig(max_packings=1, max_saved_sets=1)
     config = jax_hremat.PlannerConfig(search=search, max_rounds=1)
     frontier = jax_hremat.pareto(loss_fn, num_points=4, target="cpu", config=config)(*args)
     path = tmp_path_factory.mktemp("report") / "report.html"

@@ -29,7 +29,7 @@ from jax_hremat._xla.target import get_target
 
 MANY = Barriers.USUAL | Barriers.PLAIN
 CONFIG = PlannerConfig(
-    search=SearchConfig(max_runs=2, max_packings=1, max_saved_sets=1, max_workers=2),
+    search=SearchConfig(max_packings=1, max_saved_sets=1, max_workers=2),
     cost="analytic",
 )
 

@@ -28,7 +28,7 @@ from jax_hremat._xla.compile import compile_flat
 from jax_hremat._xla.target import get_target
 
 CPU = get_target("cpu")
-QUICK = SearchConfig(max_runs=1, max_packings=1, max_saved_sets=1, max_workers=2)
+QUICK = SearchConfig(max_packings=1, max_saved_sets=1, max_workers=2)
 AVALS = [jax.ShapeDtypeStruct((32, 32), np.float32)] * 2
 
 

@@ -22,7 +22,7 @@ import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig, StalePlanError, UnsupportedProgramError
 
 CONFIG = PlannerConfig(
-    search=SearchConfig(max_runs=1, max_packings=1, max_saved_sets=0),
+    search=SearchConfig(max_packings=1, max_saved_sets=0),
     max_rounds=1,
     cost="analytic",
 )

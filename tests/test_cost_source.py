@@ -26,7 +26,7 @@ from jax_hremat._trace.trace import Program
 from jax_hremat._xla.rates import Rates, rates
 from jax_hremat._xla.target import get_target
 
-SEARCH = SearchConfig(max_runs=2, max_packings=1, max_saved_sets=1, max_workers=2)
+SEARCH = SearchConfig(max_packings=1, max_saved_sets=1, max_workers=2)
 CPU = rates(get_target("cpu"))
 # A flop a second, a byte in a thousandth of one, launches free.
 PLAIN = Rates(flops_per_s={"f32": 1.0}, vector_flops_per_s=1.0, bytes_per_s=1e3, launch_s=0.0)

@@ -52,7 +52,7 @@ def test_every_effort_certifies(plans: dict[str, jax_hremat.RematPlan]) -> None:
 
 def test_more_effort_searches_more() -> None:
     low, normal, high = map(PlannerConfig.of_effort, ("low", "normal", "high"))
-    assert low.search.max_runs < normal.search.max_runs < high.search.max_runs
+    assert low.search.max_packings < normal.search.max_packings < high.search.max_packings
     assert low.max_rounds < normal.max_rounds < high.max_rounds
     assert set(high.forms) > set(normal.forms)
 

@@ -24,9 +24,7 @@ import unet_diffusion
 
 # Few candidates, so that planning takes seconds.
 QUICK = jax_hremat.PlannerConfig(
-    search=jax_hremat.SearchConfig(
-        max_runs=1, max_packings=1, max_saved_sets=0, max_segments=1, max_workers=2
-    ),
+    search=jax_hremat.SearchConfig(max_packings=1, max_saved_sets=0, max_segments=1, max_workers=2),
     max_rounds=1,
 )
 
@@ -122,7 +120,7 @@ def test_a_trainer_that_a_yaml_file_drives(tmp_path: Path) -> None:
     given["model"]["layers"] = 2
     given["training"]["steps"] = 12
     given["remat"]["config"] = dict(
-        max_rounds=0, cost="analytic", search=dict(max_runs=1), cache_dir=str(tmp_path)
+        max_rounds=0, cost="analytic", search=dict(max_packings=1), cache_dir=str(tmp_path)
     )
     plan, losses = train_yaml.main(given)
     assert plan is not None

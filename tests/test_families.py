@@ -69,7 +69,7 @@ def options_of(
         priced[partition.blocks.index(block)].append(mode)
         return price(block, mode)
 
-    config = SearchConfig(max_runs=3, max_packings=2, max_saved_sets=1, max_workers=1)
+    config = SearchConfig(max_packings=2, max_saved_sets=1, max_workers=1)
     options = search_options(
         graph, partition, {}, recorded, rates(TARGET), config, SolverConfig(), lambda *_: None
     )

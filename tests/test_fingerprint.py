@@ -214,7 +214,7 @@ def test_a_users_checkpoint_is_known_by_its_policy() -> None:
 
 
 QUICK = PlannerConfig(
-    search=SearchConfig(max_runs=1, max_packings=1, max_saved_sets=0),
+    search=SearchConfig(max_packings=1, max_saved_sets=0),
     cost="analytic",
     max_rounds=0,
 )

@@ -25,9 +25,7 @@ from jax_hremat._calls.planned import Loss
 from jax_hremat._emit.step import training_step
 from jax_hremat._trace.call import Arguments
 
-CONFIG = PlannerConfig(
-    search=SearchConfig(max_runs=1, max_packings=1, max_saved_sets=0), max_rounds=2
-)
+CONFIG = PlannerConfig(search=SearchConfig(max_packings=1, max_saved_sets=0), max_rounds=2)
 OPTIONS: dict[str, Any] = dict(target="cpu", config=CONFIG)
 WIDTH, DEPTH, MICROBATCHES = 16, 4, 4
 OPTIMIZER = optax.adamw(1e-2)

@@ -19,9 +19,7 @@ from jax_hremat import (
     SearchConfig,
 )
 
-CONFIG = PlannerConfig(
-    search=SearchConfig(max_runs=2, max_packings=1, max_saved_sets=1), max_rounds=2
-)
+CONFIG = PlannerConfig(search=SearchConfig(max_packings=1, max_saved_sets=1), max_rounds=2)
 OPTIONS: dict[str, Any] = dict(target="cpu", config=CONFIG)
 
 

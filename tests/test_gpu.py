@@ -10,9 +10,7 @@ from jax_hremat._xla.compile import memory_stats
 
 pytestmark = pytest.mark.gpu
 
-LIGHT = jax_hremat.PlannerConfig(
-    search=jax_hremat.SearchConfig(max_runs=4, max_packings=2, max_saved_sets=1)
-)
+LIGHT = jax_hremat.PlannerConfig(search=jax_hremat.SearchConfig(max_packings=2, max_saved_sets=1))
 
 
 @pytest.fixture(scope="module")

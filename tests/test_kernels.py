@@ -38,7 +38,7 @@ H200 = rates(get_target("h200"))
 # Before JAX is asked for the version, which it remembers not to have found.
 HAS_CUDNN = jax_hremat.load_cudnn() and cudnn_version() is not None
 QUICK = PlannerConfig(
-    search=SearchConfig(max_runs=1, max_packings=1, max_saved_sets=1),
+    search=SearchConfig(max_packings=1, max_saved_sets=1),
     cost="analytic",
     max_rounds=0,
 )

@@ -105,7 +105,7 @@ def tied(dtype: str, config: PlannerConfig) -> Chain:
 
 
 def test_the_gradient_of_a_tied_embedding_waits_in_the_type_in_which_it_is_read() -> None:
-    search = SearchConfig(max_runs=0, max_packings=0, max_saved_sets=0)
+    search = SearchConfig(max_packings=0, max_saved_sets=0)
     config = PlannerConfig(search=search, cost="analytic")
     (half,), (whole,) = (tied(t, config).partial_gradients for t in ("bfloat16", "float32"))
     assert (half.size_bytes, whole.size_bytes) == (512 * 64 * 2, 512 * 64 * 4)
@@ -115,7 +115,7 @@ def test_the_gradient_of_a_tied_embedding_waits_in_the_type_in_which_it_is_read(
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_a_block_says_when_it_makes_its_part_of_a_gradient(dtype: str) -> None:
-    search = SearchConfig(max_runs=1, max_packings=1, max_saved_sets=1, max_workers=1)
+    search = SearchConfig(max_packings=1, max_saved_sets=1, max_workers=1)
     chain = tied(dtype, PlannerConfig(search=search, cache_dir=""))
     (partial,) = chain.partial_gradients
     for option_ in chain.options[-1]:

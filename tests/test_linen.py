@@ -22,9 +22,7 @@ from jax_hremat import PlannerConfig, SearchConfig
 
 # Without the first XLA:CPU merges a recompute with the first forward, and tests less.
 QUICK_COMPILE = {"xla_backend_optimization_level": 0}
-QUICK = PlannerConfig(
-    search=SearchConfig(max_runs=2, max_packings=1, max_saved_sets=1), max_rounds=1
-)
+QUICK = PlannerConfig(search=SearchConfig(max_packings=1, max_saved_sets=1), max_rounds=1)
 # Where it does not matter which plan it is, only whole steps are compiled.
 OPTIONS: dict[str, Any] = dict(target="cpu", config=replace(QUICK, cost="analytic"))
 WIDTH = 8

@@ -14,6 +14,7 @@ from tracing import trace_loss
 
 import jax_hremat
 from jax_hremat import InfeasibleBudgetError, PlannerConfig, RematPlan, SearchConfig, SolverConfig
+from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._emit.step import own_step
 from jax_hremat._options.inner import BodySearch, near_divisor
 from jax_hremat._options.loop_options import _segments
@@ -33,9 +34,7 @@ from jax_hremat._xla.rates import rates
 from jax_hremat._xla.target import get_target
 
 QUICK = PlannerConfig(
-    search=SearchConfig(
-        max_runs=2, max_packings=1, max_saved_sets=1, max_segments=3, max_workers=2
-    ),
+    search=SearchConfig(max_packings=1, max_saved_sets=1, max_segments=3, max_workers=2),
     max_rounds=2,
 )
 STEPS, WIDTH, BATCH = 24, 16, 64
@@ -243,7 +242,7 @@ def test_segment_lengths() -> None:
 
 def test_what_lasts_is_kept_once_and_comes_after_what_changes() -> None:
     """A weight's cast is the same in every step: a hundredth of it is a step's, so that runs which
-    free what changes are tried before it, however little that is beside the weight."""
+    free what changes alone are tried, however little that is beside the weight."""
     width, steps = 256, 100
 
     def loss(w: jax.Array, xs: jax.Array) -> jax.Array:
@@ -271,5 +270,6 @@ def test_what_lasts_is_kept_once_and_comes_after_what_changes() -> None:
         scan.body, rates(get_target("cpu")), SearchConfig(max_saved_sets=0), SolverConfig()
     )
     product = next(op.id for op in true.operations if op.primitive == "dot_general")
-    first, *_ = (mode.children[0] for mode in search.first_wave())
-    assert first.start > product
+    measured = {search.plain: OptionCost(0.0, 0.0, 0, (), (), 0, 0)}
+    runs = [mode.children[0] for mode in search.first_wave(measured) if mode.children]
+    assert any(run.start > product for run in runs)

@@ -43,10 +43,10 @@ AXES = ("data", "model")
 MESH = jax.make_mesh((4, 2), AXES, axis_types=AUTO)
 NOWHERE = AbstractMesh((4, 2), AXES, AUTO)
 CONFIG = PlannerConfig(
-    search=SearchConfig(max_runs=2, max_packings=1, max_saved_sets=1, max_workers=2), max_rounds=2
+    search=SearchConfig(max_packings=1, max_saved_sets=1, max_workers=2), max_rounds=2
 )
 # Where it does not matter which plan it is.
-LEAST = SearchConfig(max_runs=0, max_packings=0, max_saved_sets=0, max_workers=2)
+LEAST = SearchConfig(max_packings=0, max_saved_sets=0, max_workers=2)
 ON_CPU: dict[str, Any] = dict(target="cpu", config=CONFIG)
 WIDTH, HIDDEN, DEPTH, BATCH = 16, 64, 3, 512
 

@@ -38,7 +38,7 @@ EXPLICIT = jax.make_mesh((4, 2), AXES)
 CPU = get_target("cpu")
 OPTIONS = jax_hremat.compiler_options("cpu")
 QUICK = PlannerConfig(
-    search=SearchConfig(max_runs=1, max_packings=1, max_saved_sets=1, max_workers=2), max_rounds=1
+    search=SearchConfig(max_packings=1, max_saved_sets=1, max_workers=2), max_rounds=1
 )
 WIDTH, HIDDEN, DEPTH, BATCH = 8, 32, 3, 256
 RNG = np.random.default_rng(0)

@@ -16,7 +16,7 @@ import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig
 
 CONFIG = PlannerConfig(
-    search=SearchConfig(max_runs=2, max_packings=1, max_saved_sets=1, max_workers=2),
+    search=SearchConfig(max_packings=1, max_saved_sets=1, max_workers=2),
     cost="analytic",
 )
 W, X = np.ones((3, 4), np.float32), np.ones((2, 3), np.float32)

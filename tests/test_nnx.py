@@ -17,9 +17,7 @@ import jax_hremat
 import jax_hremat.nnx
 from jax_hremat import PlannerConfig, SearchConfig, UnsupportedProgramError
 
-COMPILED = PlannerConfig(
-    search=SearchConfig(max_runs=1, max_packings=1, max_saved_sets=0), max_rounds=1
-)
+COMPILED = PlannerConfig(search=SearchConfig(max_packings=1, max_saved_sets=0), max_rounds=1)
 # Where it does not matter which plan it is, only whole steps are compiled.
 OPTIONS: dict[str, Any] = dict(target="cpu", config=replace(COMPILED, cost="analytic"))
 WIDTH = 8

@@ -17,7 +17,7 @@ from jax_hremat._xla import certify, target
 from jax_hremat._xla.compile import Compiled, compile_flat
 from jax_hremat._xla.target import attached_device, get_target
 
-QUICK = SearchConfig(max_runs=1, max_packings=1, max_saved_sets=1, max_workers=2)
+QUICK = SearchConfig(max_packings=1, max_saved_sets=1, max_workers=2)
 ARGS = (
     [jax.ShapeDtypeStruct((8, 32), np.float32)] * 2,
     jax.ShapeDtypeStruct((256, 8), np.float32),

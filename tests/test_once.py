@@ -17,6 +17,7 @@ from tracing import emit, loss_call, trace_loss
 import jax_hremat
 from jax_hremat import InfeasibleBudgetError, PlannerConfig
 from jax_hremat._cost.analytic import operation_times_s
+from jax_hremat._cost.source import block_prices
 from jax_hremat._options.block_options import BlockSearch, SearchConfig
 from jax_hremat._options.branch_options import BranchSearch
 from jax_hremat._options.checkpoint_all import checkpoint_all
@@ -267,6 +268,12 @@ def test_no_region_checkpoints_what_must_run_once() -> None:
     target_rates, config, solver = rates(get_target("h200")), SearchConfig(), SolverConfig()
     times_s = operation_times_s(graph, target_rates)
     num_modes = 0
+    with block_prices("analytic", program, graph, get_target("h200"), None) as price:
+        measured = {
+            region: price(block, region)
+            for block in partition.blocks
+            for region in [Region(block.start, block.stop)]
+        }
     for block in partition.blocks:
         inside = whole.inner.get(block.start) if len(block) == 1 else None
         if isinstance(inside, Scan):
@@ -274,10 +281,10 @@ def test_no_region_checkpoints_what_must_run_once() -> None:
         elif isinstance(inside, Cond):
             search = BranchSearch(graph, block, inside, target_rates, config, solver)
         else:
-            search = BlockSearch(graph, block, {}, times_s, 1e-12, config, solver)
+            search = BlockSearch(graph, block, {}, times_s, config, solver)
             effectful = [op for op in graph.operations[block.start : block.stop] if op.effectful]
             assert not effectful or len(block) == 1
-        modes = [*search.plain_regions(), *search.first_wave()]
+        modes = [*search.plain_regions(), *search.first_wave(measured)]
         assert not [once for mode in modes for once in wrapped_once(whole, mode)]
         num_modes += len(modes)
     assert num_modes > 20

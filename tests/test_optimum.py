@@ -39,7 +39,7 @@ def chain_of(loss: Any) -> Chain:
     config = jax_hremat.PlannerConfig(
         cost="analytic",
         partitioner=even,
-        search=jax_hremat.SearchConfig(max_runs=3, max_packings=2, max_saved_sets=2),
+        search=jax_hremat.SearchConfig(max_packings=2, max_saved_sets=2),
         cache_dir="",
     )
     program = trace_loss(loss, (MATRIX, MATRIX))

@@ -25,13 +25,13 @@ from jax_hremat._xla.target import Target, get_target
 
 
 def total(limits: dict[int, SearchConfig]) -> int:
-    return sum(x.max_runs + x.max_packings + x.max_saved_sets for x in limits.values())
+    return sum(x.max_packings + x.max_saved_sets for x in limits.values())
 
 
 def test_a_kind_with_a_fair_share_gets_all_and_one_with_less_fewer():
     config = SearchConfig(fair_share=0.1)
     limits = config.for_shares({0: 0.8, 7: 0.1, 9: 0.1 / 16, 11: 0.0})
-    assert [limits[k].max_runs for k in (0, 7, 9, 11)] == [10, 10, 2, 0]
+    assert [limits[k].max_packings for k in (0, 7, 9, 11)] == [6, 6, 2, 0]
     assert limits[0] == config
 
 
@@ -39,9 +39,9 @@ def test_a_kind_with_a_fair_share_gets_all_and_one_with_less_fewer():
 def test_many_kinds_share_a_limit_on_them_all(kinds: int):
     config = SearchConfig(fair_share=0.01, max_candidates=120)
     limits = config.for_shares(dict.fromkeys(range(kinds), 1 / kinds))
-    # Each of three numbers is rounded for each kind.
-    assert total(limits) <= 120 + 1.5 * kinds
-    assert total(SearchConfig(max_candidates=10**6).for_shares({0: 1.0})) == 19
+    # Each of two numbers is rounded for each kind.
+    assert total(limits) <= 120 + kinds
+    assert total(SearchConfig(max_candidates=10**6).for_shares({0: 1.0})) == 9
 
 
 def loss(w: jax.Array, x: jax.Array) -> jax.Array:
@@ -86,7 +86,7 @@ def search(fails: Callable[[Region], bool]) -> tuple[set[Region], set[Region]]:
         bodies_of(program, graph),
         some,
         rates(get_target("cpu")),
-        SearchConfig(max_runs=3, max_packings=2, max_saved_sets=1, max_workers=2),
+        SearchConfig(max_packings=2, max_saved_sets=1, max_workers=2),
         SolverConfig(),
         lambda stage, done, total: None,
     )

@@ -465,7 +465,7 @@ def context() -> PlanningContext:
 
     program = trace_loss(heavy, ([(struct(64, 128), struct(128, 64))] * 8, struct(128, 64)))
     config = jax_hremat.PlannerConfig(
-        search=jax_hremat.SearchConfig(max_runs=2, max_packings=1, max_saved_sets=1)
+        search=jax_hremat.SearchConfig(max_packings=1, max_saved_sets=1)
     )
     return prepare(own_step(program), get_target("cpu"), config, 0.0, lambda *_: None)
 

@@ -24,7 +24,7 @@ from jax_hremat._trace.own_checkpoints import own_checkpoints
 
 WIDTH, ROWS = 16, 64
 CLOSED = PlannerConfig(
-    search=SearchConfig(max_runs=1, max_packings=1, max_saved_sets=1),
+    search=SearchConfig(max_packings=1, max_saved_sets=1),
     cost="analytic",
     max_rounds=0,
     floor_rounds=0,

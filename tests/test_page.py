@@ -25,9 +25,7 @@ from jax_hremat._shared.format import format_bytes
 
 OPTIONS: dict[str, Any] = dict(
     target="cpu",
-    config=PlannerConfig(
-        search=SearchConfig(max_runs=1, max_packings=1, max_saved_sets=1), max_rounds=1
-    ),
+    config=PlannerConfig(search=SearchConfig(max_packings=1, max_saved_sets=1), max_rounds=1),
 )
 _VOID = {"meta", "line", "polyline", "br"}
 

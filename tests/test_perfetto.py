@@ -121,7 +121,7 @@ def test_the_timeline_of_a_real_plan_is_longer_by_the_predicted_time(tmp_path: P
         return jnp.mean(x**2)
 
     params = [(jnp.ones((16, 64)), jnp.ones((64, 16)))] * 4
-    search = jax_hremat.SearchConfig(max_runs=1, max_packings=1, max_saved_sets=1)
+    search = jax_hremat.SearchConfig(max_packings=1, max_saved_sets=1)
     config = jax_hremat.PlannerConfig(search=search, max_rounds=1, cost="analytic")
     plan = jax_hremat.plan_remat(loss, budget=0.5, target="cpu", config=config)(
         params, jax.ShapeDtypeStruct((1024, 16), jnp.float32)

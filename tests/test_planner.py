@@ -42,11 +42,11 @@ from jax_hremat._xla.target import get_target
 
 WIDE, BATCH, LENGTH = 16, 4, 64
 QUICK = PlannerConfig(
-    search=SearchConfig(max_runs=3, max_packings=2, max_saved_sets=1, max_workers=2),
+    search=SearchConfig(max_packings=2, max_saved_sets=1, max_workers=2),
     max_rounds=2,
 )
 TINY = dataclasses.replace(
-    QUICK, search=SearchConfig(max_runs=1, max_packings=1, max_saved_sets=1, max_workers=2)
+    QUICK, search=SearchConfig(max_packings=1, max_saved_sets=1, max_workers=2)
 )
 BUDGETS = (1.0, 0.85, 0.7, 0.5)
 

@@ -207,7 +207,7 @@ X = normal(5, 64, 8)
 
 
 def config_of(strategy: str | Strategy) -> PlannerConfig:
-    search = SearchConfig(max_runs=1, max_packings=1, max_saved_sets=1)
+    search = SearchConfig(max_packings=1, max_saved_sets=1)
     return PlannerConfig(
         search=search, cost="analytic", strategy=strategy, max_rounds=1, floor_rounds=1
     )

@@ -286,9 +286,7 @@ def test_a_kept_context_spares_its_kernel() -> None:
     block = make_block(graph, 0, len(graph.operations))
     times = [0.0] * len(block)
     roles = product_roles(graph.operations)
-    modes = BlockSearch(
-        graph, block, roles, times, 0.0, SearchConfig(), SolverConfig()
-    ).hand_regions()
+    modes = BlockSearch(graph, block, roles, times, SearchConfig(), SolverConfig()).hand_regions()
     (at,) = [op.id for op in graph.operations if op.primitive == "pallas_call"]
     for name, mode in modes.items():
         kept = name in PRESETS and Role.CONTEXT in PRESETS[name].roles
@@ -300,9 +298,7 @@ def test_a_kept_context_spares_its_kernel() -> None:
 def candidates() -> Candidates:
     loss = functools.partial(layers_loss, None)
     program = trace_loss(loss, ([weights()] * 4, X), argnums=(0, 1))
-    quick = PlannerConfig(
-        search=SearchConfig(max_runs=2, max_packings=1, max_saved_sets=1), max_rounds=1
-    )
+    quick = PlannerConfig(search=SearchConfig(max_packings=1, max_saved_sets=1), max_rounds=1)
     context = prepare(own_step(program), get_target("cpu"), quick, 0.0, lambda *_: None)
     return Candidates(context, lambda *_: None)
 

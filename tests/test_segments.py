@@ -15,7 +15,7 @@ from random_plans import QUICK, WIDTH, losses, struct
 from test_runs import attention, graph_of
 
 import jax_hremat
-from jax_hremat._options.runs import Run, evaluate_run
+from jax_hremat._options.runs import Run, RunModel, needed_values, profile_of_held
 from jax_hremat._options.segments import STEP, segment_ends, segments_of_least_peak
 from jax_hremat._partition.blocks import Block, make_block
 from jax_hremat._trace.graph import Graph
@@ -34,10 +34,14 @@ def residuals(graph: Graph, start: int, stop: int) -> int:
     return made + sum(op.opaque_bytes for op in operations)
 
 
-def segments(graph: Graph, block: Block, *, at_loss: bool = False) -> tuple[Run, ...]:
-    held = frozenset(v for op in graph.operations for v in op.needs)
+def model(graph: Graph, block: Block) -> RunModel:
     times = [1.0] * len(graph.operations)
-    return segments_of_least_peak(graph, block, held, times, at_loss=at_loss)
+    profile = profile_of_held(graph, block, needed_values(graph, block), times)
+    return RunModel(graph, block, profile)
+
+
+def segments(graph: Graph, block: Block, *, at_loss: bool = False) -> tuple[Run, ...]:
+    return segments_of_least_peak(graph, block, model(graph, block), at_loss=at_loss)
 
 
 def held_with(graph: Graph, block: Block, chosen: Sequence[Run]) -> int:
@@ -55,10 +59,9 @@ def all_sets(graph: Graph, ends: Sequence[int]) -> Iterator[tuple[Run, ...]]:
     if len(ends) < 2:
         yield ()
         return
-    held = frozenset(v for op in graph.operations for v in op.needs)
     yield from all_sets(graph, ends[1:])
     for j in range(1, len(ends)):
-        run = evaluate_run(graph, ends[0], ends[j], held, [1.0] * len(graph.operations))
+        run = model(graph, whole(graph)).run(ends[0], ends[j])
         if run.freed_bytes > 0:
             yield from ((run, *rest) for rest in all_sets(graph, ends[j:]))
 

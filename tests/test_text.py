@@ -20,7 +20,7 @@ from jax_hremat._trace.bodies import Scan, bodies_of
 from jax_hremat._trace.graph import build_graph
 
 CONFIG = PlannerConfig(
-    search=SearchConfig(max_runs=2, max_packings=1, max_saved_sets=1), max_rounds=1, cost="analytic"
+    search=SearchConfig(max_packings=1, max_saved_sets=1), max_rounds=1, cost="analytic"
 )
 WIDTH, HIDDEN, LAYERS = 16, 64, 3
 X = jax.ShapeDtypeStruct((256, WIDTH), jnp.float32)

@@ -26,7 +26,7 @@ from jax_hremat._plan.region import Loop, Region
 OPTIONS: dict[str, Any] = dict(
     target="cpu",
     config=PlannerConfig(
-        search=SearchConfig(max_runs=1, max_packings=1, max_saved_sets=1),
+        search=SearchConfig(max_packings=1, max_saved_sets=1),
         cost="analytic",
         max_rounds=1,
     ),

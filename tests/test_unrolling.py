@@ -29,7 +29,7 @@ from jax_hremat._trace.trace import Program
 
 STEPS, WIDTH, ROWS = 3, 16, 64
 CONFIG = PlannerConfig(
-    search=SearchConfig(max_runs=1, max_packings=1, max_saved_sets=1),
+    search=SearchConfig(max_packings=1, max_saved_sets=1),
     cost="analytic",
     max_rounds=0,
     floor_rounds=0,

@@ -15,11 +15,12 @@ import jax
 
 from jax_hremat._cost.block_step import MARK, BlockStep
 from jax_hremat._cost.option_cost import OptionCost
+from jax_hremat._cost.profile import Profile, Residual, operations_in
 from jax_hremat._jax.jaxprs import inner_jaxprs, open_jaxpr
 from jax_hremat._jax.sizes import size_bytes_of
 from jax_hremat._primitives.elementwise import FUSIBLE
 from jax_hremat._primitives.primitives import equation_work, runs_bodies
-from jax_hremat._trace.flat import Equation, flatten, live_bytes
+from jax_hremat._trace.flat import Equation, Flat, flatten, live_bytes
 from jax_hremat._trace.graph import Graph, Operation
 from jax_hremat._xla.rates import Rates
 
@@ -69,17 +70,46 @@ def analytic_cost(step: BlockStep, rates: Rates) -> OptionCost:
     for i in step.cotangent_parameters:
         for at in range(mark, max(mark, last_read.get(parameters[i], mark)) + 1):
             backward[at] += flat.sizes_bytes[parameters[i]]
+    kept_inputs = tuple(i for i in step.computed_inputs if last_read.get(parameters[i], -1) > mark)
     return OptionCost(
         forward_s=sum(_equation_s(e.eqn, rates) for e in equations[:mark]),
         backward_s=sum(_equation_s(e.eqn, rates) for e in equations[mark + 1 :]),
         kept_bytes=sum(flat.sizes_bytes[v] for v in kept.difference(results)),
-        kept_inputs=tuple(
-            i for i in step.computed_inputs if last_read.get(parameters[i], -1) > mark
-        ),
+        kept_inputs=kept_inputs,
         kept_outputs=tuple(i for i, v in enumerate(results) if last_read.get(v, -1) > mark),
         forward_peak_bytes=max(forward[: mark + 1]),
         backward_peak_bytes=max(backward[mark:]),
+        profile=_profile(flat, mark, kept.difference(results), rates, kept_inputs, step.num_scopes)
+        if step.num_scopes
+        else None,
     )
+
+
+def _profile(
+    flat: Flat,
+    mark: int,
+    kept: set[int],
+    rates: Rates,
+    kept_inputs: tuple[int, ...],
+    num_operations: int,
+) -> Profile:
+    forward_s = [0.0] * num_operations
+    made_by: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    for position, equation in enumerate(flat.equations):
+        operation = next(operations_in([equation.path]), None)
+        if operation is None:
+            continue
+        if position < mark:
+            forward_s[operation] += _equation_s(equation.eqn, rates)
+            made_by.update(dict.fromkeys(kept.intersection(equation.outputs), operation))
+        for v in kept.intersection(equation.inputs) if position > mark else ():
+            readers.setdefault(v, []).append(operation)
+    residuals = (
+        Residual(flat.sizes_bytes[v], at, min(readers.get(v, [at])), max(readers.get(v, [at])))
+        for v, at in sorted(made_by.items())
+    )
+    return Profile(tuple(residuals), tuple(forward_s), kept_inputs)
 
 
 def _written(equations: Sequence[Equation]) -> set[int]:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
+from jax_hremat._cost.profile import operation_scope
 from jax_hremat._emit.barrier import barrier
 from jax_hremat._emit.emit import emit_range
 from jax_hremat._partition.blocks import Block
@@ -38,6 +39,8 @@ class BlockStep:
         partial_bytes: Those of differentiated arguments of the program that earlier blocks read,
             too, with the bytes of the part of the gradient that this block makes.
         cotangent_parameters: Positions of the cotangents among the arguments.
+        num_scopes: How many operations are traced in scopes of their own (`profile.py`): all of a
+            plain block, none of another.
         mesh: The devices that the function runs on, where there are several.
     """
 
@@ -48,6 +51,7 @@ class BlockStep:
     computed_inputs: tuple[int, ...]
     partial_bytes: Mapping[int, int]
     cotangent_parameters: range
+    num_scopes: int
     mesh: DeviceMesh | None = None
 
 
@@ -63,7 +67,9 @@ def _block_step(program: Program, graph: Graph, block: Block, region: Region) ->
     outputs = [atoms[v] for v in block.outputs]
     # A region is checkpointed by its parent, so the block's region gets a plain parent.
     parent = Region(block.start, block.stop, children=(region,))
-    body = emit_range(program, parent, inputs, outputs)
+    is_plain = region == Region(block.start, block.stop)
+    scopes = {block.start + i: operation_scope(i) for i in range(len(block)) if is_plain}
+    body = emit_range(program, parent, inputs, outputs, scopes)
     active_in = tuple(i for i, v in enumerate(block.inputs) if graph.values[v].active)
     active_out = [i for i, v in enumerate(block.outputs) if graph.values[v].active]
 
@@ -111,6 +117,7 @@ def _block_step(program: Program, graph: Graph, block: Block, region: Region) ->
             if value.kind == "argument" and value.users[0] < block.start
         },
         cotangent_parameters=range(len(avals), len(avals) + len(cotangent_avals)),
+        num_scopes=len(scopes),
         mesh=graph.mesh or program.mesh,
     )
 

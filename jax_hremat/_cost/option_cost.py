@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from jax_hremat._cost.profile import Profile
 
 # As the last position of a buffer: it is alive up to the end of the phase.
 TO_THE_END = sys.maxsize
@@ -80,6 +82,7 @@ class OptionCost:
             empty where only their sum is known.
         forward: The forward, position by position, where it is known.
         backward: The backward, likewise.
+        profile: What each operation takes; of a plain block alone.
     """
 
     forward_s: float
@@ -92,6 +95,7 @@ class OptionCost:
     kept_buffers: tuple[LiveRange, ...] = ()
     forward: Phase = Phase()
     backward: Phase = Phase()
+    profile: Profile | None = field(default=None, repr=False, compare=False)
 
     @property
     def kept_sizes(self) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -60,21 +61,32 @@ def emit_flat(
 
 
 def emit_range(
-    program: Program, region: Region, inputs: Sequence[Any], outputs: Sequence[Any]
+    program: Program,
+    region: Region,
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    scopes: Mapping[int, str] = MappingProxyType({}),
 ) -> FlatFunction:
     """The operations of one region as a function from `inputs` to `outputs`, both jaxpr atoms.
 
     The region itself is run plain, even if it is marked as checkpointed; the regions inside it are
-    run as they are marked.
+    run as they are marked. An operation that `scopes` names a scope for is traced inside of it.
     """
-    emitter = _Emitter(program)
+    emitter = _Emitter(program, scopes=scopes)
     return emitter.function(region, tuple(inputs), tuple(outputs))
 
 
 class _Emitter:
     """Turns regions into functions; the function of a region is built once and has no state."""
 
-    def __init__(self, program: Program, name: str = "", in_loop: bool = False) -> None:
+    def __init__(
+        self,
+        program: Program,
+        name: str = "",
+        in_loop: bool = False,
+        scopes: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
+        self._scopes = scopes
         self._program_name = name
         self._in_loop = in_loop
         self._jaxpr = open_jaxpr(program.jaxpr)
@@ -156,13 +168,24 @@ class _Emitter:
         if reading is Reading.COMPARED:
             return self._assign(index, frozenset(), lambda inputs: bind_equation(eqn, inputs))
         if reading is Reading.NONE:
-            return self._assign(index, saved, lambda inputs: bind_equation(eqn, inputs))
+            return self._assign(index, saved, self._bound(index))
 
         def step(env: dict[Any, Any]) -> None:
             given = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
             env.update(zip(eqn.outvars, run_named(eqn, given, names), strict=True))
 
         return step
+
+    def _bound(self, index: int) -> Callable[[list[Any]], list[Any]]:
+        eqn = self._jaxpr.eqns[index]
+        if index not in self._scopes:
+            return lambda inputs: bind_equation(eqn, inputs)
+
+        def bound(inputs: list[Any]) -> list[Any]:
+            with jax.named_scope(self._scopes[index]):
+                return bind_equation(eqn, inputs)
+
+        return bound
 
     def _scan(
         self, index: int, loop: Loop, saved: frozenset[tuple[int, int]], inside: _Inside

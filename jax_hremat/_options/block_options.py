@@ -5,34 +5,32 @@ A candidate is a region (`_plan/region.py`); once compiled or timed, it is an op
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from jax_hremat._cost.option import Option, Origin, pareto
 from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._options.checkpoint_all import checkpoint_all
 from jax_hremat._options.outputs import with_outputs
-from jax_hremat._options.packing import pareto_packings
+from jax_hremat._options.packing import packings_of_hull
 from jax_hremat._options.roles import PRESETS, Role, named_results
-from jax_hremat._options.runs import (
-    PRICES,
-    Run,
-    candidate_runs,
-    residuals,
-    saving_what_is_made_of_arguments,
-)
+from jax_hremat._options.runs import Run, RunModel
 from jax_hremat._options.segments import segments_of_least_peak
 from jax_hremat._partition.blocks import Block, has_deferrable_input
-from jax_hremat._plan.region import Region, ValueRef
+from jax_hremat._plan.region import Region
+from jax_hremat._shared.hull import above_lower_hull
 from jax_hremat._solve.backend import SolverConfig
-from jax_hremat._solve.saved import materialised_values, saved_value_sets, value_refs
+from jax_hremat._solve.saved import SavedValues, saved_value_sets, value_refs
 from jax_hremat._trace.graph import Graph, Operation
 
 # A single run that frees more than this part of what a plain block keeps acts like the whole block.
 _MOST = 0.9
+# What a set of runs frees and adds is known to this part of what the block keeps and of the time of
+# its forward.
+_PRECISION = 1e-2
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,6 @@ class SearchConfig:
     holds less gets fewer.
 
     Attributes:
-        max_runs: The most runs checkpointed alone.
         max_packings: The most sets of runs checkpointed together.
         max_saved_sets: The most sets of values that a wholly checkpointed block keeps.
         max_segments: The most lengths of checkpointed segments of a scan.
@@ -55,19 +52,18 @@ class SearchConfig:
         max_workers: The most compilations at a time.
     """
 
-    max_runs: int = 10
     max_packings: int = 6
     max_saved_sets: int = 3
     max_segments: int = 5
     fair_share: float = 0.05
-    max_candidates: int = 400
+    max_candidates: int = 200
     policies: bool = True
     max_workers: int = max(2, min(8, os.cpu_count() or 1))
 
     def for_shares(self, shares: Mapping[int, float]) -> dict[int, SearchConfig]:
         """The limits of each kind of block, given the kind's share of the residuals."""
         parts = {k: min(1.0, math.sqrt(s / self.fair_share)) for k, s in shares.items()}
-        most = self.max_runs + self.max_packings + self.max_saved_sets
+        most = self.max_packings + self.max_saved_sets
         fewer = min(1.0, self.max_candidates / max(most * sum(parts.values()), 1.0))
         return {kind: self.scaled(part * fewer) for kind, part in parts.items()}
 
@@ -75,7 +71,6 @@ class SearchConfig:
         """The same limits scaled by a part."""
         return replace(
             self,
-            max_runs=round(part * self.max_runs),
             max_packings=round(part * self.max_packings),
             max_saved_sets=round(part * self.max_saved_sets),
             max_segments=round(part * self.max_segments),
@@ -141,14 +136,10 @@ class BlockSearch:
         graph: The graph that the block is of.
         block: The block.
         roles: What each matrix product is for, by operation.
-        times_s: Seconds of each operation.
-        byte_s: Seconds to move a byte.
+        times_s: Seconds of each operation, by the analytic model.
         config: How many candidates there may be.
         solver: Limits of the leaf programs.
         at_loss: Whether the block's backward follows its forward at once.
-        kept: The same graph, each value with the bytes that are kept of it, where those are not its
-            size (`Body.kept`).
-        prices: What a freed byte is worth when runs are ranked, in multiples of `byte_s`.
     """
 
     def __init__(
@@ -157,17 +148,12 @@ class BlockSearch:
         block: Block,
         roles: Mapping[int, Role],
         times_s: Sequence[float],
-        byte_s: float,
         config: SearchConfig,
         solver: SolverConfig,
         *,
         at_loss: bool = False,
-        kept: Graph | None = None,
-        prices: Sequence[float] = PRICES,
     ) -> None:
         self._graph = graph
-        self._kept = graph if kept is None else kept
-        self._prices = prices
         self._block = block
         self._at_loss = at_loss
         self._roles = roles
@@ -178,23 +164,15 @@ class BlockSearch:
         operations = graph.operations[block.start : block.stop]
         self._trivial = not any(op.needs or op.opaque_bytes for op in operations)
         self._times_s = times_s
-        self._byte_s = byte_s
 
-    @functools.cached_property
-    def _runs(self) -> tuple[Run, ...]:
-        if self._trivial or not self._config.max_runs:
-            return ()
-        graph, block, most = self._kept, self._block, self._config.max_runs
-        held = materialised_values(graph, block.start, block.stop, self._solver)
-        return candidate_runs(graph, block, held, self._times_s, self._byte_s, most, self._prices)
-
-    @functools.cached_property
-    def _segments(self) -> tuple[Run, ...]:
-        if self._trivial or not self._config.max_packings:
-            return ()
-        graph, block = self._kept, self._block
-        held = residuals(graph, block)
-        return segments_of_least_peak(graph, block, held, self._times_s, at_loss=self._at_loss)
+    def models(self, measured: Mapping[Region, OptionCost]) -> tuple[RunModel, ...]:
+        """What runs of the block may free and add: of a block that is compiled by itself, what its
+        plain option says. Which inputs other blocks keep anyway is not known: all of them, or those
+        that the plain block keeps."""
+        profile = measured[self.plain].profile
+        assert profile is not None, "the cost of a plain block has its profile"
+        every = replace(profile, kept_inputs=tuple(range(len(self._block.inputs))))
+        return tuple(RunModel(self._graph, self._block, p) for p in (every, profile))
 
     def plain_regions(self) -> list[Region]:
         """The candidates that need no search: the plain block, and the block as a user would write
@@ -203,70 +181,85 @@ class BlockSearch:
             return [self.plain]
         return [self.plain, self.checkpointed, *self.hand_regions().values()]
 
-    def first_wave(self) -> list[Region]:
-        """Candidates with a single run, in segments, and with values that the checkpointed block
-        keeps."""
+    def first_wave(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
+        """Candidates with sets of runs, in segments, and with values that the checkpointed block
+        keeps. A block that keeps nothing is checkpointed where that binds what its backward writes
+        into."""
         if self._trivial:
-            return []
-        regions = [self._with_runs((run,)) for run in self._runs]
-        if self._segments:
-            in_segments = self._with_runs(self._segments)
+            return [self.checkpointed] if measured[self.plain].unbound_bytes else []
+        models = self.models(measured)
+        sets = self._saved_sets(models[0])
+        regions = [r for model in models for r in self._on_hull(model, sets, measured)]
+        segments = self._segments(models[-1])
+        if segments:
+            in_segments = self._with_runs(segments)
             regions.append(in_segments)
             if self.checkpointed.checkpointed:
                 regions.append(replace(self.checkpointed, children=in_segments.children))
-        if self.checkpointed.checkpointed:
-            regions += [replace(self.checkpointed, saved=refs) for refs in self._saved_sets()]
-        return regions
+        return list(dict.fromkeys(regions))
 
     def second_wave(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
-        """Candidates with sets of runs, chosen by what was measured of each run alone. What a run
-        makes of arguments alone, such as the cast of a weight, it may keep; what that changes is
-        taken from the model. A set whose expected cost a measured option dominates is left out. A
-        block that keeps nothing is checkpointed where that binds what its backward writes into."""
+        """The checkpointed block with runs inside: there they lower the peak of the block's
+        backward, not what the block keeps. A single run that recomputes nearly everything has the
+        same peak as the whole block, so it is left out."""
+        if self._trivial or not self.checkpointed.checkpointed:
+            return []
         plain = measured[self.plain]
-        if self._trivial:
-            return [self.checkpointed] if plain.unbound_bytes else []
-        regions_alone = {run: self._with_runs((run,)) for run in self._runs}
-        alone = {
-            run: measured[region] for run, region in regions_alone.items() if region in measured
+        options = pareto(
+            _option(0, region, cost)
+            for region, cost in measured.items()
+            if region.children and not region.checkpointed
+        )
+        nested = [
+            option.region
+            for option in options
+            if len(option.region.children) > 1
+            or option.cost.kept_bytes >= (1 - _MOST) * plain.kept_bytes
+        ]
+        return [
+            replace(self.checkpointed, children=region.children)
+            for region in (*nested[:1], *nested[-1:])
+        ]
+
+    def _on_hull(
+        self, model: RunModel, sets: Sequence[SavedValues], measured: Mapping[Region, OptionCost]
+    ) -> list[Region]:
+        """Of sets of runs, and of sets of values that the checkpointed block keeps, those on the
+        lower convex hull of seconds added over bytes freed, as far as can be told without compiling
+        them; of several that are alike, and of one like a measured option, no other."""
+        count, precision_s = self._config.max_packings, _PRECISION * model.forward_s
+        packings = packings_of_hull(model.runs() if count else [], count, precision_s)
+        found = {
+            self._with_runs(packing.runs): (packing.freed_bytes, packing.added_s)
+            for packing in packings
         }
-        by_measure: dict[Run, OptionCost] = {}
-        for run, cost in alone.items():
-            measured_run = replace(
-                run,
-                freed_bytes=plain.kept_bytes - cost.kept_bytes,
-                added_s=cost.time_s - plain.time_s,
+        for s in sets:
+            region = replace(self.checkpointed, saved=value_refs(self._graph, s.values))
+            found[region] = (model.freed_bytes(s.values), s.recompute_s)
+        found = {r: p for r, p in found.items() if p[0] > 0 or p[1] < 0}
+        plain = measured[self.plain]
+        taken = [
+            (model.freed_bytes_of(plain, cost), cost.time_s - plain.time_s)
+            for cost in measured.values()
+        ]
+        heights_s = above_lower_hull([*found.values(), (0, 0.0)])[:-1]
+        chosen = []
+        for height_s, region in sorted(zip(heights_s, found, strict=True), key=itemgetter(0)):
+            freed_bytes, added_s = found[region]
+            is_like_another = any(
+                abs(freed_bytes - other_bytes) <= _PRECISION * model.kept_bytes
+                and abs(added_s - other_s) <= precision_s
+                for other_bytes, other_s in taken
             )
-            by_measure[measured_run] = cost
-            saving = saving_what_is_made_of_arguments(self._kept, measured_run, self._times_s)
-            by_measure[saving] = replace(
-                cost,
-                kept_bytes=plain.kept_bytes - saving.freed_bytes,
-                backward_s=cost.backward_s + saving.added_s - measured_run.added_s,
-            )
-        count = max(1, self._config.max_packings)
-        packings = pareto_packings(list(by_measure), count)
-        options = [_option(self._block.start, region, cost) for region, cost in measured.items()]
-        regions = []
-        for packing in packings:
-            region = self._with_runs(packing.runs)
-            cost = _together(plain, [by_measure[run] for run in packing.runs])
-            expected = _option(self._block.start, region, cost)
-            if not any(option.dominates(expected) for option in options):
-                regions.append(region)
-        if self.checkpointed.checkpointed:
-            # Inside a checkpointed block, runs lower the peak of the block's backward, not what the
-            # block keeps. A single run that recomputes nearly everything has the same peak as the
-            # whole block, so it is left out.
-            nested = [
-                self._with_runs(p.runs)
-                for p in packings
-                if len(p.runs) > 1 or p.freed_bytes <= _MOST * plain.kept_bytes
-            ]
-            regions += [
-                replace(self.checkpointed, children=m.children) for m in (nested[:1] + nested[-1:])
-            ]
-        return regions
+            if height_s <= precision_s and not is_like_another:
+                taken.append(found[region])
+                chosen.append(region)
+        return chosen
+
+    def _segments(self, model: RunModel) -> tuple[Run, ...]:
+        if not self._config.max_packings:
+            return ()
+        return segments_of_least_peak(self._graph, self._block, model, at_loss=self._at_loss)
 
     def hand_regions(self) -> dict[str, Region]:
         """The block under `jax.checkpoint`: without a policy, under each standard policy, and under
@@ -306,18 +299,19 @@ class BlockSearch:
 
         return here(region.shifted(self._block.start - region.start))
 
-    def _saved_sets(self) -> list[tuple[ValueRef, ...]]:
-        if not self._config.max_saved_sets:
+    def _saved_sets(self, model: RunModel) -> Sequence[SavedValues]:
+        """Sets of values for the checkpointed block to keep."""
+        if not self._config.max_saved_sets or not self.checkpointed.checkpointed:
             return []
-        sets = saved_value_sets(
+        found = saved_value_sets(
             self._graph,
             self._block.start,
             self._block.stop,
-            self._times_s,
+            model.times_s,
             self._solver,
             self._config.max_saved_sets + 1,
         )
-        return [value_refs(self._graph, s.values) for s in sets[1:]]
+        return found[1:]
 
     def _with_runs(self, runs: Sequence[Run]) -> Region:
         children = tuple(
@@ -376,24 +370,6 @@ def block_options(
 
 def _option(start: int, region: Region, cost: OptionCost) -> Option:
     return Option(region.shifted(-start), cost, _origin(region))
-
-
-def _together(plain: OptionCost, alone: Sequence[OptionCost]) -> OptionCost:
-    """The expected cost of several runs together: times and kept bytes change by the sum of what
-    each run alone changes; every other figure is the least of the runs'."""
-    return OptionCost(
-        forward_s=plain.forward_s + sum(cost.forward_s - plain.forward_s for cost in alone),
-        backward_s=plain.backward_s + sum(cost.backward_s - plain.backward_s for cost in alone),
-        kept_bytes=plain.kept_bytes + sum(cost.kept_bytes - plain.kept_bytes for cost in alone),
-        kept_inputs=_in_all([cost.kept_inputs for cost in alone]),
-        kept_outputs=_in_all([cost.kept_outputs for cost in alone]),
-        forward_peak_bytes=min(cost.forward_peak_bytes for cost in alone),
-        backward_peak_bytes=min(cost.backward_peak_bytes for cost in alone),
-    )
-
-
-def _in_all(positions: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    return tuple(sorted(set(positions[0]).intersection(*positions)))
 
 
 def _origin(region: Region) -> Origin:

@@ -45,12 +45,16 @@ class BranchSearch:
     def plain_regions(self) -> list[Region]:
         return [self.plain, self.checkpointed, *self._by_hand().values()]
 
-    def first_wave(self) -> list[Region]:
+    def first_wave(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
         """Candidates with one branch in another option and the other branches plain."""
         return [
             self._alone(i, region)
             for i, branch in enumerate(self._branches)
-            for region in (branch.checkpointed, *branch.first_wave(), *branch.nested_regions())
+            for region in (
+                branch.checkpointed,
+                *branch.first_wave({branch.plain: measured[self.plain]}),
+                *branch.nested_regions(),
+            )
             if region != branch.plain
         ]
 

@@ -78,7 +78,7 @@ class Family:
             costs.start(kind, [search.plain])
 
     def _first(self, costs: Costs) -> None:
-        costs.start(self.kind, self.search.first_wave())
+        costs.start(self.kind, self.search.first_wave(costs.of(self.kind)))
 
     def _second(self, costs: Costs) -> None:
         costs.start(self.kind, self.search.second_wave(costs.of(self.kind)))

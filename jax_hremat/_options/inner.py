@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from jax_hremat._cost.analytic import operation_times_s
+from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._options.block_options import BlockSearch, SearchConfig
 from jax_hremat._options.checkpoint_all import checkpoint_all
 from jax_hremat._options.roles import product_roles
-from jax_hremat._options.runs import PRICES
+from jax_hremat._options.runs import RunModel, needed_values, profile_of_held
 from jax_hremat._partition.blocks import make_block
 from jax_hremat._plan.region import Loop, Region
 from jax_hremat._solve.backend import SolverConfig
+from jax_hremat._solve.saved import materialised_values
 from jax_hremat._trace.bodies import Body, Cond, Scan
 from jax_hremat._xla.rates import Rates
 
@@ -34,15 +36,21 @@ class BodySearch(BlockSearch):
             make_block(body.graph, 0, len(body.graph.operations)),
             product_roles(body.graph.operations),
             operation_times_s(body.graph, rates),
-            1 / rates.bytes_per_s,
             config,
             solver,
-            kept=body.kept,
-            # One more price: a residual of a body is copied into the stack of the scan's steps, or
-            # out of the branch, and back.
-            prices=(*PRICES, 256.0),
         )
         self._body = body
+
+    def models(self, measured: Mapping[Region, OptionCost]) -> tuple[RunModel, ...]:
+        """What runs of the body may free and add. A body is not compiled by itself; what XLA keeps
+        of it lies between two bounds: the fewest values from which fusible operations can make the
+        rest, and every residual of JAX's linearization."""
+        graph, block = self._body.kept, self._block
+        fewest = materialised_values(graph, block.start, block.stop, self._solver)
+        return tuple(
+            RunModel(graph, block, profile_of_held(graph, block, held, self._times_s))
+            for held in (fewest, needed_values(graph, block))
+        )
 
     def nested_regions(self) -> list[Region]:
         """The body, plain and checkpointed, with the scans and conds inside in options that keep

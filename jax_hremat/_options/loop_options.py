@@ -50,10 +50,9 @@ class LoopSearch:
             self._scan(b) for b in self._body.plain_regions() if b != self._body.plain
         ]
 
-    def first_wave(self) -> list[Region]:
-        return [
-            self._scan(body) for body in (*self._body.first_wave(), *self._body.nested_regions())
-        ]
+    def first_wave(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
+        found = self._body.first_wave({self._body.plain: measured[self.plain]})
+        return [self._scan(body) for body in (*found, *self._body.nested_regions())]
 
     def second_wave(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
         # Sets of runs are chosen only from bodies whose inner scans and conds are plain.

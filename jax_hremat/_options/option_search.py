@@ -21,8 +21,8 @@ class OptionSearch(Protocol):
         """The candidates that need no search. The first is the block as it is."""
         ...
 
-    def first_wave(self) -> list[Region]:
-        """Candidates that follow from the graph alone."""
+    def first_wave(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
+        """Candidates that follow from the cost of the block as it is."""
         ...
 
     def second_wave(self, measured: Mapping[Region, OptionCost]) -> list[Region]:

@@ -1,29 +1,22 @@
-"""Runs of operations in a block that may be worth checkpointing, ranked by an analytic model.
+"""Runs of operations in a block that may be worth checkpointing.
 
 A run is a range of consecutive operations of a block. Checkpointed alone, with the rest of the
 block plain, it drops the buffers that only its own backward reads, at the cost of recomputing them
-from its inputs. The model only has to rank the good runs among the first dozen, which are compiled
-and measured.
+from its inputs. What that frees and adds follows from what each operation of the plain block takes
+(`_cost/profile.py`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 
+from jax_hremat._cost.option_cost import OptionCost
+from jax_hremat._cost.profile import Profile, Residual
 from jax_hremat._partition.blocks import Block
 from jax_hremat._trace.graph import Graph, Operation
 
-# Seconds of recomputation that a freed byte is worth: a sweep from "memory is nearly free" to
-# "only memory counts", in multiples of the time to read the byte once.
-PRICES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
 _MAX_ENDPOINTS = 40
-# Relative difference in bytes and in seconds below which two runs count as the same choice.
-_ALIKE = 0.05
-# A run is worth compiling if it frees at least this part of what the best run of the block frees.
-_WORTH = 0.04
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +26,11 @@ class Run:
     Attributes:
         start: First operation.
         stop: One past the last operation.
-        freed_bytes: Bytes no longer kept between forward and backward, by the model.
-        added_s: Seconds of recomputation, by the model.
+        freed_bytes: Bytes no longer kept between forward and backward.
+        added_s: Seconds of recomputation.
         saved: Values made inside that it keeps nevertheless.
+        result_bytes: Bytes of the values that it makes and later operations read. XLA may have to
+            write one that it would fuse into its readers otherwise.
     """
 
     start: int
@@ -43,68 +38,187 @@ class Run:
     freed_bytes: int
     added_s: float
     saved: tuple[int, ...] = ()
+    result_bytes: int = 0
 
     def overlaps(self, other: Run) -> bool:
         """Whether the two runs share an operation."""
         return self.start < other.stop and other.start < self.stop
 
 
-def candidate_runs(
-    graph: Graph,
-    block: Block,
-    fewest_held: frozenset[int],
-    times_s: Sequence[float],
-    byte_s: float,
-    count: int,
-    prices: Sequence[float] = PRICES,
-) -> tuple[Run, ...]:
-    """The most promising runs of a block, best first.
+class RunModel:
+    """What checkpointed runs of a block free and add, by what the operations of the plain block
+    take.
 
-    What XLA really keeps for a plain block lies between two bounds: the fewest values from which
-    fusible operations can make the rest, and every residual of JAX's linearization. Under each
-    bound and for each price of memory, the candidates are the best set of disjoint runs (weighted
-    interval scheduling) and the best single runs. A run is left out if under both bounds it nearly
-    equals an earlier one, or frees little compared with the best run.
+    A buffer that the run makes is freed if the backward of no operation after the run reads it.
+    What the run's own backward is recomputed from is kept, if it is not anyway; it takes the place
+    of buffers that it is made of and that only later operations read.
 
     Args:
         graph: The program's graph.
         block: The block.
-        fewest_held: The lower bound (`materialised_values`).
-        times_s: Seconds of each operation of the program.
-        byte_s: Seconds to read one byte.
-        count: The most runs to return.
-        prices: Prices of memory, in multiples of `byte_s` per byte.
+        profile: What its operations take.
     """
-    bounds = (fewest_held, residuals(graph, block))
-    all_runs = [_undominated(_all_runs(graph, block, held, times_s)) for held in bounds]
-    rounds = [
-        [*_best_packing(runs, price * byte_s), *_best_single(runs, price * byte_s)]
-        for price in prices
-        for runs in all_runs
-    ]
-    most = [max((run.freed_bytes for run in runs), default=0) for runs in all_runs]
-    chosen: dict[Run, list[Run]] = {}
-    for run in (run for place in zip_longest(*rounds) for run in place if run is not None):
-        if len(chosen) == count:
-            break
-        bounded = [evaluate_run(graph, run.start, run.stop, held, times_s) for held in bounds]
-        worthwhile = any(r.freed_bytes >= _WORTH * m for r, m in zip(bounded, most, strict=True))
-        if worthwhile and not any(all(map(_alike, bounded, other)) for other in chosen.values()):
-            chosen[run] = bounded
-    return tuple(chosen)
+
+    def __init__(self, graph: Graph, block: Block, profile: Profile) -> None:
+        self._graph = graph
+        self._block = block
+        self._profile = profile
+        self._makers = {block.start + r.made_by for r in profile.residuals}
+        self._kept_inputs = {block.inputs[i] for i in profile.kept_inputs}
+        self._replaced: dict[int, frozenset[Residual]] = {}
+
+    @property
+    def times_s(self) -> Mapping[int, float]:
+        """Seconds of each operation of the block."""
+        return {self._block.start + i: t for i, t in enumerate(self._profile.forward_s)}
+
+    @property
+    def forward_s(self) -> float:
+        """Seconds of the block's forward."""
+        return sum(self._profile.forward_s)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that the plain block keeps."""
+        return sum(r.size_bytes for r in self._profile.residuals)
+
+    def held_bytes(self, operation: int) -> int:
+        """Bytes of what an operation makes and the plain block keeps."""
+        position = operation - self._block.start
+        return sum(r.size_bytes for r in self._profile.residuals if r.made_by == position)
+
+    def runs(self) -> list[Run]:
+        """The runs that free anything, each of which no other inside it equals; what a run makes of
+        arguments alone, such as the cast of a weight, it may keep."""
+        points = _endpoints(self._graph, self._block)
+        found = []
+        for i, start in enumerate(points):
+            for stop in points[i + 1 :]:
+                if any(op.effectful for op in self._graph.operations[start:stop]):
+                    break
+                if (start, stop) != (self._block.start, self._block.stop):
+                    run = self.run(start, stop)
+                    if run.freed_bytes > 0:
+                        found.append(run)
+        found = _undominated(found)
+        return list(dict.fromkeys([*found, *map(self.saving_what_is_made_of_arguments, found)]))
+
+    def freed_bytes(self, saved: Collection[int]) -> int:
+        """Bytes that are freed if the whole block is checkpointed and keeps given values."""
+        inputs_bytes = self._bytes_to_keep(self._block.inputs)
+        saved_bytes = sum(self._graph.values[v].size_bytes for v in saved)
+        return self.kept_bytes - inputs_bytes - saved_bytes
+
+    def freed_bytes_of(self, plain: OptionCost, cost: OptionCost) -> int:
+        """Bytes that are freed under an option of the block, by its cost and the plain one's."""
+        inputs_bytes = self._bytes_to_keep([self._block.inputs[i] for i in cost.kept_inputs])
+        return plain.kept_bytes - cost.kept_bytes - inputs_bytes
+
+    def run(self, start: int, stop: int) -> Run:
+        """Operations `start … stop − 1` as a run."""
+        again, frontier = _recomputed(self._graph, start, stop)
+        first = self._block.start
+        freed_bytes = sum(
+            r.size_bytes
+            for r in self._profile.residuals
+            if start <= first + r.made_by and first + r.last_reader < stop
+        )
+        return Run(
+            start=start,
+            stop=stop,
+            freed_bytes=freed_bytes - self._bytes_to_keep(frontier),
+            added_s=self._recompute_s(again),
+            result_bytes=sum(
+                v.size_bytes
+                for op in self._graph.operations[start:stop]
+                for v in map(self._graph.values.__getitem__, op.outputs)
+                if v.last_use >= stop
+            ),
+        )
+
+    def saving_what_is_made_of_arguments(self, run: Run) -> Run:
+        """A run that keeps what it makes of arguments alone, such as the cast of a weight, and its
+        backward reads. The same run if that is nothing."""
+        graph = self._graph
+        again, _ = _recomputed(graph, run.start, run.stop)
+        made = _made_of_arguments(graph, run.start, run.stop)
+        needed = {v for op in graph.operations[run.start : run.stop] for v in op.needs}
+        for op in (graph.operations[e] for e in again):
+            if made.isdisjoint(op.outputs):
+                needed.update(op.reads)
+        saved = tuple(sorted(v for v in made & needed if graph.values[v].last_use < run.stop))
+        fewer, _ = _recomputed(graph, run.start, run.stop, frozenset(saved))
+        return replace(
+            run,
+            freed_bytes=run.freed_bytes - sum(graph.values[v].size_bytes for v in saved),
+            added_s=run.added_s - self._recompute_s(again - fewer),
+            saved=saved,
+        )
+
+    def _recompute_s(self, operations: Iterable[int]) -> float:
+        return sum(self._profile.forward_s[e - self._block.start] for e in sorted(operations))
+
+    def _bytes_to_keep(self, values: Collection[int]) -> int:
+        """How many more bytes to keep, so that given values are kept."""
+        new = [v for v in values if not self._is_kept(v)]
+        replaced = frozenset[Residual]().union(*map(self._replaced_by, new))
+        more_bytes = sum(self._graph.values[v].size_bytes for v in new)
+        return max(more_bytes - sum(r.size_bytes for r in replaced), 0)
+
+    def _is_kept(self, value: int) -> bool:
+        v = self._graph.values[value]
+        if v.kind != "computed" or value in self._kept_inputs or v.producer in self._makers:
+            return True
+        if v.producer is None or v.producer >= self._block.start:
+            return False
+        # An input that the backward of an earlier block reads is kept for that.
+        before = self._graph.operations[v.producer : self._block.start]
+        return any(value in op.needs for op in before)
+
+    def _replaced_by(self, value: int) -> frozenset[Residual]:
+        """The buffers that need not be kept if a value is: fusible operations make it of them, and
+        only later ones read them."""
+        if value not in self._replaced:
+            self._replaced[value] = frozenset(self._find_replaced(value))
+        return self._replaced[value]
+
+    def _find_replaced(self, value: int) -> Iterator[Residual]:
+        first = self._block.start
+        at = self._graph.values[value].producer
+        stack, seen = [value], {value}
+        while stack:
+            maker = self._graph.values[stack.pop()].producer
+            if at is None or maker is None or maker < first:
+                continue
+            made = [r for r in self._profile.residuals if first + r.made_by == maker]
+            yield from (r for r in made if first + r.first_reader >= at)
+            operation = self._graph.operations[maker]
+            if operation.fusible and not made:
+                new = [v for v in operation.reads if v not in seen]
+                seen.update(new)
+                stack += new
 
 
-def residuals(graph: Graph, block: Block) -> frozenset[int]:
+def profile_of_held(
+    graph: Graph, block: Block, held: frozenset[int], times_s: Sequence[float]
+) -> Profile:
+    """The profile of a block that is not compiled by itself, if its backward reads given values."""
+    residuals = []
+    for position, op in enumerate(graph.operations[block.start : block.stop]):
+        if op.opaque_bytes:
+            residuals.append(Residual(op.opaque_bytes, position, position, position))
+        for v in held.intersection(op.outputs):
+            value = graph.values[v]
+            last = block.stop if value.is_output else value.last_use
+            residual = Residual(value.size_bytes, position, position, last - block.start)
+            residuals.append(residual)
+    inputs = tuple(i for i, v in enumerate(block.inputs) if v in held)
+    return Profile(tuple(residuals), tuple(times_s[block.start : block.stop]), inputs)
+
+
+def needed_values(graph: Graph, block: Block) -> frozenset[int]:
     """The values that the backward of a block reads by JAX's linearization."""
     return frozenset(v for op in graph.operations[block.start : block.stop] for v in op.needs)
-
-
-def _alike(a: Run, b: Run) -> bool:
-    return (
-        a.overlaps(b)
-        and math.isclose(a.freed_bytes, b.freed_bytes, rel_tol=_ALIKE)
-        and math.isclose(a.added_s, b.added_s, rel_tol=_ALIKE)
-    )
 
 
 def _endpoints(graph: Graph, block: Block) -> list[int]:
@@ -127,68 +241,6 @@ def _ends(op: Operation) -> tuple[int, int]:
 def _weight(graph: Graph, block: Block, position: int) -> int:
     around = graph.operations[max(block.start, position - 1) : position + 1]
     return sum(op.moved_bytes for op in around if not op.fusible)
-
-
-def _all_runs(
-    graph: Graph, block: Block, held: frozenset[int], times_s: Sequence[float]
-) -> list[Run]:
-    points = _endpoints(graph, block)
-    runs = []
-    for i, start in enumerate(points):
-        for stop in points[i + 1 :]:
-            if any(op.effectful for op in graph.operations[start:stop]):
-                break
-            if (start, stop) == (block.start, block.stop):
-                continue
-            run = evaluate_run(graph, start, stop, held, times_s)
-            if run.freed_bytes > 0:
-                runs.append(run)
-    return runs
-
-
-def evaluate_run(
-    graph: Graph, start: int, stop: int, held: frozenset[int], times_s: Sequence[float]
-) -> Run:
-    """One run with the bytes that checkpointing it frees and the seconds it adds, by the model."""
-    inside = graph.operations[start:stop]
-    again, frontier = _recomputed(graph, start, stop)
-    freed = sum(op.opaque_bytes for op in inside)
-    for op in inside:
-        for v in op.outputs:
-            # The backward of a reader outside the run may need the value, so the value stays.
-            value = graph.values[v]
-            if v in held and value.last_use < stop and not value.is_output:
-                freed += value.size_bytes
-    added = sum(
-        graph.values[v].size_bytes
-        for v in frontier
-        if v not in held and graph.values[v].kind == "computed"
-    )
-    return Run(
-        start=start,
-        stop=stop,
-        freed_bytes=freed - added,
-        added_s=sum(times_s[e] for e in again),
-    )
-
-
-def saving_what_is_made_of_arguments(graph: Graph, run: Run, times_s: Sequence[float]) -> Run:
-    """A run that keeps what it makes of arguments alone, such as the cast of a weight, and its
-    backward reads. The same run if that is nothing."""
-    again, _ = _recomputed(graph, run.start, run.stop)
-    made = _made_of_arguments(graph, run.start, run.stop)
-    needed = {v for op in graph.operations[run.start : run.stop] for v in op.needs}
-    for op in (graph.operations[e] for e in again):
-        if made.isdisjoint(op.outputs):
-            needed.update(op.reads)
-    saved = tuple(sorted(v for v in made & needed if graph.values[v].last_use < run.stop))
-    fewer, _ = _recomputed(graph, run.start, run.stop, frozenset(saved))
-    return replace(
-        run,
-        freed_bytes=run.freed_bytes - sum(graph.values[v].size_bytes for v in saved),
-        added_s=run.added_s - sum(times_s[e] for e in again - fewer),
-        saved=saved,
-    )
 
 
 def _recomputed(
@@ -224,7 +276,8 @@ def _made_of_arguments(graph: Graph, start: int, stop: int) -> set[int]:
 
 
 def _undominated(runs: Sequence[Run]) -> list[Run]:
-    """The runs without those for which a run inside their range frees as much in no more time."""
+    """The runs without those for which a run inside their range frees as much in no more time, and
+    has no more results."""
     ordered = sorted(runs, key=lambda r: (r.stop - r.start, r.start))
     kept: list[Run] = []
     for run in ordered:
@@ -233,29 +286,8 @@ def _undominated(runs: Sequence[Run]) -> list[Run]:
             and k.stop <= run.stop
             and k.freed_bytes >= run.freed_bytes
             and k.added_s <= run.added_s
+            and k.result_bytes <= run.result_bytes
             for k in kept
         ):
             kept.append(run)
     return kept
-
-
-def _gain(run: Run, price_s: float) -> float:
-    return price_s * run.freed_bytes - run.added_s
-
-
-def _best_single(runs: Sequence[Run], price_s: float) -> list[Run]:
-    ranked = sorted(runs, key=lambda r: (-_gain(r, price_s), r.start, r.stop))
-    return [r for r in ranked if _gain(r, price_s) > 0][:3]
-
-
-def _best_packing(runs: Sequence[Run], price_s: float) -> list[Run]:
-    """Disjoint runs of the greatest total gain, by dynamic programming over their ends."""
-    ordered = sorted(runs, key=lambda r: (r.stop, r.start))
-    best: list[tuple[float, tuple[Run, ...]]] = [(0.0, ())]
-    for i, run in enumerate(ordered):
-        before = sum(other.stop <= run.start for other in ordered[:i])
-        gain, members = best[before]
-        taken = (gain + _gain(run, price_s), (*members, run))
-        best.append(max(best[-1], taken, key=lambda entry: entry[0]))
-    members = best[-1][1]
-    return sorted(members, key=lambda r: (-_gain(r, price_s), r.start))

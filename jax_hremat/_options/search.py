@@ -43,9 +43,9 @@ def search_options(
     """Find the options of every kind of block.
 
     Candidates are compiled in parallel, in waves: first the whole block, plain, checkpointed and
-    under the standard policies; then single runs, which are searched for meanwhile, the block in
-    segments, and sets of values to keep; then, chosen by the measured costs, the best sets of runs,
-    alone and inside the checkpointed block. A candidate that does not compile is left out, with a
+    under the standard policies; then, chosen by what the plain block's operations take, sets of
+    runs, the block in segments, and sets of values to keep; then the best sets of runs inside the
+    checkpointed block. A candidate that does not compile is left out, with a
     warning. Of kinds of blocks that differ only in sizes, one is searched (`_options/family.py`).
 
     Args:
@@ -66,7 +66,6 @@ def search_options(
     """
     times_s = operation_times_s(graph, rates)
     roles = product_roles(graph.operations)
-    byte_s = 1 / rates.bytes_per_s
     shares = _residual_shares(graph, partition)
     families = _families(partition, bodies, shares)
     limits = config.for_shares({family[0]: sum(shares[k] for k in family) for family in families})
@@ -74,7 +73,7 @@ def search_options(
     def of_block(kind: int, scaled: SearchConfig) -> BlockSearch:
         block = partition.blocks[kind]
         at_loss = kind == partition.kinds[-1]
-        return BlockSearch(graph, block, roles, times_s, byte_s, scaled, solver, at_loss=at_loss)
+        return BlockSearch(graph, block, roles, times_s, scaled, solver, at_loss=at_loss)
 
     def search(kind: int, scaled: SearchConfig) -> OptionSearch:
         block = partition.blocks[kind]

@@ -25,22 +25,17 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise, starmap
 
 from jax_hremat._options.packing import Packing
-from jax_hremat._options.runs import Run, evaluate_run
+from jax_hremat._options.runs import Run, RunModel
 from jax_hremat._partition.blocks import Block
 from jax_hremat._partition.width import narrow_cuts, unfused_operations
-from jax_hremat._trace.graph import Graph, Operation
+from jax_hremat._trace.graph import Graph
 
 # Ratio of one bound R to the next.
 STEP = 2 ** (1 / 16)
 
 
 def segments_of_least_peak(
-    graph: Graph,
-    block: Block,
-    held: frozenset[int],
-    times_s: Sequence[float],
-    *,
-    at_loss: bool = False,
+    graph: Graph, block: Block, model: RunModel, *, at_loss: bool = False
 ) -> tuple[Run, ...]:
     """The disjoint segments of a block of least k + R, in program order; none if that is no less
     than the block holds without them.
@@ -48,14 +43,13 @@ def segments_of_least_peak(
     Args:
         graph: The program's graph.
         block: The block.
-        held: The values held for the backward if nothing is checkpointed.
-        times_s: Seconds of each operation of the program.
+        model: What its runs free and add.
         at_loss: Whether the block's backward follows its forward at once. Then what is held of the
             last segment is in use anyway, and recomputing it would only be work.
     """
     ends = segment_ends(graph, block)
-    operations = graph.operations[block.start : block.stop]
-    before = list(accumulate((_held_bytes(graph, op, held) for op in operations), initial=0))
+    every = range(block.start, block.stop)
+    before = list(accumulate(map(model.held_bytes, every), initial=0))
 
     def held_bytes(start: int, stop: int) -> int:
         return before[stop - block.start] - before[start - block.start]
@@ -67,7 +61,7 @@ def segments_of_least_peak(
             return None
         if at_loss and stop == block.stop:
             return Run(start, stop, held_bytes(start, stop), 0.0)
-        run = evaluate_run(graph, start, stop, held, times_s)
+        run = model.run(start, stop)
         return run if run.freed_bytes > 0 else None
 
     best, least_bytes = Packing(), before[-1]
@@ -87,10 +81,6 @@ def segment_ends(graph: Graph, block: Block) -> list[int]:
     once = [op.id for op in graph.operations[block.start : block.stop] if op.effectful]
     inside = {p for p in cuts if block.start < p < block.stop}
     return sorted({block.start, *inside, *once, *(op + 1 for op in once), block.stop})
-
-
-def _held_bytes(graph: Graph, op: Operation, held: frozenset[int]) -> int:
-    return op.opaque_bytes + sum(graph.values[v].size_bytes for v in op.outputs if v in held)
 
 
 def _most_freed(

@@ -111,15 +111,13 @@ class PlannerConfig:
         match effort:
             case "low":
                 search = SearchConfig(
-                    max_runs=3, max_packings=2, max_saved_sets=1, max_segments=2, max_candidates=100
+                    max_packings=3, max_saved_sets=1, max_segments=2, max_candidates=50
                 )
                 return PlannerConfig(search=search, max_rounds=2, floor_rounds=2)
             case "normal":
                 return PlannerConfig()
             case "high":
-                search = SearchConfig(
-                    max_runs=20, max_packings=12, max_saved_sets=6, max_candidates=800
-                )
+                search = SearchConfig(max_packings=12, max_saved_sets=6, max_candidates=400)
                 return PlannerConfig(search=search, max_rounds=8, floor_rounds=20, unroll_scans=8)
         known = ", ".join(map(repr, get_args(Effort)))
         raise ValueError(f"effort={effort!r}: the efforts are {known}")

@@ -18,7 +18,7 @@ with one recompute stage).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -66,7 +66,12 @@ def materialised_values(
 
 
 def saved_value_sets(
-    graph: Graph, start: int, stop: int, times_s: Sequence[float], config: SolverConfig, count: int
+    graph: Graph,
+    start: int,
+    stop: int,
+    times_s: Mapping[int, float],
+    config: SolverConfig,
+    count: int,
 ) -> tuple[SavedValues, ...]:
     """Pareto-optimal sets of values to keep, from every useful value downwards; least recompute
     time first. Bounds for which the solver's limit is reached before a solution is found are left
@@ -76,7 +81,7 @@ def saved_value_sets(
         graph: The program's graph.
         start: First operation of the range.
         stop: One past the last operation.
-        times_s: Seconds of every operation of the program.
+        times_s: Seconds of each operation of the range.
         config: The solver's limits.
         count: How many byte bounds to sweep.
     """

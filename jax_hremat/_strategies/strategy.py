@@ -68,7 +68,6 @@ class Strategy(ABC):
         """Which options of a kind of block are priced, given the configuration's limits. By
         default, only the block plain and checkpointed."""
         return SearchConfig(
-            max_runs=0,
             max_packings=0,
             max_saved_sets=0,
             max_segments=0,

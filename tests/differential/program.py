@@ -32,7 +32,7 @@ class Setting:
         """Few candidates, machine code made quickly: what is compared does not depend on it."""
         target = with_quick_code(get_target("cpu"), "")
         config = PlannerConfig(
-            search=SearchConfig(max_runs=1, max_packings=1, max_saved_sets=0, max_segments=1),
+            search=SearchConfig(max_packings=1, max_saved_sets=0, max_segments=1),
             max_rounds=0,
             floor_rounds=1,
             cost=cost,
