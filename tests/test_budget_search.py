@@ -14,7 +14,10 @@ from programs import normal
 from tracing import emit, loss_call, trace_loss
 
 from jax_hremat import PlannerConfig, SearchConfig, partition_by_score
+from jax_hremat._cost.option import Option, pareto
+from jax_hremat._cost.source import block_prices
 from jax_hremat._emit.step import own_step
+from jax_hremat._plan.region import Region
 from jax_hremat._planner import aims
 from jax_hremat._planner.barriers import needed_barriers
 from jax_hremat._planner.budget_search import BudgetSearch
@@ -22,6 +25,7 @@ from jax_hremat._planner.candidate import Candidate
 from jax_hremat._planner.candidates import NO_SOLVE, Candidates
 from jax_hremat._planner.context import PlanningContext, prepare
 from jax_hremat._planner.corrections import Corrections, Expected
+from jax_hremat._planner.cost_table import CostTable
 from jax_hremat._solve.chain import Selection
 from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers, selection_region
@@ -92,7 +96,26 @@ def of_layers(count: int) -> PlanningContext:
     program = trace_loss(mlp, args)
     # Compiled costs, by which peaks are predicted to a hundredth.
     config = replace(CONFIG, cost="compiled", cache_dir="")
-    return prepare(own_step(program), get_target("cpu"), config, 0.0, lambda *_: None)
+    found = prepare(own_step(program), get_target("cpu"), config, 0.0, lambda *_: None)
+    return replace(found, costs=with_runs_of_gelu(found.costs))
+
+
+def with_runs_of_gelu(costs: CostTable) -> CostTable:
+    """The costs with one more option of each block: all but its products and its sum checkpointed,
+    so that these few small blocks have plans for more budgets."""
+    options = {}
+    with block_prices("compiled", costs.program, costs.graph, get_target("cpu"), None) as price:
+        for kind, found in costs.options.items():
+            block = costs.partition.blocks[kind]
+            if len(block) < 12:  # The loss by itself.
+                options[kind] = found
+                continue
+            run = Region(block.start + 1, block.start + 11, checkpointed=True)
+            region = Region(block.start, block.stop, children=(run,))
+            cost = price(block, region)
+            option = Option(region.shifted(-block.start), cost, "runs")
+            options[kind] = replace(found, options=pareto([*found.options, option]))
+    return replace(costs, options=options)
 
 
 def test_a_plan_that_misses_is_compiled_with_a_barrier_at_the_loss(

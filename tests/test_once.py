@@ -284,7 +284,8 @@ def test_no_region_checkpoints_what_must_run_once() -> None:
             search = BlockSearch(graph, block, {}, times_s, config, solver)
             effectful = [op for op in graph.operations[block.start : block.stop] if op.effectful]
             assert not effectful or len(block) == 1
-        modes = [*search.plain_regions(), *search.first_wave(measured)]
+        plain = {search.plain: measured[search.plain]}
+        modes = [*search.plain_regions(), *search.first_wave(plain)]
         assert not [once for mode in modes for once in wrapped_once(whole, mode)]
         num_modes += len(modes)
     assert num_modes > 20

@@ -131,29 +131,33 @@ def test_a_run_that_keeps_the_casts_of_its_weights_is_an_option() -> None:
             x = layer(x, w, u)
         return jnp.sum(x.astype(jnp.float32))
 
-    weights = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 6
-    program = trace_loss(loss, (weights, jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)))
+    weights = [jax.ShapeDtypeStruct((2048, 2048), jnp.float32)] * 6
+    program = trace_loss(loss, (weights, jax.ShapeDtypeStruct((256, 2048), jnp.bfloat16)))
     graph = build_graph(program)
-    with block_prices("analytic", program, graph, get_target("cpu"), None) as price:
+    partition = partition_graph(graph, partition_by_width)
+    with block_prices("analytic", program, graph, get_target("h200"), None) as price:
         found = search_options(
             graph,
-            partition_graph(graph, partition_by_width),
+            partition,
             bodies_of(program, graph),
             price,
-            rates(get_target("cpu")),
+            rates(get_target("h200")),
             SearchConfig(max_workers=2),
             SolverConfig(),
             lambda stage, done, total: None,
         )
-    options = [option for of_kind in found.values() for option in of_kind.options]
-    saving = [o for o in options if any(child.saved for child in o.region.children)]
-    assert saving
-    for option in saving:
-        children = tuple(replace(child, saved=()) for child in option.region.children)
-        others = [o for o in options if o.region == replace(option.region, children=children)]
-        for other in others:
-            assert option.cost.time_s < other.cost.time_s
-            assert option.cost.kept_bytes > other.cost.kept_bytes
+        options = [
+            (partition.blocks[kind], option)
+            for kind, of_kind in found.items()
+            for option in of_kind.options
+            if any(child.saved for child in option.region.children)
+        ]
+        assert options
+        for block, option in options:
+            children = tuple(replace(child, saved=()) for child in option.region.children)
+            cost = price(block, replace(option.region, children=children).shifted(block.start))
+            assert option.cost.time_s < cost.time_s
+            assert option.cost.kept_bytes > cost.kept_bytes
 
 
 @pytest.mark.parametrize("cast", [pytest.param(False, marks=pytest.mark.slow), True])

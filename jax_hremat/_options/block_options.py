@@ -238,9 +238,10 @@ class BlockSearch:
             found[region] = (model.freed_bytes(s.values), s.recompute_s)
         found = {r: p for r, p in found.items() if p[0] > 0 or p[1] < 0}
         plain = measured[self.plain]
-        taken = [
+        taken = [(0, 0.0)] + [
             (model.freed_bytes_of(plain, cost), cost.time_s - plain.time_s)
-            for cost in measured.values()
+            for region, cost in measured.items()
+            if region != self.plain
         ]
         heights_s = above_lower_hull([*found.values(), (0, 0.0)])[:-1]
         chosen = []
