@@ -146,7 +146,9 @@ def test_what_a_run_frees_and_costs_by_hand() -> None:
     # The argument of the cosine takes the place of that of the sine, if nothing before reads that.
     for first_reader, freed in ((product.id, 0), (sine.id, size)):
         argument = Residual(size, product.id, first_reader, cosine.id)
-        profile = Profile((argument, Residual(size, cosine.id, last.id, last.id)), (0.0,) * 5, ())
+        profile = Profile(
+            (argument, Residual(size, cosine.id, last.id, last.id)), (0.0,) * 5, frozenset(), ()
+        )
         model = RunModel(graph, whole, profile)
         assert model.run(cosine.id, last.id + 1).freed_bytes == freed
 

@@ -60,8 +60,8 @@ def analytic_cost(step: BlockStep, rates: Rates) -> OptionCost:
     kept = {v for v in made if last_read.get(v, -1) > mark}
     # The constants come before the parameters among the inputs.
     parameters = flat.inputs[len(flat.inputs) - len(step.avals) :]
-    under_policy = _written(equations) | kept
-    own = {v for e in equations for v in e.outputs} - under_policy - {*flat.outputs}
+    written = _written(equations) | kept
+    own = {v for e in equations for v in e.outputs} - written - {*flat.outputs}
     weights = {*flat.outputs[step.num_outputs :]} - {*made_after.values()}
     forward = live_bytes(equations, flat.sizes_bytes, own | weights, results)
     backward = live_bytes(
@@ -79,7 +79,9 @@ def analytic_cost(step: BlockStep, rates: Rates) -> OptionCost:
         kept_outputs=tuple(i for i, v in enumerate(results) if last_read.get(v, -1) > mark),
         forward_peak_bytes=max(forward[: mark + 1]),
         backward_peak_bytes=max(backward[mark:]),
-        profile=_profile(flat, mark, kept.difference(results), rates, kept_inputs, step.num_scopes)
+        profile=_profile(
+            flat, mark, kept.difference(results), written, rates, kept_inputs, step.num_scopes
+        )
         if step.num_scopes
         else None,
     )
@@ -89,6 +91,7 @@ def _profile(
     flat: Flat,
     mark: int,
     kept: set[int],
+    written: set[int],
     rates: Rates,
     kept_inputs: tuple[int, ...],
     num_operations: int,
@@ -96,6 +99,7 @@ def _profile(
     forward_s = [0.0] * num_operations
     made_by: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
+    writers: set[int] = set()
     for position, equation in enumerate(flat.equations):
         operation = next(operations_in([equation.path]), None)
         if operation is None:
@@ -103,13 +107,15 @@ def _profile(
         if position < mark:
             forward_s[operation] += _equation_s(equation.eqn, rates)
             made_by.update(dict.fromkeys(kept.intersection(equation.outputs), operation))
+            if not written.isdisjoint(equation.outputs):
+                writers.add(operation)
         for v in kept.intersection(equation.inputs) if position > mark else ():
             readers.setdefault(v, []).append(operation)
     residuals = (
         Residual(flat.sizes_bytes[v], at, min(readers.get(v, [at])), max(readers.get(v, [at])))
         for v, at in sorted(made_by.items())
     )
-    return Profile(tuple(residuals), tuple(forward_s), kept_inputs)
+    return Profile(tuple(residuals), tuple(forward_s), frozenset(writers), kept_inputs)
 
 
 def _written(equations: Sequence[Equation]) -> set[int]:

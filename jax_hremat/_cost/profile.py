@@ -35,11 +35,14 @@ class Profile:
         residuals: What the block keeps from its forward to its backward.
         forward_s: Seconds of each operation in the block's forward; a kernel that computes several
             operations counts as one of them.
+        written: The operations whose results kernels of the forward write; others are fused into
+            their readers.
         kept_inputs: Positions in `Block.inputs` of computed values that the backward reads.
     """
 
     residuals: tuple[Residual, ...]
     forward_s: tuple[float, ...]
+    written: frozenset[int]
     kept_inputs: tuple[int, ...]
 
 

@@ -9,7 +9,6 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 
 from jax_hremat._cost.option import Option, Origin, pareto
 from jax_hremat._cost.option_cost import OptionCost
@@ -31,6 +30,8 @@ _MOST = 0.9
 # What a set of runs frees and adds is known to this part of what the block keeps and of the time of
 # its forward.
 _PRECISION = 1e-2
+# A set of runs that lowers the hull by less than this part of that time is not worth compiling.
+_LEAST_GAIN = 2e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,36 +225,38 @@ class BlockSearch:
     def _on_hull(
         self, model: RunModel, sets: Sequence[SavedValues], measured: Mapping[Region, OptionCost]
     ) -> list[Region]:
-        """Of sets of runs, and of sets of values that the checkpointed block keeps, those on the
-        lower convex hull of seconds added over bytes freed, as far as can be told without compiling
+        """Sets of runs on the lower convex hull of seconds added over bytes freed, and sets of
+        values that the checkpointed block keeps on theirs, as far as can be told without compiling
         them; of several that are alike, and of one like a measured option, no other."""
         count, precision_s = self._config.max_packings, _PRECISION * model.forward_s
-        packings = packings_of_hull(model.runs() if count else [], count, precision_s)
-        found = {
-            self._with_runs(packing.runs): (packing.freed_bytes, packing.added_s)
-            for packing in packings
+        least_s = _LEAST_GAIN * model.forward_s
+        packings = packings_of_hull(model.runs() if count else [], count, least_s)
+        with_runs = {self._with_runs(p.runs): (p.freed_bytes, p.added_s) for p in packings}
+        saving = {
+            replace(self.checkpointed, saved=value_refs(self._graph, s.values)): (
+                model.freed_bytes(s.values),
+                s.recompute_s,
+            )
+            for s in sets
         }
-        for s in sets:
-            region = replace(self.checkpointed, saved=value_refs(self._graph, s.values))
-            found[region] = (model.freed_bytes(s.values), s.recompute_s)
-        found = {r: p for r, p in found.items() if p[0] > 0 or p[1] < 0}
         plain = measured[self.plain]
         taken = [(0, 0.0)] + [
             (model.freed_bytes_of(plain, cost), cost.time_s - plain.time_s)
             for region, cost in measured.items()
             if region != self.plain
         ]
-        heights_s = above_lower_hull([*found.values(), (0, 0.0)])[:-1]
         chosen = []
-        for height_s, region in sorted(zip(heights_s, found, strict=True), key=itemgetter(0)):
-            freed_bytes, added_s = found[region]
+        for region, point in (
+            *_near_hull(with_runs, precision_s),
+            *_near_hull(saving, precision_s),
+        ):
             is_like_another = any(
-                abs(freed_bytes - other_bytes) <= _PRECISION * model.kept_bytes
-                and abs(added_s - other_s) <= precision_s
-                for other_bytes, other_s in taken
+                abs(point[0] - other[0]) <= _PRECISION * model.kept_bytes
+                and abs(point[1] - other[1]) <= precision_s
+                for other in taken
             )
-            if height_s <= precision_s and not is_like_another:
-                taken.append(found[region])
+            if not is_like_another:
+                taken.append(point)
                 chosen.append(region)
         return chosen
 
@@ -332,6 +335,17 @@ class BlockSearch:
         return options.mapped(
             lambda option: with_outputs(self._graph, self._block, option, self._times_s)
         )
+
+
+def _near_hull(
+    points: Mapping[Region, tuple[float, float]], precision_s: float
+) -> list[tuple[Region, tuple[float, float]]]:
+    """The points (bytes freed, seconds added) on the lower convex hull of them and of nothing freed
+    for nothing, or less than `precision_s` above it."""
+    useful = {region: p for region, p in points.items() if p[0] > 0 or p[1] < 0}
+    heights_s = above_lower_hull([*useful.values(), (0, 0.0)])[:-1]
+    near = zip(useful.items(), heights_s, strict=True)
+    return [item for item, height_s in near if height_s <= precision_s]
 
 
 def _results(operations: Iterable[Operation]) -> list[int]:

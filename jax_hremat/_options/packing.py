@@ -39,13 +39,13 @@ class Packing:
         runs: The runs, in program order.
         freed_bytes: Sum over the runs, of what each frees alone.
         added_s: Sum over the runs, of what each adds alone; may be negative.
-        result_bytes: Sum over the runs, of the bytes of their results.
+        unwritten_bytes: Sum over the runs, of what each leaves unwritten.
     """
 
     runs: tuple[Run, ...] = ()
     freed_bytes: int = 0
     added_s: float = 0.0
-    result_bytes: int = 0
+    unwritten_bytes: int = 0
 
     def extended(self, run: Run) -> Packing:
         """The set with one more run, which comes after all runs of the set."""
@@ -53,16 +53,18 @@ class Packing:
             (*self.runs, run),
             self.freed_bytes + run.freed_bytes,
             self.added_s + run.added_s,
-            self.result_bytes + run.result_bytes,
+            self.unwritten_bytes + run.unwritten_bytes,
         )
 
-    def worth(self, price_s: float) -> tuple[float, float, int]:
-        """What the set is worth at a price in seconds per byte; of sets that are worth the same,
-        that is better which frees more, or at an infinite price that which adds less, and then that
-        with fewer bytes of results."""
+    def worth(self, price_s: float) -> tuple[float, float, int, int]:
+        """What the set is worth at a price in seconds per byte. Of sets that are worth the same,
+        that is better which frees more, or at an infinite price that which adds less; then that
+        which leaves less unwritten, and that with fewer operations."""
+        length = sum(run.stop - run.start for run in self.runs)
+        ties = (-self.unwritten_bytes, -length)
         if price_s == math.inf:
-            return self.freed_bytes, -self.added_s, -self.result_bytes
-        return price_s * self.freed_bytes - self.added_s, self.freed_bytes, -self.result_bytes
+            return self.freed_bytes, -self.added_s, *ties
+        return price_s * self.freed_bytes - self.added_s, self.freed_bytes, *ties
 
 
 def best_packing(runs: Sequence[Run], price_s: float) -> Packing:

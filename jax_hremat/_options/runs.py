@@ -29,8 +29,8 @@ class Run:
         freed_bytes: Bytes no longer kept between forward and backward.
         added_s: Seconds of recomputation.
         saved: Values made inside that it keeps nevertheless.
-        result_bytes: Bytes of the values that it makes and later operations read. XLA may have to
-            write one that it would fuse into its readers otherwise.
+        unwritten_bytes: Bytes of the values that it makes and later operations read, and that the
+            plain block does not write. XLA may have to write them if the run is recomputed.
     """
 
     start: int
@@ -38,7 +38,7 @@ class Run:
     freed_bytes: int
     added_s: float
     saved: tuple[int, ...] = ()
-    result_bytes: int = 0
+    unwritten_bytes: int = 0
 
     def overlaps(self, other: Run) -> bool:
         """Whether the two runs share an operation."""
@@ -128,11 +128,11 @@ class RunModel:
             stop=stop,
             freed_bytes=freed_bytes - self._bytes_to_keep(frontier),
             added_s=self._recompute_s(again),
-            result_bytes=sum(
-                v.size_bytes
+            unwritten_bytes=sum(
+                self._graph.values[v].size_bytes
                 for op in self._graph.operations[start:stop]
-                for v in map(self._graph.values.__getitem__, op.outputs)
-                if v.last_use >= stop
+                for v in op.outputs
+                if self._graph.values[v].last_use >= stop and not self._is_written(v)
             ),
         )
 
@@ -175,6 +175,17 @@ class RunModel:
         before = self._graph.operations[v.producer : self._block.start]
         return any(value in op.needs for op in before)
 
+    def _is_written(self, value: int) -> bool:
+        """Whether the plain block writes a value, or what is only another view of it."""
+        v = self._graph.values[value]
+        if v.producer is None or v.producer < self._block.start:
+            return True
+        if v.producer - self._block.start in self._profile.written:
+            return True
+        maker = self._graph.operations[v.producer]
+        same = [u for u in maker.reads if self._graph.values[u].size_bytes == v.size_bytes]
+        return maker.fusible and not maker.flops and bool(same) and self._is_written(same[0])
+
     def _replaced_by(self, value: int) -> frozenset[Residual]:
         """The buffers that need not be kept if a value is: fusible operations make it of them, and
         only later ones read them."""
@@ -213,7 +224,9 @@ def profile_of_held(
             residual = Residual(value.size_bytes, position, position, last - block.start)
             residuals.append(residual)
     inputs = tuple(i for i, v in enumerate(block.inputs) if v in held)
-    return Profile(tuple(residuals), tuple(times_s[block.start : block.stop]), inputs)
+    operations = graph.operations[block.start : block.stop]
+    written = frozenset(i for i, op in enumerate(operations) if not op.fusible)
+    return Profile(tuple(residuals), tuple(times_s[block.start : block.stop]), written, inputs)
 
 
 def needed_values(graph: Graph, block: Block) -> frozenset[int]:
@@ -277,7 +290,7 @@ def _made_of_arguments(graph: Graph, start: int, stop: int) -> set[int]:
 
 def _undominated(runs: Sequence[Run]) -> list[Run]:
     """The runs without those for which a run inside their range frees as much in no more time, and
-    has no more results."""
+    leaves no more results unwritten."""
     ordered = sorted(runs, key=lambda r: (r.stop - r.start, r.start))
     kept: list[Run] = []
     for run in ordered:
@@ -286,7 +299,7 @@ def _undominated(runs: Sequence[Run]) -> list[Run]:
             and k.stop <= run.stop
             and k.freed_bytes >= run.freed_bytes
             and k.added_s <= run.added_s
-            and k.result_bytes <= run.result_bytes
+            and k.unwritten_bytes <= run.unwritten_bytes
             for k in kept
         ):
             kept.append(run)

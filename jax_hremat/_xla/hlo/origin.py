@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from jax_hremat._xla.hlo.aliases import Key, Values
 from jax_hremat._xla.hlo.parse import Computation, HloModule, Instruction
@@ -31,11 +32,24 @@ def maker_names(module: HloModule, computation: Computation, key: Key) -> Iterat
         stack += map(computation.__getitem__, new)
 
 
-def reader_names(
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A kernel that reads a buffer.
+
+    Attributes:
+        name: The name of its instruction.
+        op_names: The names of traced operations: first that which reads the buffer, then those that
+            the kernel computes from it.
+    """
+
+    name: str
+    op_names: tuple[str, ...]
+
+
+def readers(
     module: HloModule, values: Values, key: Key, first_position: int = 0
-) -> Iterator[tuple[str, ...]]:
-    """For each kernel that reads a buffer of a computation, the names of traced operations: first
-    that which reads the buffer, then those that the kernel computes from it.
+) -> Iterator[Reader]:
+    """The kernels that read a buffer of a computation.
 
     Args:
         module: The module.
@@ -48,10 +62,11 @@ def reader_names(
             continue
         for number, operand in enumerate(instruction.operands):
             if key in values.leaves[operand]:
-                yield tuple(_reader_names(module, instruction, number))
+                names = tuple(_names_of_reader(module, instruction, number))
+                yield Reader(instruction.name, names)
 
 
-def _reader_names(module: HloModule, instruction: Instruction, number: int) -> Iterator[str]:
+def _names_of_reader(module: HloModule, instruction: Instruction, number: int) -> Iterator[str]:
     if instruction.opcode != "fusion":
         yield instruction.op_name
         return
