@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from jax_hremat._cost.option import Option, Origin, pareto
 from jax_hremat._cost.option_cost import OptionCost
@@ -240,11 +241,10 @@ class BlockSearch:
             for s in sets
         }
         plain = measured[self.plain]
-        taken = [(0, 0.0)] + [
-            (model.freed_bytes_of(plain, cost), cost.time_s - plain.time_s)
-            for region, cost in measured.items()
-            if region != self.plain
-        ]
+        taken: list[_Point] = [(0.0, 0.0)]
+        for region, cost in measured.items():
+            if region != self.plain:
+                taken.append((model.freed_bytes_of(plain, cost), cost.time_s - plain.time_s))
         chosen = []
         for region, point in (
             *_near_hull(with_runs, precision_s),
@@ -337,11 +337,13 @@ class BlockSearch:
         )
 
 
-def _near_hull(
-    points: Mapping[Region, tuple[float, float]], precision_s: float
-) -> list[tuple[Region, tuple[float, float]]]:
-    """The points (bytes freed, seconds added) on the lower convex hull of them and of nothing freed
-    for nothing, or less than `precision_s` above it."""
+# Bytes freed, and seconds added.
+_Point: TypeAlias = tuple[float, float]
+
+
+def _near_hull(points: Mapping[Region, _Point], precision_s: float) -> list[tuple[Region, _Point]]:
+    """The points on the lower convex hull of them and of the plain block, which frees nothing, or
+    less than `precision_s` above it."""
     useful = {region: p for region, p in points.items() if p[0] > 0 or p[1] < 0}
     heights_s = above_lower_hull([*useful.values(), (0, 0.0)])[:-1]
     near = zip(useful.items(), heights_s, strict=True)
