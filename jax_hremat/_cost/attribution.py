@@ -41,7 +41,8 @@ def attributed(
         num_operations: How many operations the block has.
 
     A kernel or a buffer without a scope, such as a copy of an input in another layout, counts as of
-    the first operation that reads it. One that no operation reads is left out.
+    the first operation that reads it. One that no operation reads, and a kernel without a scope
+    inside a loop, are left out.
 
     Unchecked: what a kernel that computes several operations takes for each of them.
     """

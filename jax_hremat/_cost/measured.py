@@ -83,6 +83,7 @@ def measured_cost(step: BlockStep, compiled: OptionCost, target: Target, device:
         compiled,
         forward_s=scale * compiled.forward_s,
         backward_s=scale * compiled.backward_s,
+        profile=None if compiled.profile is None else compiled.profile.scaled(scale),
     )
 
 

@@ -173,8 +173,10 @@ class BlockSearch:
         that the plain block keeps."""
         profile = measured[self.plain].profile
         assert profile is not None, "the cost of a plain block has its profile"
-        every = replace(profile, kept_inputs=tuple(range(len(self._block.inputs))))
-        return tuple(RunModel(self._graph, self._block, p) for p in (every, profile))
+        values = self._graph.values
+        computed = (i for i, v in enumerate(self._block.inputs) if values[v].kind == "computed")
+        profiles = dict.fromkeys((replace(profile, kept_inputs=tuple(computed)), profile))
+        return tuple(RunModel(self._graph, self._block, p) for p in profiles)
 
     def plain_regions(self) -> list[Region]:
         """The candidates that need no search: the plain block, and the block as a user would write
