@@ -40,10 +40,6 @@ class Run:
     saved: tuple[int, ...] = ()
     unwritten_bytes: int = 0
 
-    def overlaps(self, other: Run) -> bool:
-        """Whether the two runs share an operation."""
-        return self.start < other.stop and other.start < self.stop
-
 
 class RunModel:
     """What checkpointed runs of a block free and add, by what the operations of the plain block
