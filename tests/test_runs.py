@@ -153,6 +153,25 @@ def test_what_a_run_frees_and_costs_by_hand() -> None:
         assert model.run(cosine.id, last.id + 1).freed_bytes == freed
 
 
+def test_a_run_lowers_the_peak_of_the_backward_by_hand() -> None:
+    graph = attention()
+    whole = make_block(graph, 0, len(graph.operations))
+    # Alive in the backward: 4 and 8 from its begin, the 4 up to operation 5, the 8 up to 2.
+    kept = (Residual(4, 4, 5, 6), Residual(8, 1, 2, 3))
+    profile = Profile(kept, (0.0,) * len(whole), frozenset(), ())
+    model = RunModel(graph, whole, profile)
+
+    def lowered(start: int, stop: int) -> int:
+        return model.lowered_bytes(Run(start, stop, 0, 0.0))
+
+    # Made again at operation 3, when the 4 are read no more.
+    assert lowered(1, 4) == 4
+    # Made again at operation 5, and at 6.
+    assert lowered(1, 6) == lowered(1, 7) == 0
+    # The 8 are read by operation 3, which is not in the run.
+    assert lowered(1, 3) == 0
+
+
 def test_a_run_may_keep_what_it_makes_of_arguments_alone_by_hand() -> None:
     def loss(w: jax.Array, u: jax.Array, x: jax.Array) -> jax.Array:
         first = x @ w

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from jax_hremat._cost.option import Option, Origin, pareto
 from jax_hremat._cost.option_cost import OptionCost
@@ -228,13 +228,19 @@ class BlockSearch:
     def _on_hull(
         self, model: RunModel, sets: Sequence[SavedValues], measured: Mapping[Region, OptionCost]
     ) -> list[Region]:
-        """Sets of runs on the lower convex hull of seconds added over bytes freed, and sets of
-        values that the checkpointed block keeps on theirs, as far as can be told without compiling
-        them; of several that are alike, and of one like a measured option, no other."""
+        """Sets of runs on the lower convex hull of seconds added over bytes freed, single runs on
+        that of seconds added over bytes by which they lower the peak of the block's backward, and
+        sets of values that the checkpointed block keeps on theirs, as far as can be told without
+        compiling them; of several that are alike, and of one like a measured option, no other."""
         count, precision_s = self._config.max_packings, _PRECISION * model.forward_s
-        least_s = _LEAST_GAIN * model.forward_s
-        packings = packings_of_hull(model.runs() if count else [], count, least_s)
+        runs = model.runs() if count else []
+        packings = packings_of_hull(runs, count, _LEAST_GAIN * model.forward_s)
         with_runs = {self._with_runs(p.runs): (p.freed_bytes, p.added_s) for p in packings}
+        lowering = {run: (model.lowered_bytes(run), run.added_s) for run in runs}
+        alone = {
+            self._with_runs((run,)): (run.freed_bytes, run.added_s)
+            for run, _ in _near_hull(lowering, 0.0)[:count]
+        }
         saving = {
             replace(self.checkpointed, saved=value_refs(self._graph, s.values)): (
                 model.freed_bytes(s.values),
@@ -247,11 +253,9 @@ class BlockSearch:
         for region, cost in measured.items():
             if region != self.plain:
                 taken.append((model.freed_bytes_of(plain, cost), cost.time_s - plain.time_s))
+        near = [*_near_hull(with_runs, precision_s), *_near_hull(saving, precision_s)]
         chosen = []
-        for region, point in (
-            *_near_hull(with_runs, precision_s),
-            *_near_hull(saving, precision_s),
-        ):
+        for region, point in (*near, *alone.items()):
             is_like_another = any(
                 abs(point[0] - other[0]) <= _PRECISION * model.kept_bytes
                 and abs(point[1] - other[1]) <= precision_s
@@ -341,12 +345,13 @@ class BlockSearch:
 
 # Bytes freed, and seconds added.
 _Point: TypeAlias = tuple[float, float]
+_T = TypeVar("_T")
 
 
-def _near_hull(points: Mapping[Region, _Point], precision_s: float) -> list[tuple[Region, _Point]]:
+def _near_hull(points: Mapping[_T, _Point], precision_s: float) -> list[tuple[_T, _Point]]:
     """The points on the lower convex hull of them and of the plain block, which frees nothing, or
     less than `precision_s` above it."""
-    useful = {region: p for region, p in points.items() if p[0] > 0 or p[1] < 0}
+    useful = {key: p for key, p in points.items() if p[0] > 0 or p[1] < 0}
     heights_s = above_lower_hull([*useful.values(), (0, 0.0)])[:-1]
     near = zip(useful.items(), heights_s, strict=True)
     return [item for item, height_s in near if height_s <= precision_s]

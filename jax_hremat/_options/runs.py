@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._cost.profile import Profile, Residual
@@ -98,6 +99,25 @@ class RunModel:
                         found.append(run)
         found = _undominated(found)
         return list(dict.fromkeys([*found, *map(self.saving_what_is_made_of_arguments, found)]))
+
+    def lowered_bytes(self, run: Run) -> int:
+        """By how much a run lowers the most bytes of residuals that are alive at a time in the
+        block's backward. What it frees is made again when the backward comes to its last
+        operation."""
+        first = self._block.start
+        return self._most_alive_bytes(range(0)) - self._most_alive_bytes(
+            range(run.start - first, run.stop - first)
+        )
+
+    def _most_alive_bytes(self, run: range) -> int:
+        alive = [0] * (len(self._block) + 1)
+        for r in self._profile.residuals:
+            is_freed = r.made_by in run and r.last_reader in run
+            begins = run.stop - 1 if is_freed else len(self._block) - 1
+            alive[begins] += r.size_bytes
+            alive[r.first_reader - 1] -= r.size_bytes
+        # The backward runs from the last operation to the first.
+        return max(accumulate(reversed(alive[: len(self._block)])), default=0)
 
     def freed_bytes(self, saved: Collection[int]) -> int:
         """Bytes that are freed if the whole block is checkpointed and keeps given values."""
