@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._emit.step import own_step
 from jax_hremat._options.inner import BodySearch, near_divisor
 from jax_hremat._options.loop_options import _segments
+from jax_hremat._options.runs import Run
 from jax_hremat._partition.blocks import partition_graph
 from jax_hremat._partition.cut_points import partition_by_width
 from jax_hremat._planner.candidates import Candidates
@@ -27,7 +29,7 @@ from jax_hremat._shared.units import parse_budget
 from jax_hremat._solve.chain import Selection
 from jax_hremat._solve.prediction import predict
 from jax_hremat._solve.regions import Barriers, selection_region
-from jax_hremat._trace.bodies import Scan, bodies_of
+from jax_hremat._trace.bodies import Body, Scan, bodies_of
 from jax_hremat._trace.graph import build_graph
 from jax_hremat._trace.trace import Program
 from jax_hremat._xla.rates import rates
@@ -266,10 +268,20 @@ def test_what_lasts_is_kept_once_and_comes_after_what_changes() -> None:
         "bf16[256,256]": pytest.approx(steps, rel=0.02),
         "bf16[2,256]": 1,
     }
+    product = next(op.id for op in true.operations if op.primitive == "dot_general")
+
+    def best_run(body: Body) -> Run:
+        """The run that frees most in the time that it adds."""
+        search = BodySearch(body, rates(get_target("cpu")), SearchConfig(), SolverConfig())
+        _, model = search.models({})
+        return max((r for r in model.runs() if r.added_s), key=lambda r: r.freed_bytes / r.added_s)
+
     search = BodySearch(
         scan.body, rates(get_target("cpu")), SearchConfig(max_saved_sets=0), SolverConfig()
     )
-    product = next(op.id for op in true.operations if op.primitive == "dot_general")
     measured = {search.plain: OptionCost(0.0, 0.0, 0, (), (), 0, 0)}
     runs = [mode.children[0] for mode in search.first_wave(measured) if mode.children]
     assert any(run.start > product for run in runs)
+    assert best_run(scan.body).start > product
+    # By its whole size the cast would be worth as much.
+    assert best_run(replace(scan.body, kept=true)).start <= product

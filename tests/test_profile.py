@@ -77,7 +77,6 @@ def test_what_operations_take_adds_up(loss: Any, source: CostSource) -> None:
     for residual in profile.residuals:
         assert 0 <= residual.made_by <= residual.last_reader < len(block)
         assert 0 <= residual.first_reader <= residual.last_reader
-    assert profile.kept_inputs == plain.kept_inputs
 
 
 @pytest.mark.parametrize("source", ["analytic", "compiled"])
@@ -91,7 +90,7 @@ def test_what_a_run_frees_is_known_before_it_is_compiled(source: CostSource) -> 
     runs = (("sin", "sin"), ("sin", "exp"), ("sin", "tanh"), ("exp", "tanh"), ("tanh", "tanh"))
     graph, block, plain, found = costs_of(three_products, source, runs)
     assert plain.profile is not None
-    model = RunModel(graph, block, plain.profile)
+    model = RunModel(graph, block, plain.profile, ())
     freed = {runs: model.run(*runs).freed_bytes for runs in found}
     assert freed == {runs: plain.kept_bytes - cost.kept_bytes for runs, cost in found.items()}
     assert len(set(freed.values())) > 2

@@ -49,7 +49,7 @@ def model_of(graph: Graph, block: Block) -> RunModel:
         BYTE_S * (op.flops / 100 + (0 if op.fusible else op.moved_bytes)) for op in graph.operations
     ]
     held = frozenset(v for op in graph.operations if not op.fusible for v in op.outputs)
-    return RunModel(graph, block, profile_of_held(graph, block, held, times))
+    return RunModel(graph, block, profile_of_held(graph, block, held, times), held)
 
 
 def runs_of(graph: Graph, block: Block) -> list[Run]:
@@ -127,7 +127,7 @@ def test_what_a_run_frees_and_costs_by_hand() -> None:
 
     def run(start: Operation, stop: Operation, *held: Operation) -> tuple[int, float]:
         values = frozenset(op.outputs[0] for op in held)
-        model = RunModel(graph, whole, profile_of_held(graph, whole, values, times))
+        model = RunModel(graph, whole, profile_of_held(graph, whole, values, times), values)
         assert model.kept_bytes == len(held) * size
         assert [model.held_bytes(op.id) for op in graph.operations] == [
             size * (op in held) for op in graph.operations
@@ -146,10 +146,9 @@ def test_what_a_run_frees_and_costs_by_hand() -> None:
     # The argument of the cosine takes the place of that of the sine, if nothing before reads that.
     for first_reader, freed in ((product.id, 0), (sine.id, size)):
         argument = Residual(size, product.id, first_reader, cosine.id)
-        profile = Profile(
-            (argument, Residual(size, cosine.id, last.id, last.id)), (0.0,) * 5, frozenset(), ()
-        )
-        model = RunModel(graph, whole, profile)
+        kept = (argument, Residual(size, cosine.id, last.id, last.id))
+        profile = Profile(kept, (0.0,) * 5, frozenset())
+        model = RunModel(graph, whole, profile, ())
         assert model.run(cosine.id, last.id + 1).freed_bytes == freed
 
 
@@ -158,8 +157,8 @@ def test_a_run_lowers_the_peak_of_the_backward_by_hand() -> None:
     whole = make_block(graph, 0, len(graph.operations))
     # Alive in the backward: 4 and 8 from its begin, the 4 up to operation 5, the 8 up to 2.
     kept = (Residual(4, 4, 5, 6), Residual(8, 1, 2, 3))
-    profile = Profile(kept, (0.0,) * len(whole), frozenset(), ())
-    model = RunModel(graph, whole, profile)
+    profile = Profile(kept, (0.0,) * len(whole), frozenset())
+    model = RunModel(graph, whole, profile, ())
 
     def lowered(start: int, stop: int) -> int:
         return model.lowered_bytes(Run(start, stop, 0, 0.0))
@@ -183,7 +182,7 @@ def test_a_run_may_keep_what_it_makes_of_arguments_alone_by_hand() -> None:
     times = [float(2**i) for i in range(len(names))]
     tanh, exp, product = names.index("tanh"), names.index("exp"), 5
     whole = make_block(graph, 0, len(graph.operations))
-    model = RunModel(graph, whole, profile_of_held(graph, whole, frozenset(), times))
+    model = RunModel(graph, whole, profile_of_held(graph, whole, frozenset(), times), ())
     run = model.run(tanh, product + 1)
     saving = model.saving_what_is_made_of_arguments(run)
     made = [graph.operations[i].outputs[0] for i in range(tanh + 1, exp + 1)]

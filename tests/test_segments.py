@@ -36,8 +36,8 @@ def residuals(graph: Graph, start: int, stop: int) -> int:
 
 def model(graph: Graph, block: Block) -> RunModel:
     times = [1.0] * len(graph.operations)
-    profile = profile_of_held(graph, block, needed_values(graph, block), times)
-    return RunModel(graph, block, profile)
+    held = needed_values(graph, block)
+    return RunModel(graph, block, profile_of_held(graph, block, held, times), held)
 
 
 def segments(graph: Graph, block: Block, *, at_loss: bool = False) -> tuple[Run, ...]:

@@ -70,18 +70,17 @@ def analytic_cost(step: BlockStep, rates: Rates) -> OptionCost:
     for i in step.cotangent_parameters:
         for at in range(mark, max(mark, last_read.get(parameters[i], mark)) + 1):
             backward[at] += flat.sizes_bytes[parameters[i]]
-    kept_inputs = tuple(i for i in step.computed_inputs if last_read.get(parameters[i], -1) > mark)
     return OptionCost(
         forward_s=sum(_equation_s(e.eqn, rates) for e in equations[:mark]),
         backward_s=sum(_equation_s(e.eqn, rates) for e in equations[mark + 1 :]),
         kept_bytes=sum(flat.sizes_bytes[v] for v in kept.difference(results)),
-        kept_inputs=kept_inputs,
+        kept_inputs=tuple(
+            i for i in step.computed_inputs if last_read.get(parameters[i], -1) > mark
+        ),
         kept_outputs=tuple(i for i, v in enumerate(results) if last_read.get(v, -1) > mark),
         forward_peak_bytes=max(forward[: mark + 1]),
         backward_peak_bytes=max(backward[mark:]),
-        profile=_profile(
-            flat, mark, kept.difference(results), written, rates, kept_inputs, step.num_scopes
-        )
+        profile=_profile(flat, mark, kept.difference(results), written, rates, step.num_scopes)
         if step.num_scopes
         else None,
     )
@@ -93,7 +92,6 @@ def _profile(
     kept: set[int],
     written: set[int],
     rates: Rates,
-    kept_inputs: tuple[int, ...],
     num_operations: int,
 ) -> Profile:
     forward_s = [0.0] * num_operations
@@ -115,7 +113,7 @@ def _profile(
         Residual(flat.sizes_bytes[v], at, min(readers.get(v, [at])), max(readers.get(v, [at])))
         for v, at in sorted(made_by.items())
     )
-    return Profile(tuple(residuals), tuple(forward_s), frozenset(writers), kept_inputs)
+    return Profile(tuple(residuals), tuple(forward_s), frozenset(writers))
 
 
 def _written(equations: Sequence[Equation]) -> set[int]:

@@ -27,7 +27,6 @@ def attributed(
     mark: int,
     kept: Sequence[Buffer],
     forward: Sequence[KernelCost],
-    kept_inputs: tuple[int, ...],
     num_operations: int,
 ) -> Profile:
     """The profile of a plain block.
@@ -37,7 +36,6 @@ def attributed(
         mark: The position in its schedule at which the backward begins.
         kept: The buffers that are made before and read after the mark.
         forward: The kernels before the mark.
-        kept_inputs: As in `Profile`.
         num_operations: How many operations the block has.
 
     A kernel or a buffer without a scope, such as a copy of an input in another layout, counts as of
@@ -71,7 +69,6 @@ def attributed(
         residuals=tuple(residuals),
         forward_s=tuple(times_s[p] for p in range(num_operations)),
         written=frozenset(operation for operation in written if operation is not None),
-        kept_inputs=kept_inputs,
     )
 
 

@@ -87,12 +87,11 @@ def compiled_cost(
     backward = _Part(in_backward, inner[mark:], mark)
     is_kept = frozenset(b.name for b in kept)
     is_partial = frozenset(b.name for b in partial_gradients.values())
-    kept_inputs = tuple(i for i in step.computed_inputs if last_read[parameters[i].name] > mark)
     return OptionCost(
         forward_s=sum(k.time_s for k in kernels[:split]),
         backward_s=sum(k.time_s for k in kernels[split + 1 :]),
         kept_bytes=sum(b.nbytes for b in kept),
-        kept_inputs=kept_inputs,
+        kept_inputs=tuple(i for i in step.computed_inputs if last_read[parameters[i].name] > mark),
         kept_outputs=tuple(i for i, b in enumerate(outputs) if last_read[b.name] > mark),
         forward_peak_bytes=max(forward.live_bytes),
         backward_peak_bytes=max(backward.live_bytes),
@@ -111,7 +110,7 @@ def compiled_cost(
                 (i, backward.live_range(b)) for i, b in partial_gradients.items()
             )
         ),
-        profile=attributed(module, mark, kept, kernels[:split], kept_inputs, step.num_scopes)
+        profile=attributed(module, mark, kept, kernels[:split], step.num_scopes)
         if step.num_scopes
         else None,
     )

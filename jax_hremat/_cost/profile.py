@@ -26,6 +26,10 @@ class Residual(NamedTuple):
     first_reader: int
     last_reader: int
 
+    def is_within(self, operations: range) -> bool:
+        """Whether operations of a range make it, and no other backward reads it after them."""
+        return self.made_by in operations and self.last_reader in operations
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -37,13 +41,11 @@ class Profile:
             operations counts as one of them.
         written: The operations whose results kernels of the forward write; others are fused into
             their readers.
-        kept_inputs: Positions in `Block.inputs` of computed values that the backward reads.
     """
 
     residuals: tuple[Residual, ...]
     forward_s: tuple[float, ...]
     written: frozenset[int]
-    kept_inputs: tuple[int, ...]
 
     def scaled(self, scale: float) -> Profile:
         """The same with all times multiplied."""

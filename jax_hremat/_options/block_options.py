@@ -173,10 +173,11 @@ class BlockSearch:
         that the plain block keeps."""
         profile = measured[self.plain].profile
         assert profile is not None, "the cost of a plain block has its profile"
-        values = self._graph.values
-        computed = (i for i, v in enumerate(self._block.inputs) if values[v].kind == "computed")
-        profiles = dict.fromkeys((replace(profile, kept_inputs=tuple(computed)), profile))
-        return tuple(RunModel(self._graph, self._block, p) for p in profiles)
+        graph, block = self._graph, self._block
+        computed = frozenset(v for v in block.inputs if graph.values[v].kind == "computed")
+        by_plain = frozenset(block.inputs[i] for i in measured[self.plain].kept_inputs)
+        kept = dict.fromkeys((computed, by_plain))
+        return tuple(RunModel(graph, block, profile, inputs) for inputs in kept)
 
     def plain_regions(self) -> list[Region]:
         """The candidates that need no search: the plain block, and the block as a user would write

@@ -48,7 +48,7 @@ class BodySearch(BlockSearch):
         graph, block = self._body.kept, self._block
         fewest = materialised_values(graph, block.start, block.stop, self._solver)
         return tuple(
-            RunModel(graph, block, profile_of_held(graph, block, held, self._times_s))
+            RunModel(graph, block, profile_of_held(graph, block, held, self._times_s), held)
             for held in (fewest, needed_values(graph, block))
         )
 

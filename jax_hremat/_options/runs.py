@@ -8,6 +8,7 @@ from its inputs. What that frees and adds follows from what each operation of th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -54,14 +55,17 @@ class RunModel:
         graph: The program's graph.
         block: The block.
         profile: What its operations take.
+        kept_inputs: The inputs of the block that are kept anyway.
     """
 
-    def __init__(self, graph: Graph, block: Block, profile: Profile) -> None:
+    def __init__(
+        self, graph: Graph, block: Block, profile: Profile, kept_inputs: Collection[int]
+    ) -> None:
         self._graph = graph
         self._block = block
         self._profile = profile
         self._makers = {block.start + r.made_by for r in profile.residuals}
-        self._kept_inputs = {block.inputs[i] for i in profile.kept_inputs}
+        self._kept_inputs = frozenset(kept_inputs)
         self._replaced: dict[int, frozenset[Residual]] = {}
 
     @property
@@ -105,15 +109,17 @@ class RunModel:
         block's backward. What it frees is made again when the backward comes to its last
         operation."""
         first = self._block.start
-        return self._most_alive_bytes(range(0)) - self._most_alive_bytes(
-            range(run.start - first, run.stop - first)
-        )
+        operations = range(run.start - first, run.stop - first)
+        return self._most_alive_when_plain_bytes - self._most_alive_bytes(operations)
+
+    @functools.cached_property
+    def _most_alive_when_plain_bytes(self) -> int:
+        return self._most_alive_bytes(range(0))
 
     def _most_alive_bytes(self, run: range) -> int:
         alive = [0] * (len(self._block) + 1)
         for r in self._profile.residuals:
-            is_freed = r.made_by in run and r.last_reader in run
-            begins = run.stop - 1 if is_freed else len(self._block) - 1
+            begins = (run.stop if r.is_within(run) else len(self._block)) - 1
             alive[begins] += r.size_bytes
             alive[r.first_reader - 1] -= r.size_bytes
         # The backward runs from the last operation to the first.
@@ -133,16 +139,12 @@ class RunModel:
     def run(self, start: int, stop: int) -> Run:
         """Operations `start … stop − 1` as a run."""
         again, frontier = _recomputed(self._graph, start, stop)
-        first = self._block.start
-        freed_bytes = sum(
-            r.size_bytes
-            for r in self._profile.residuals
-            if start <= first + r.made_by and first + r.last_reader < stop
-        )
+        operations = range(start - self._block.start, stop - self._block.start)
+        freed = (r for r in self._profile.residuals if r.is_within(operations))
         return Run(
             start=start,
             stop=stop,
-            freed_bytes=freed_bytes - self._bytes_to_keep(frontier),
+            freed_bytes=sum(r.size_bytes for r in freed) - self._bytes_to_keep(frontier),
             added_s=self._recompute_s(again),
             unwritten_bytes=sum(
                 self._graph.values[v].size_bytes
@@ -239,10 +241,9 @@ def profile_of_held(
             last = block.stop if value.is_output else value.last_use
             residual = Residual(value.size_bytes, position, position, last - block.start)
             residuals.append(residual)
-    inputs = tuple(i for i, v in enumerate(block.inputs) if v in held)
     operations = graph.operations[block.start : block.stop]
     written = frozenset(i for i, op in enumerate(operations) if not op.fusible)
-    return Profile(tuple(residuals), tuple(times_s[block.start : block.stop]), written, inputs)
+    return Profile(tuple(residuals), tuple(times_s[block.start : block.stop]), written)
 
 
 def needed_values(graph: Graph, block: Block) -> frozenset[int]:
