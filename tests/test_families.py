@@ -95,7 +95,7 @@ def test_most_kinds_are_only_priced_as_they_are(
         options, priced = options_of(graph, partition, price)
         _, *layers, _ = partition.unique
         searched, end, between = layers[-1], layers[0], layers[1:-1]
-        regions = options[searched].regions
+        regions = options[searched].near_hull
         assert len(priced[searched]) >= len(regions) > 3
         assert len(set(priced[end])) == len(regions)
         for kind in between:

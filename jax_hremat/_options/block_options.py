@@ -28,11 +28,24 @@ from jax_hremat._trace.graph import Graph, Operation
 
 # A single run that frees more than this part of what a plain block keeps acts like the whole block.
 _MOST = 0.9
-# What a set of runs frees and adds is known to this part of what the block keeps and of the time of
+# What a candidate frees and adds is known to this part of what the block keeps and of the time of
 # its forward.
 _PRECISION = 1e-2
 # A set of runs that lowers the hull by less than this part of that time is not worth compiling.
 _LEAST_GAIN = 2e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Negligible:
+    """What makes no difference to the program's plans, if an option of a block is better by it.
+
+    Attributes:
+        kept_bytes: Bytes kept between the block's forward and its backward.
+        time_s: Seconds.
+    """
+
+    kept_bytes: float = 0.0
+    time_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +113,16 @@ class BlockOptions:
     num_measured: int
 
     @property
-    def regions(self) -> tuple[Region, ...]:
-        """The regions of all options, the plain one first, their operations counted from 0."""
+    def near_hull(self) -> tuple[Region, ...]:
+        """The regions worth trying in a block that differs in sizes alone, the plain one first:
+        those of the options on the lower convex hull of time over bytes kept, or hardly above it,
+        and those that need no search."""
+        points = [(option.cost.kept_bytes, option.cost.time_s) for option in self.options]
+        precision_s = _PRECISION * self.plain.cost.forward_s
+        heights_s = above_lower_hull(points)
+        near = (o for o, h in zip(self.options, heights_s, strict=True) if h <= precision_s)
         by_hand = (option for _, option in self.by_hand)
-        every = (self.plain, self.checkpointed, *by_hand, *self.options)
+        every = (self.plain, self.checkpointed, *by_hand, *near)
         return tuple(dict.fromkeys(option.region for option in every))
 
     @property
@@ -141,6 +160,7 @@ class BlockSearch:
         times_s: Seconds of each operation, by the analytic model.
         config: How many candidates there may be.
         solver: Limits of the leaf programs.
+        negligible: What makes no difference to the program's plans.
         at_loss: Whether the block's backward follows its forward at once.
     """
 
@@ -152,11 +172,13 @@ class BlockSearch:
         times_s: Sequence[float],
         config: SearchConfig,
         solver: SolverConfig,
+        negligible: Negligible = Negligible(),
         *,
         at_loss: bool = False,
     ) -> None:
         self._graph = graph
         self._block = block
+        self._negligible = negligible
         self._at_loss = at_loss
         self._roles = roles
         self._config = config
@@ -167,7 +189,9 @@ class BlockSearch:
         self._trivial = not any(op.needs or op.opaque_bytes for op in operations)
         self._times_s = times_s
 
-    def models(self, measured: Mapping[Region, OptionCost]) -> tuple[RunModel, ...]:
+    def models(
+        self, measured: Mapping[Region, OptionCost], *, in_one_kernel: bool = False
+    ) -> tuple[RunModel, ...]:
         """What runs of the block may free and add: of a block that is compiled by itself, what its
         plain option says. Which inputs other blocks keep anyway is not known: all of them, or those
         that the plain block keeps."""
@@ -177,7 +201,9 @@ class BlockSearch:
         computed = frozenset(v for v in block.inputs if graph.values[v].kind == "computed")
         by_plain = frozenset(block.inputs[i] for i in measured[self.plain].kept_inputs)
         kept = dict.fromkeys((computed, by_plain))
-        return tuple(RunModel(graph, block, profile, inputs) for inputs in kept)
+        return tuple(
+            RunModel(graph, block, profile, inputs, in_one_kernel=in_one_kernel) for inputs in kept
+        )
 
     def plain_regions(self) -> list[Region]:
         """The candidates that need no search: the plain block, and the block as a user would write
@@ -186,16 +212,21 @@ class BlockSearch:
             return [self.plain]
         return [self.plain, self.checkpointed, *self.hand_regions().values()]
 
-    def first_wave(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
-        """Candidates with sets of runs, in segments, and with values that the checkpointed block
-        keeps. A block that keeps nothing is checkpointed where that binds what its backward writes
-        into."""
+    def first_wave(
+        self, measured: Mapping[Region, OptionCost], *, lower_peak: bool = True
+    ) -> list[Region]:
+        """Candidates with sets of runs, with runs that XLA may make one kernel of, in segments, and
+        with values that the checkpointed block keeps. A block that keeps nothing is checkpointed
+        where that binds what its backward writes into."""
         if self._trivial:
             return [self.checkpointed] if measured[self.plain].unbound_bytes else []
         models = self.models(measured)
         sets = self._saved_sets(models[0])
         regions = [r for model in models for r in self._on_hull(model, sets, measured)]
-        segments = self._segments(models[-1])
+        regions += self._in_one_kernel(measured)
+        if lower_peak:
+            regions += [r for model in models for r in self._lowering_peak(model)]
+        segments = self._segments(models[-1]) if lower_peak else ()
         if segments:
             in_segments = self._with_runs(segments)
             regions.append(in_segments)
@@ -203,45 +234,54 @@ class BlockSearch:
                 regions.append(replace(self.checkpointed, children=in_segments.children))
         return list(dict.fromkeys(regions))
 
-    def second_wave(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
-        """The checkpointed block with runs inside: there they lower the peak of the block's
-        backward, not what the block keeps. A single run that recomputes nearly everything has the
-        same peak as the whole block, so it is left out."""
+    def second_wave(
+        self, measured: Mapping[Region, OptionCost], *, lower_peak: bool = True
+    ) -> list[Region]:
+        """Sets of runs again, if one of which XLA may make one kernel made the block faster, and
+        the checkpointed block with runs inside: with the fastest, if they are faster than no runs,
+        and with those that lower the peak of the block's backward, the fastest and those that keep
+        least. A single run that recomputes nearly everything has the same peak as the whole block,
+        so it is left out."""
         if self._trivial or not self.checkpointed.checkpointed:
             return []
         plain = measured[self.plain]
+        regions: list[Region] = []
+        tried = (measured.get(region, plain) for region in self._in_one_kernel(measured))
+        if any(cost.time_s < plain.time_s for cost in tried):
+            for model in self.models(measured, in_one_kernel=True):
+                regions += self._on_hull(model, (), measured)
         options = pareto(
             _option(0, region, cost)
             for region, cost in measured.items()
             if region.children and not region.checkpointed
         )
-        nested = [
-            option.region
-            for option in options
-            if len(option.region.children) > 1
-            or option.cost.kept_bytes >= (1 - _MOST) * plain.kept_bytes
-        ]
-        return [
-            replace(self.checkpointed, children=region.children)
-            for region in (*nested[:1], *nested[-1:])
-        ]
+        nested = [option for option in options[:1] if option.cost.time_s < plain.time_s]
+        if lower_peak:
+            several = [
+                option
+                for option in options
+                if len(option.region.children) > 1
+                or option.cost.kept_bytes >= (1 - _MOST) * plain.kept_bytes
+            ]
+            nested += [*several[:1], *several[-1:]]
+        regions += [replace(self.checkpointed, children=o.region.children) for o in nested]
+        return list(dict.fromkeys(regions))
 
     def _on_hull(
-        self, model: RunModel, sets: Sequence[SavedValues], measured: Mapping[Region, OptionCost]
+        self,
+        model: RunModel,
+        sets: Sequence[SavedValues],
+        measured: Mapping[Region, OptionCost],
     ) -> list[Region]:
-        """Sets of runs on the lower convex hull of seconds added over bytes freed, single runs on
-        that of seconds added over bytes by which they lower the peak of the block's backward, and
-        sets of values that the checkpointed block keeps on theirs, as far as can be told without
-        compiling them; of several that are alike, and of one like a measured option, no other."""
-        count, precision_s = self._config.max_packings, _PRECISION * model.forward_s
-        runs = model.runs() if count else []
-        packings = packings_of_hull(runs, count, _LEAST_GAIN * model.forward_s)
+        """Sets of runs, and sets of values that the checkpointed block keeps, on the lower convex
+        hull of seconds added over bytes freed, as far as can be told without compiling them; of
+        several that are alike, and of one like a measured option, no other."""
+        count, negligible = self._config.max_packings, self._negligible
+        precision_s = max(_PRECISION * model.forward_s, negligible.time_s)
+        precision_bytes = max(_PRECISION * model.kept_bytes, negligible.kept_bytes)
+        least_gain_s = self._least_gain_s(model)
+        packings = packings_of_hull(model.runs() if count else [], count, least_gain_s)
         with_runs = {self._with_runs(p.runs): (p.freed_bytes, p.added_s) for p in packings}
-        lowering = {run: (model.lowered_bytes(run), run.added_s) for run in runs}
-        alone = {
-            self._with_runs((run,)): (run.freed_bytes, run.added_s)
-            for run, _ in _near_hull(lowering, 0.0)[:count]
-        }
         saving = {
             replace(self.checkpointed, saved=value_refs(self._graph, s.values)): (
                 model.freed_bytes(s.values),
@@ -256,9 +296,9 @@ class BlockSearch:
                 taken.append((model.freed_bytes_of(plain, cost), cost.time_s - plain.time_s))
         near = [*_near_hull(with_runs, precision_s), *_near_hull(saving, precision_s)]
         chosen = []
-        for region, point in (*near, *alone.items()):
+        for region, point in near:
             is_like_another = any(
-                abs(point[0] - other[0]) <= _PRECISION * model.kept_bytes
+                abs(point[0] - other[0]) <= precision_bytes
                 and abs(point[1] - other[1]) <= precision_s
                 for other in taken
             )
@@ -266,6 +306,27 @@ class BlockSearch:
                 taken.append(point)
                 chosen.append(region)
         return chosen
+
+    def _in_one_kernel(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
+        """The block with the runs checkpointed of which XLA may make one kernel: with that which
+        would save most, and with all."""
+        if not self._config.max_packings:
+            return []
+        model = self.models(measured, in_one_kernel=True)[0]
+        runs = model.faster_runs(self._least_gain_s(model))
+        sets = dict.fromkeys((tuple(runs[:1]), tuple(sorted(runs, key=lambda run: run.start))))
+        return [self._with_runs(some) for some in sets if some]
+
+    def _lowering_peak(self, model: RunModel) -> list[Region]:
+        """Single runs on the lower convex hull of seconds added over bytes by which they lower the
+        peak of the block's backward."""
+        count = self._config.max_packings
+        runs = model.runs() if count else []
+        lowering = {run: (model.lowered_bytes(run), run.added_s) for run in runs}
+        return [self._with_runs((run,)) for run, _ in _near_hull(lowering, 0.0)[:count]]
+
+    def _least_gain_s(self, model: RunModel) -> float:
+        return max(_LEAST_GAIN * model.forward_s, self._negligible.time_s)
 
     def _segments(self, model: RunModel) -> tuple[Run, ...]:
         if not self._config.max_packings:

@@ -45,20 +45,24 @@ class BranchSearch:
     def plain_regions(self) -> list[Region]:
         return [self.plain, self.checkpointed, *self._by_hand().values()]
 
-    def first_wave(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
+    def first_wave(
+        self, measured: Mapping[Region, OptionCost], *, lower_peak: bool = True
+    ) -> list[Region]:
         """Candidates with one branch in another option and the other branches plain."""
         return [
             self._alone(i, region)
             for i, branch in enumerate(self._branches)
             for region in (
                 branch.checkpointed,
-                *branch.first_wave({branch.plain: measured[self.plain]}),
+                *branch.first_wave({branch.plain: measured[self.plain]}, lower_peak=lower_peak),
                 *branch.nested_regions(),
             )
             if region != branch.plain
         ]
 
-    def second_wave(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
+    def second_wave(
+        self, measured: Mapping[Region, OptionCost], *, lower_peak: bool = True
+    ) -> list[Region]:
         """Candidates with sets of runs in one branch, then combinations of the measured options of
         all branches."""
         of_branches = [self._measured_alone(i, measured) for i in range(len(self._branches))]
@@ -66,7 +70,8 @@ class BranchSearch:
         for i, (branch, found) in enumerate(zip(self._branches, of_branches, strict=True)):
             nested = branch.nested_regions()
             plain = {region: cost for region, cost in found.items() if region not in nested}
-            regions += [self._alone(i, m) for m in branch.second_wave(plain) if m != branch.plain]
+            nested_runs = branch.second_wave(plain, lower_peak=lower_peak)
+            regions += [self._alone(i, m) for m in nested_runs if m != branch.plain]
         together = _together(of_branches, max(1, self._config.max_packings))
         return regions + [self._cond(branches) for branches in together]
 

@@ -9,7 +9,7 @@ kind, is compiled in that kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -43,6 +43,7 @@ class Family:
         others: The searches of the other kinds.
         ends: For each kind whose costs are interpolated, the two kinds that they are made of.
         blocks: A block of each kind.
+        later: The kinds of the blocks after all blocks of the family.
     """
 
     kind: int
@@ -50,6 +51,7 @@ class Family:
     others: Mapping[int, BlockSearch]
     ends: Mapping[int, tuple[int, int]]
     blocks: Mapping[int, Block]
+    later: Collection[int] = ()
 
     @property
     def waves(self) -> Sequence[Callable[[Costs], None]]:
@@ -64,7 +66,7 @@ class Family:
     def options(self, costs: Costs) -> dict[int, BlockOptions]:
         """The options of each kind, after all waves."""
         found = {self.kind: self.search.options(costs.of(self.kind))}
-        regions = found[self.kind].regions
+        regions = found[self.kind].near_hull
         for kind, search in self.others.items():
             compiled = costs.of(kind)
             every = self._interpolated(kind, regions, costs) if kind in self.ends else {}
@@ -78,15 +80,30 @@ class Family:
             costs.start(kind, [search.plain])
 
     def _first(self, costs: Costs) -> None:
-        costs.start(self.kind, self.search.first_wave(costs.of(self.kind)))
+        measured, lower_peak = costs.of(self.kind), self._may_set_peak(costs)
+        costs.start(self.kind, self.search.first_wave(measured, lower_peak=lower_peak))
 
     def _second(self, costs: Costs) -> None:
-        costs.start(self.kind, self.search.second_wave(costs.of(self.kind)))
+        measured, lower_peak = costs.of(self.kind), self._may_set_peak(costs)
+        costs.start(self.kind, self.search.second_wave(measured, lower_peak=lower_peak))
+
+    def _may_set_peak(self, costs: Costs) -> bool:
+        """Whether the backward of a block of the searched kind may be where the program needs most
+        memory: no later block's backward, which runs while at least as much is kept for earlier
+        blocks, needs more in every option. What a group around the block keeps for its recompute is
+        not looked at."""
+        measured = costs.of(self.kind)
+        by_hand = [measured[r] for r in self.search.plain_regions() if r in measured]
+        peak_bytes = max(cost.backward_peak_bytes for cost in by_hand)
+        return all(
+            min(cost.backward_peak_bytes for cost in costs.of(kind).values()) <= peak_bytes
+            for kind in self.later
+        )
 
     def _of_others(self, costs: Costs) -> None:
         if not self.others:
             return
-        regions = self.search.options(costs.of(self.kind)).regions
+        regions = self.search.options(costs.of(self.kind)).near_hull
         for kind, search in self.others.items():
             found = self._regions_of(kind, regions)
             own = [region for region in search.plain_regions() if region not in found]

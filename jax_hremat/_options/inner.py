@@ -41,14 +41,22 @@ class BodySearch(BlockSearch):
         )
         self._body = body
 
-    def models(self, measured: Mapping[Region, OptionCost]) -> tuple[RunModel, ...]:
+    def models(
+        self, measured: Mapping[Region, OptionCost], *, in_one_kernel: bool = False
+    ) -> tuple[RunModel, ...]:
         """What runs of the body may free and add. A body is not compiled by itself; what XLA keeps
         of it lies between two bounds: the fewest values from which fusible operations can make the
         rest, and every residual of JAX's linearization."""
         graph, block = self._body.kept, self._block
         fewest = materialised_values(graph, block.start, block.stop, self._solver)
         return tuple(
-            RunModel(graph, block, profile_of_held(graph, block, held, self._times_s), held)
+            RunModel(
+                graph,
+                block,
+                profile_of_held(graph, block, held, self._times_s),
+                held,
+                in_one_kernel=in_one_kernel,
+            )
             for held in (fewest, needed_values(graph, block))
         )
 

@@ -50,11 +50,16 @@ class LoopSearch:
             self._scan(b) for b in self._body.plain_regions() if b != self._body.plain
         ]
 
-    def first_wave(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
-        found = self._body.first_wave({self._body.plain: measured[self.plain]})
+    def first_wave(
+        self, measured: Mapping[Region, OptionCost], *, lower_peak: bool = True
+    ) -> list[Region]:
+        plain = {self._body.plain: measured[self.plain]}
+        found = self._body.first_wave(plain, lower_peak=lower_peak)
         return [self._scan(body) for body in (*found, *self._body.nested_regions())]
 
-    def second_wave(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
+    def second_wave(
+        self, measured: Mapping[Region, OptionCost], *, lower_peak: bool = True
+    ) -> list[Region]:
         # Sets of runs are chosen only from bodies whose inner scans and conds are plain.
         nested = self._body.nested_regions()
         of_body = {self._body.plain: measured[self.plain]}
@@ -64,7 +69,8 @@ class LoopSearch:
             for child in region.children
             if child.loop is not None and child.loop.body not in nested
         }
-        packed = [b for b in self._body.second_wave(of_body) if b != self._body.plain]
+        with_runs = self._body.second_wave(of_body, lower_peak=lower_peak)
+        packed = [body for body in with_runs if body != self._body.plain]
         regions = [self._scan(body) for body in packed]
         if self.checkpointed.checkpointed:
             least = min(of_body, key=lambda body: (of_body[body].kept_bytes, of_body[body].time_s))

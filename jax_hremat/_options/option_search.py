@@ -21,17 +21,23 @@ class OptionSearch(Protocol):
         """The candidates that need no search. The first is the block as it is."""
         ...
 
-    def first_wave(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
-        """Candidates that follow from the cost of the block as it is."""
-        ...
-
-    def second_wave(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
-        """Candidates that follow from what was measured.
+    def first_wave(
+        self, measured: Mapping[Region, OptionCost], *, lower_peak: bool = True
+    ) -> list[Region]:
+        """Candidates that follow from the cost of the block as it is.
 
         Args:
             measured: The costs of the candidates so far that could be compiled, the block as it is
                 among them.
+            lower_peak: Whether candidates that only lower the peak of the block's backward are
+                worth anything.
         """
+        ...
+
+    def second_wave(
+        self, measured: Mapping[Region, OptionCost], *, lower_peak: bool = True
+    ) -> list[Region]:
+        """Candidates that follow from what was measured."""
         ...
 
     def options(self, measured: Mapping[Region, OptionCost]) -> BlockOptions:

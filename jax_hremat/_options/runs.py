@@ -9,13 +9,16 @@ from its inputs. What that frees and adds follows from what each operation of th
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import accumulate
+
+import numpy as np
 
 from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._cost.profile import Profile, Residual
 from jax_hremat._partition.blocks import Block
+from jax_hremat._partition.width import unfused_operations
 from jax_hremat._trace.graph import Graph, Operation
 
 _MAX_ENDPOINTS = 40
@@ -51,21 +54,36 @@ class RunModel:
     What the run's own backward is recomputed from is kept, if it is not anyway; it takes the place
     of buffers that it is made of and that only later operations read.
 
+    A kept buffer between operations that XLA fuses keeps XLA from making one kernel of them: it
+    computes what goes before the buffer and what comes after it in two kernels, each of which reads
+    the input, as with the sums of a softmax. Where nothing is kept inside, one kernel may take as
+    long as the longest of them, and what only the backward of these operations reads, its own
+    kernels may recompute on the way. Whether XLA does so depends on the operations (it does where
+    it reduces rows, not where it reduces columns), which only a compiled option tells.
+
     Args:
         graph: The program's graph.
         block: The block.
         profile: What its operations take.
         kept_inputs: The inputs of the block that are kept anyway.
+        in_one_kernel: Whether XLA makes one kernel of operations inside a run that it fuses.
     """
 
     def __init__(
-        self, graph: Graph, block: Block, profile: Profile, kept_inputs: Collection[int]
+        self,
+        graph: Graph,
+        block: Block,
+        profile: Profile,
+        kept_inputs: Collection[int],
+        *,
+        in_one_kernel: bool = False,
     ) -> None:
         self._graph = graph
         self._block = block
         self._profile = profile
         self._makers = {block.start + r.made_by for r in profile.residuals}
         self._kept_inputs = frozenset(kept_inputs)
+        self._in_one_kernel = in_one_kernel
         self._replaced: dict[int, frozenset[Residual]] = {}
 
     @property
@@ -103,6 +121,13 @@ class RunModel:
                         found.append(run)
         found = _undominated(found)
         return list(dict.fromkeys([*found, *map(self.saving_what_is_made_of_arguments, found)]))
+
+    def faster_runs(self, least_s: float) -> list[Run]:
+        """The runs of which XLA may make one kernel, those first that would save most; one that
+        would save less than `least_s` is left out."""
+        found = [self.run(e.start, e.stop) for e in self._fusible if len(e) < len(self._block)]
+        faster = [run for run in found if run.added_s < -least_s]
+        return sorted(faster, key=lambda run: run.added_s)
 
     def lowered_bytes(self, run: Run) -> int:
         """By how much a run lowers the most bytes of residuals that are alive at a time in the
@@ -145,7 +170,7 @@ class RunModel:
             start=start,
             stop=stop,
             freed_bytes=sum(r.size_bytes for r in freed) - self._bytes_to_keep(frontier),
-            added_s=self._recompute_s(again),
+            added_s=self._added_s(range(start, stop), again),
             unwritten_bytes=sum(
                 self._graph.values[v].size_bytes
                 for op in self._graph.operations[start:stop]
@@ -169,12 +194,48 @@ class RunModel:
         return replace(
             run,
             freed_bytes=run.freed_bytes - sum(graph.values[v].size_bytes for v in saved),
-            added_s=run.added_s - self._recompute_s(again - fewer),
+            added_s=self._added_s(range(run.start, run.stop), fewer),
             saved=saved,
         )
 
-    def _recompute_s(self, operations: Iterable[int]) -> float:
-        return sum(self._profile.forward_s[e - self._block.start] for e in sorted(operations))
+    def _added_s(self, run: range, again: set[int]) -> float:
+        """Seconds that a run adds whose backward runs given operations again."""
+        if not self._in_one_kernel:
+            return float(self._times_s(sorted(again)).sum())
+        added_s = self._times_s(sorted(again.difference(*self._fusible))).sum()
+        for fusible in self._fusible:
+            inside = sorted(again.intersection(fusible))
+            if not set(fusible) <= set(run):
+                added_s += self._times_s(inside).sum()
+                continue
+            times_s = self._times_s(fusible)
+            added_s -= times_s.sum() - times_s.max(initial=0.0)
+            if self._are_written(inside, set(run).difference(fusible), again):
+                added_s += self._times_s(inside).max(initial=0.0)
+        return float(added_s)
+
+    def _are_written(self, made: Iterable[int], others: Set[int], again: Set[int]) -> bool:
+        """Whether results of operations that are run again are read by others of the same run: by
+        their backward, or since they are run again too."""
+        operations = self._graph.operations
+        results = {v for op in made for v in operations[op].outputs}
+        read = {v for op in others for v in operations[op].needs}
+        read.update(v for op in others & again for v in operations[op].reads)
+        return not results.isdisjoint(read)
+
+    @functools.cached_property
+    def _fusible(self) -> list[range]:
+        """The longest ranges of operations without one that XLA fuses with nothing, such as a
+        matrix product, or that must run exactly once."""
+        graph, first, last = self._graph, self._block.start, self._block.stop
+        unfused = unfused_operations(graph, reductions=False)
+        once = (op.id for op in graph.operations[first:last] if op.effectful)
+        alone = sorted({*(i for i in unfused if first <= i < last), *once})
+        begins = [first, *(i + 1 for i in alone)]
+        return [*filter(len, map(range, begins, [*alone, last]))]
+
+    def _times_s(self, operations: Iterable[int]) -> np.ndarray:
+        return np.array([self._profile.forward_s[e - self._block.start] for e in operations])
 
     def _bytes_to_keep(self, values: Collection[int]) -> int:
         """How many more bytes to keep, so that given values are kept."""

@@ -11,7 +11,12 @@ from jax_hremat._cost.analytic import operation_times_s
 from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._cost.source import Price
 from jax_hremat._jax.trace_context import in_settings_of_this_thread
-from jax_hremat._options.block_options import BlockOptions, BlockSearch, SearchConfig
+from jax_hremat._options.block_options import (
+    BlockOptions,
+    BlockSearch,
+    Negligible,
+    SearchConfig,
+)
 from jax_hremat._options.branch_options import BranchSearch
 from jax_hremat._options.family import Family
 from jax_hremat._options.lines import lines
@@ -28,6 +33,10 @@ from jax_hremat._trace.graph import Graph
 from jax_hremat._xla.rates import Rates
 
 _logger = logging.getLogger("jax_hremat")
+
+# Options of all blocks of a kind that differ by less than this part of what the program keeps, and
+# of the time of its forward, make no difference to its plans.
+_NEGLIGIBLE = 1e-3
 
 
 def search_options(
@@ -66,33 +75,46 @@ def search_options(
     """
     times_s = operation_times_s(graph, rates)
     roles = product_roles(graph.operations)
-    shares = _residual_shares(graph, partition)
-    families = _families(partition, bodies, shares)
-    limits = config.for_shares({family[0]: sum(shares[k] for k in family) for family in families})
+    held = _residual_bytes(graph, partition)
+    families = _families(partition, bodies, held)
+    total = max(sum(held.values()), 1)
+    of_family = {family[0]: sum(held[k] for k in family) for family in families}
+    limits = config.for_shares({kind: size / total for kind, size in of_family.items()})
+    num_blocks = Counter(partition.kinds)
 
-    def of_block(kind: int, scaled: SearchConfig) -> BlockSearch:
-        block = partition.blocks[kind]
-        at_loss = kind == partition.kinds[-1]
-        return BlockSearch(graph, block, roles, times_s, scaled, solver, at_loss=at_loss)
+    def of_block(kind: int, family: Sequence[int]) -> BlockSearch:
+        part = _NEGLIGIBLE / sum(num_blocks[k] for k in family)
+        return BlockSearch(
+            graph,
+            partition.blocks[kind],
+            roles,
+            times_s,
+            limits[family[0]],
+            solver,
+            Negligible(part * total, part * sum(times_s)),
+            at_loss=kind == partition.kinds[-1],
+        )
 
-    def search(kind: int, scaled: SearchConfig) -> OptionSearch:
-        block = partition.blocks[kind]
+    def search(family: Sequence[int]) -> OptionSearch:
+        kind = family[0]
+        block, limit = partition.blocks[kind], limits[kind]
         inside = _body(block, bodies)
         if isinstance(inside, Scan):
-            return LoopSearch(graph, block, inside, rates, scaled, solver)
+            return LoopSearch(graph, block, inside, rates, limit, solver)
         if isinstance(inside, Cond):
-            return BranchSearch(graph, block, inside, rates, scaled, solver)
-        return of_block(kind, scaled)
+            return BranchSearch(graph, block, inside, rates, limit, solver)
+        return of_block(kind, family)
 
     searches = [
         Family(
-            kind=kind,
-            search=search(kind, limits[kind]),
-            others={other: of_block(other, limits[kind]) for other in others},
-            ends=_ends((kind, *others), graph, partition),
-            blocks={k: partition.blocks[k] for k in (kind, *others)},
+            kind=family[0],
+            search=search(family),
+            others={other: of_block(other, family) for other in family[1:]},
+            ends=_ends(family, graph, partition),
+            blocks={k: partition.blocks[k] for k in family},
+            later=_kinds_after(family, partition),
         )
-        for kind, *others in families
+        for family in families
     ]
     with ThreadPoolExecutor(config.max_workers) as pool:
         num_waves = sum(family.num_started for family in searches)
@@ -105,17 +127,23 @@ def search_options(
 
 
 def _families(
-    partition: Partition, bodies: Mapping[int, Scan | Cond], shares: Mapping[int, float]
+    partition: Partition, bodies: Mapping[int, Scan | Cond], held: Mapping[int, int]
 ) -> list[tuple[int, ...]]:
     """The kinds of each form, that with the largest blocks first; a scan or a cond is alone."""
     counts = Counter(partition.kinds)
     families: list[tuple[int, ...]] = []
     for kinds in partition.families:
         if _body(partition.blocks[kinds[0]], bodies) is None:
-            families.append(tuple(sorted(kinds, key=lambda k: (-shares[k] / counts[k], k))))
+            families.append(tuple(sorted(kinds, key=lambda k: (-held[k] / counts[k], k))))
         else:
             families += [(kind,) for kind in kinds]
     return families
+
+
+def _kinds_after(family: Sequence[int], partition: Partition) -> tuple[int, ...]:
+    """The kinds of the blocks after all blocks of a family."""
+    last = max(position for position, kind in enumerate(partition.kinds) if kind in family)
+    return tuple(dict.fromkeys(partition.kinds[last + 1 :]))
 
 
 def _ends(family: Sequence[int], graph: Graph, partition: Partition) -> dict[int, tuple[int, int]]:
@@ -140,8 +168,8 @@ def _body(block: Block, bodies: Mapping[int, Scan | Cond]) -> Scan | Cond | None
     return bodies.get(block.start) if len(block) == 1 else None
 
 
-def _residual_shares(graph: Graph, partition: Partition) -> dict[int, float]:
-    """The part of all residual bytes that the blocks of each kind hold, by JAX's linearization."""
+def _residual_bytes(graph: Graph, partition: Partition) -> dict[int, int]:
+    """The residual bytes that all blocks of each kind hold, by JAX's linearization."""
     held: dict[int, int] = dict.fromkeys(partition.unique, 0)
     for block, kind in zip(partition.blocks, partition.kinds, strict=True):
         operations = graph.operations[block.start : block.stop]
@@ -149,8 +177,7 @@ def _residual_shares(graph: Graph, partition: Partition) -> dict[int, float]:
         held[kind] += sum(
             graph.values[v].size_bytes for v in values if graph.values[v].kind == "computed"
         ) + sum(op.opaque_bytes for op in operations)
-    total = max(sum(held.values()), 1)
-    return {kind: size / total for kind, size in held.items()}
+    return held
 
 
 class _Prices:

@@ -12,17 +12,21 @@ from jax_hremat._trace.graph import Graph
 _SKIP_SPAN = 16
 
 
-def unfused_operations(graph: Graph) -> list[int]:
-    """Operations on the differentiated path that XLA does not fuse away."""
-    return [op.id for op in graph.operations if op.on_path and not op.fusible]
+def unfused_operations(graph: Graph, *, reductions: bool = True) -> list[int]:
+    """Operations on the differentiated path that XLA does not fuse away, with or without
+    reductions, which it fuses with what they read."""
+    return [
+        op.id
+        for op in graph.operations
+        if op.on_path and not op.fusible and (reductions or not op.primitive.startswith("reduce"))
+    ]
 
 
 def heavy_operations(graph: Graph) -> list[int]:
     """Operations on the differentiated path that XLA does not fuse away, reductions only if there
     are no others."""
-    unfused = unfused_operations(graph)
-    heavy = [i for i in unfused if not graph.operations[i].primitive.startswith("reduce")]
-    return heavy if len(heavy) > 1 else unfused
+    heavy = unfused_operations(graph, reductions=False)
+    return heavy if len(heavy) > 1 else unfused_operations(graph)
 
 
 def widths(graph: Graph) -> list[int]:
