@@ -3,6 +3,7 @@ those of two."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import jax
@@ -17,6 +18,7 @@ from jax_hremat import SearchConfig
 from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._cost.source import Price, block_prices
 from jax_hremat._options.block_options import BlockOptions
+from jax_hremat._options.family import Family
 from jax_hremat._options.scaling import End, interpolated_cost
 from jax_hremat._options.search import search_options
 from jax_hremat._partition.blocks import Block, Partition, partition_graph
@@ -207,3 +209,55 @@ def test_what_grows_alike_is_exact(
     ends = [End(scaled(plain, by), scaled(option, by)) for by in (1.0, to_middle * to_end)]
     middle = interpolated_cost(scaled(plain, to_middle), ends)
     assert_about_equal(middle, scaled(option, to_middle), scaled(plain, to_middle))
+
+
+class Recorded:
+    """A search that records whether candidates that lower the peak were asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[bool] = []
+
+    def plain_regions(self) -> list[Region]:
+        return [Region(0, 4)]
+
+    def first_wave(
+        self, measured: Mapping[Region, OptionCost], *, lower_peak: bool = True
+    ) -> list[Region]:
+        self.asked.append(lower_peak)
+        return []
+
+    def second_wave(
+        self, measured: Mapping[Region, OptionCost], *, lower_peak: bool = True
+    ) -> list[Region]:
+        self.asked.append(lower_peak)
+        return []
+
+    def options(self, measured: Mapping[Region, OptionCost]) -> BlockOptions:
+        raise NotImplementedError
+
+
+class PeaksOf:
+    """Costs of which only the peaks of backwards are known, by kind."""
+
+    def __init__(self, *peaks_bytes: int) -> None:
+        self.peaks_bytes = peaks_bytes
+
+    def start(self, kind: int, regions: Iterable[Region]) -> None:
+        assert not list(regions)
+
+    def of(self, kind: int) -> dict[Region, OptionCost]:
+        return {Region(0, 4): OptionCost(1.0, 2.0, 0, (), (), 0, self.peaks_bytes[kind])}
+
+
+@pytest.mark.parametrize(
+    ("later_bytes", "asked"), [((7, 4), True), ((9, 4), False), ((4, 9), False), ((8, 8), True)]
+)
+def test_a_lower_peak_is_worth_nothing_where_a_later_block_needs_more(
+    later_bytes: tuple[int, int], asked: bool
+) -> None:
+    search = Recorded()
+    family = Family(kind=0, search=search, others={}, ends={}, blocks={}, later=(1, 2))
+    _, first, second, _ = family.waves
+    for wave in (first, second):
+        wave(PeaksOf(8, *later_bytes))
+    assert search.asked == [asked, asked]

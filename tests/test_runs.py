@@ -152,6 +152,45 @@ def test_what_a_run_frees_and_costs_by_hand() -> None:
         assert model.run(cosine.id, last.id + 1).freed_bytes == freed
 
 
+def test_what_a_run_adds_if_xla_makes_one_kernel_of_it_by_hand() -> None:
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        first = x @ w
+        scaled = first * first.sum(1, keepdims=True)
+        return (scaled @ w).sum()
+
+    graph = graph_of(loss, struct(8, 8), struct(4, 8))
+    names = [op.primitive for op in graph.operations]
+    product, reduced, last = 0, names.index("reduce_sum"), names.index("dot_general", 1)
+    scaled = last - 1
+    assert names[scaled] == "mul" and reduced == product + 1 and names[last + 1 :] == ["reduce_sum"]
+    times = [0.0] * len(names)
+    times[product], times[reduced], times[scaled], times[last] = 8.0, 2.0, 3.0, 16.0
+    whole = make_block(graph, 0, len(graph.operations))
+    profile = profile_of_held(graph, whole, frozenset(), times)
+
+    def added(start: int, stop: int, *, in_one_kernel: bool) -> float:
+        model = RunModel(graph, whole, profile, (), in_one_kernel=in_one_kernel)
+        return model.run(start, stop).added_s
+
+    # Of what lies between the products, the sum is recomputed; in one kernel it is made with the
+    # rest, in the forward and in the backward.
+    assert added(reduced, last, in_one_kernel=False) == times[reduced]
+    assert added(reduced, last, in_one_kernel=True) == -times[reduced]
+    # With the product before it too, which no kernel is shared with.
+    assert added(product, last, in_one_kernel=False) == times[product] + times[reduced]
+    assert added(product, last, in_one_kernel=True) == times[product] - times[reduced]
+    # The backward of the product after it reads the scaled values, which must be written again.
+    both = times[reduced] + times[scaled]
+    assert added(reduced, last + 1, in_one_kernel=False) == both
+    assert added(reduced, last + 1, in_one_kernel=True) == times[scaled] - times[reduced]
+    # Of a part of what XLA could fuse, nothing is known.
+    assert added(reduced + 1, last + 1, in_one_kernel=True) == times[scaled]
+    model = RunModel(graph, whole, profile, (), in_one_kernel=True)
+    (faster,) = model.faster_runs(1.0)
+    assert (faster.start, faster.stop, faster.added_s) == (reduced, last, -times[reduced])
+    assert model.faster_runs(times[reduced]) == []
+
+
 def test_a_run_lowers_the_peak_of_the_backward_by_hand() -> None:
     graph = attention()
     whole = make_block(graph, 0, len(graph.operations))
