@@ -16,7 +16,7 @@ from jax_hremat._batch import max_batch as max_batch
 from jax_hremat._fit import FittedStep as FittedStep
 from jax_hremat._fit import fit_step as fit_step
 from jax_hremat._jax.cudnn import load_cudnn as load_cudnn
-from jax_hremat._options.block_options import SearchConfig as SearchConfig
+from jax_hremat._options.config import SearchConfig as SearchConfig
 from jax_hremat._partition.cut_points import partition_by_width as partition_by_width
 from jax_hremat._partition.flat import partition_flat as partition_flat
 from jax_hremat._partition.repeats import partition_by_repeats as partition_by_repeats

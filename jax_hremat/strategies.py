@@ -1,7 +1,7 @@
 """The systems of the field as strategies, by name, and what a strategy of one's own is made of."""
 
 from jax_hremat._options.block_options import BlockOptions as BlockOptions
-from jax_hremat._options.block_options import SearchConfig as SearchConfig
+from jax_hremat._options.config import SearchConfig as SearchConfig
 from jax_hremat._plan.free_schedule import FreeSchedule as FreeSchedule
 from jax_hremat._solve.backend import SolverConfig as SolverConfig
 from jax_hremat._solve.chain import BoundaryValue as BoundaryValue

@@ -18,9 +18,10 @@ import jax_hremat
 from jax_hremat import InfeasibleBudgetError, PlannerConfig
 from jax_hremat._cost.analytic import operation_times_s
 from jax_hremat._cost.source import block_prices
-from jax_hremat._options.block_options import BlockSearch, SearchConfig
+from jax_hremat._options.block_search import BlockSearch
 from jax_hremat._options.branch_options import BranchSearch
 from jax_hremat._options.checkpoint_all import checkpoint_all
+from jax_hremat._options.config import Negligible, SearchConfig
 from jax_hremat._options.inner import BodySearch
 from jax_hremat._options.loop_options import LoopSearch
 from jax_hremat._partition.blocks import partition_graph
@@ -281,7 +282,7 @@ def test_no_region_checkpoints_what_must_run_once() -> None:
         elif isinstance(inside, Cond):
             search = BranchSearch(graph, block, inside, target_rates, config, solver)
         else:
-            search = BlockSearch(graph, block, {}, times_s, config, solver)
+            search = BlockSearch(graph, block, {}, times_s, config, solver, Negligible())
             effectful = [op for op in graph.operations[block.start : block.stop] if op.effectful]
             assert not effectful or len(block) == 1
         plain = {search.plain: measured[search.plain]}

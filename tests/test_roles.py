@@ -15,7 +15,8 @@ from tracing import trace_loss
 
 from jax_hremat._emit.barrier import KeptApart
 from jax_hremat._emit.step import Step, own_step
-from jax_hremat._options.block_options import BlockSearch, SearchConfig
+from jax_hremat._options.block_search import BlockSearch
+from jax_hremat._options.config import Negligible, SearchConfig
 from jax_hremat._options.roles import PRESETS, Role, product_roles
 from jax_hremat._partition.blocks import make_block
 from jax_hremat._plan.region import Region
@@ -286,7 +287,9 @@ def test_a_kept_context_spares_its_kernel() -> None:
     block = make_block(graph, 0, len(graph.operations))
     times = [0.0] * len(block)
     roles = product_roles(graph.operations)
-    modes = BlockSearch(graph, block, roles, times, SearchConfig(), SolverConfig()).hand_regions()
+    modes = BlockSearch(
+        graph, block, roles, times, SearchConfig(), SolverConfig(), Negligible()
+    ).hand_regions()
     (at,) = [op.id for op in graph.operations if op.primitive == "pallas_call"]
     for name, mode in modes.items():
         kept = name in PRESETS and Role.CONTEXT in PRESETS[name].roles

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from jax_hremat._cost.option_cost import OptionCost
-from jax_hremat._options.block_options import BlockOptions, SearchConfig, block_options
+from jax_hremat._options.block_options import BlockOptions, block_options
+from jax_hremat._options.config import SearchConfig
 from jax_hremat._options.inner import BodySearch
 from jax_hremat._partition.blocks import Block
 from jax_hremat._plan.region import Region

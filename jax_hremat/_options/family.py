@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from jax_hremat._cost.option_cost import OptionCost
-from jax_hremat._options.block_options import BlockOptions, BlockSearch
+from jax_hremat._options.block_options import BlockOptions
+from jax_hremat._options.block_search import BlockSearch
 from jax_hremat._options.option_search import OptionSearch
 from jax_hremat._options.scaling import End, interpolated_cost
 from jax_hremat._partition.blocks import Block

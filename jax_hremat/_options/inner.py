@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from jax_hremat._cost.analytic import operation_times_s
 from jax_hremat._cost.option_cost import OptionCost
-from jax_hremat._options.block_options import BlockSearch, SearchConfig
+from jax_hremat._options.block_search import BlockSearch
 from jax_hremat._options.checkpoint_all import checkpoint_all
+from jax_hremat._options.config import Negligible, SearchConfig
 from jax_hremat._options.roles import product_roles
 from jax_hremat._options.runs import RunModel, needed_values, profile_of_held
 from jax_hremat._partition.blocks import make_block
@@ -38,6 +39,7 @@ class BodySearch(BlockSearch):
             operation_times_s(body.graph, rates),
             config,
             solver,
+            Negligible(),
         )
         self._body = body
 

@@ -11,13 +11,10 @@ from jax_hremat._cost.analytic import operation_times_s
 from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._cost.source import Price
 from jax_hremat._jax.trace_context import in_settings_of_this_thread
-from jax_hremat._options.block_options import (
-    BlockOptions,
-    BlockSearch,
-    Negligible,
-    SearchConfig,
-)
+from jax_hremat._options.block_options import BlockOptions
+from jax_hremat._options.block_search import BlockSearch
 from jax_hremat._options.branch_options import BranchSearch
+from jax_hremat._options.config import Negligible, SearchConfig
 from jax_hremat._options.family import Family
 from jax_hremat._options.lines import lines
 from jax_hremat._options.loop_options import LoopSearch

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Literal, get_args
 
 from jax_hremat._cost.source import CostSource
-from jax_hremat._options.block_options import SearchConfig
+from jax_hremat._options.config import SearchConfig
 from jax_hremat._partition.blocks import Partitioner
 from jax_hremat._partition.cut_points import partition_by_width
 from jax_hremat._plan.openings import Openings

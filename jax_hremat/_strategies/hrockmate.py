@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jax_hremat._cost.option import Option
-from jax_hremat._options.block_options import BlockOptions, SearchConfig
+from jax_hremat._options.block_options import BlockOptions
+from jax_hremat._options.config import SearchConfig
 from jax_hremat._partition.blocks import Partitioner
 from jax_hremat._partition.score import partition_by_score
 from jax_hremat._solve.backend import SolverConfig

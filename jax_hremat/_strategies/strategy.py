@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar, Protocol, runtime_checkable
 
 from jax_hremat._cost.option import Option
-from jax_hremat._options.block_options import BlockOptions, SearchConfig
+from jax_hremat._options.block_options import BlockOptions
+from jax_hremat._options.config import SearchConfig
 from jax_hremat._partition.blocks import Partitioner
 from jax_hremat._plan.free_schedule import FreeSchedule
 from jax_hremat._solve.backend import SolverConfig
