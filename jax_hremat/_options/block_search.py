@@ -100,17 +100,11 @@ class BlockSearch:
         if self._trivial:
             return [self.checkpointed] if measured[self.plain].unbound_bytes else []
         models = self.models(measured)
-        sets = self._saved_sets(models[0])
+        sets = self._saved_sets(models[0].times_s)
         regions = [r for model in models for r in self._on_hull(model, sets, measured)]
         regions += self._in_one_kernel(measured)
         if lower_peak:
-            regions += [r for model in models for r in self._lowering_peak(model)]
-        segments = self._segments(models[-1]) if lower_peak else ()
-        if segments:
-            in_segments = self._with_runs(segments)
-            regions.append(in_segments)
-            if self.checkpointed.checkpointed:
-                regions.append(replace(self.checkpointed, children=in_segments.children))
+            regions += self._lowering_peak(models)
         return list(dict.fromkeys(regions))
 
     def second_wave(
@@ -162,11 +156,7 @@ class BlockSearch:
         packings = packings_of_hull(model.runs() if count else [], count, least_gain_s)
         with_runs = {self._with_runs(p.runs): (p.freed_bytes, p.added_s) for p in packings}
         saving = {
-            replace(self.checkpointed, saved=value_refs(self._graph, s.values)): (
-                model.freed_bytes(s.values),
-                s.recompute_s,
-            )
-            for s in sets
+            self._keeping(some): (model.freed_bytes(some.values), some.recompute_s) for some in sets
         }
         plain = measured[self.plain]
         taken: list[_Point] = [(0.0, 0.0)]
@@ -196,13 +186,25 @@ class BlockSearch:
         sets = dict.fromkeys((tuple(runs[:1]), tuple(sorted(runs, key=lambda run: run.start))))
         return [self._with_runs(some) for some in sets if some]
 
-    def _lowering_peak(self, model: RunModel) -> list[Region]:
-        """Single runs on the lower convex hull of seconds added over bytes by which they lower the
-        peak of the block's backward."""
+    def _lowering_peak(self, models: Sequence[RunModel]) -> list[Region]:
+        """Candidates that may lower the peak of the block's backward: single runs on the lower
+        convex hull of seconds added over bytes by which they lower it; sets of kept values by the
+        times that shapes tell, which count each sum of rows as a kernel, so that the sums are kept
+        and less is recomputed at a time; and the block in segments."""
         count = self._config.max_packings
-        runs = model.runs() if count else []
-        lowering = {run: (model.lowered_bytes(run), run.added_s) for run in runs}
-        return [self._with_runs((run,)) for run, _ in _near_hull(lowering, 0.0)[:count]]
+        regions = []
+        for model in models:
+            runs = model.runs() if count else []
+            lowering = {run: (model.lowered_bytes(run), run.added_s) for run in runs}
+            regions += [self._with_runs((run,)) for run, _ in _near_hull(lowering, 0.0)[:count]]
+        regions += map(self._keeping, self._saved_sets(dict(enumerate(self._times_s))))
+        segments = self._segments(models[-1])
+        if segments:
+            in_segments = self._with_runs(segments)
+            regions.append(in_segments)
+            if self.checkpointed.checkpointed:
+                regions.append(replace(self.checkpointed, children=in_segments.children))
+        return regions
 
     def _least_gain_s(self, model: RunModel) -> float:
         return max(_LEAST_GAIN * model.forward_s, self._negligible.time_s)
@@ -250,19 +252,23 @@ class BlockSearch:
 
         return here(region.shifted(self._block.start - region.start))
 
-    def _saved_sets(self, model: RunModel) -> Sequence[SavedValues]:
-        """Sets of values for the checkpointed block to keep."""
+    def _saved_sets(self, times_s: Mapping[int, float]) -> Sequence[SavedValues]:
+        """Sets of values for the checkpointed block to keep, given the seconds of each
+        operation."""
         if not self._config.max_saved_sets or not self.checkpointed.checkpointed:
             return []
         found = saved_value_sets(
             self._graph,
             self._block.start,
             self._block.stop,
-            model.times_s,
+            times_s,
             self._solver,
             self._config.max_saved_sets + 1,
         )
         return found[1:]
+
+    def _keeping(self, some: SavedValues) -> Region:
+        return replace(self.checkpointed, saved=value_refs(self._graph, some.values))
 
     def _with_runs(self, runs: Sequence[Run]) -> Region:
         children = tuple(
