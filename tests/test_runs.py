@@ -169,8 +169,8 @@ def test_what_a_run_adds_if_xla_makes_one_kernel_of_it_by_hand() -> None:
     profile = profile_of_held(graph, whole, frozenset(), times)
 
     def added(start: int, stop: int, *, in_one_kernel: bool) -> float:
-        model = RunModel(graph, whole, profile, (), in_one_kernel=in_one_kernel)
-        return model.run(start, stop).added_s
+        fused = [range(reduced, last)] if in_one_kernel else []
+        return RunModel(graph, whole, profile, (), fused).run(start, stop).added_s
 
     # Of what lies between the products, the sum is recomputed; in one kernel it is made with the
     # rest, in the forward and in the backward.
@@ -185,10 +185,9 @@ def test_what_a_run_adds_if_xla_makes_one_kernel_of_it_by_hand() -> None:
     assert added(reduced, last + 1, in_one_kernel=True) == times[scaled] - times[reduced]
     # Of a part of what XLA could fuse, nothing is known.
     assert added(reduced + 1, last + 1, in_one_kernel=True) == times[scaled]
-    model = RunModel(graph, whole, profile, (), in_one_kernel=True)
-    (faster,) = model.faster_runs(1.0)
-    assert (faster.start, faster.stop, faster.added_s) == (reduced, last, -times[reduced])
-    assert model.faster_runs(times[reduced]) == []
+    model = RunModel(graph, whole, profile, ())
+    assert model.maybe_in_one_kernel(1.0) == [range(reduced, last)]
+    assert model.maybe_in_one_kernel(times[reduced]) == []
 
 
 def test_a_run_lowers_the_peak_of_the_backward_by_hand() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
@@ -69,7 +69,7 @@ class BlockSearch:
         self._times_s = times_s
 
     def models(
-        self, measured: Mapping[Region, OptionCost], *, in_one_kernel: bool = False
+        self, measured: Mapping[Region, OptionCost], in_one_kernel: Collection[range] = ()
     ) -> tuple[RunModel, ...]:
         """What runs of the block may free and add: of a block that is compiled by itself, what its
         plain option says. Which inputs other blocks keep anyway is not known: all of them, or those
@@ -80,9 +80,7 @@ class BlockSearch:
         computed = frozenset(v for v in block.inputs if graph.values[v].kind == "computed")
         by_plain = frozenset(block.inputs[i] for i in measured[self.plain].kept_inputs)
         kept = dict.fromkeys((computed, by_plain))
-        return tuple(
-            RunModel(graph, block, profile, inputs, in_one_kernel=in_one_kernel) for inputs in kept
-        )
+        return tuple(RunModel(graph, block, profile, inputs, in_one_kernel) for inputs in kept)
 
     def plain_regions(self) -> list[Region]:
         """The candidates that need no search: the plain block, and the block as a user would write
@@ -119,9 +117,11 @@ class BlockSearch:
             return []
         plain = measured[self.plain]
         regions: list[Region] = []
-        tried = (measured.get(region, plain) for region in self._in_one_kernel(measured))
-        if any(cost.time_s < plain.time_s for cost in tried):
-            for model in self.models(measured, in_one_kernel=True):
+        tried = {r: measured[r].time_s for r in self._in_one_kernel(measured) if r in measured}
+        fastest = min(tried, key=lambda region: tried[region], default=self.plain)
+        if tried.get(fastest, plain.time_s) < plain.time_s:
+            fused = [range(child.start, child.stop) for child in fastest.children]
+            for model in self.models(measured, fused):
                 regions += self._on_hull(model, (), measured)
         options = pareto(
             option_of(region, cost)
@@ -146,15 +146,18 @@ class BlockSearch:
         sets: Sequence[SavedValues],
         measured: Mapping[Region, OptionCost],
     ) -> list[Region]:
-        """Sets of runs, and sets of values that the checkpointed block keeps, on the lower convex
-        hull of seconds added over bytes freed, as far as can be told without compiling them; of
-        several that are alike, and of one like a measured option, no other."""
+        """Sets of runs, sets of values that the checkpointed block keeps, and single runs, each on
+        the lower convex hull of seconds added over bytes freed, as far as can be told without
+        compiling them; of several that are alike, and of one like a measured option, no other. In a
+        set, one run of which too little is expected would spoil the others."""
         count, negligible = self._config.max_packings, self._negligible
         precision_s = max(PRECISION * model.forward_s, negligible.time_s)
         precision_bytes = max(PRECISION * model.kept_bytes, negligible.kept_bytes)
         least_gain_s = self._least_gain_s(model)
-        packings = packings_of_hull(model.runs() if count else [], count, least_gain_s)
+        runs = model.runs() if count else []
+        packings = packings_of_hull(runs, count, least_gain_s)
         with_runs = {self._with_runs(p.runs): (p.freed_bytes, p.added_s) for p in packings}
+        alone = {self._with_runs((run,)): (run.freed_bytes, run.added_s) for run in runs}
         saving = {
             self._keeping(some): (model.freed_bytes(some.values), some.recompute_s) for some in sets
         }
@@ -163,7 +166,11 @@ class BlockSearch:
         for region, cost in measured.items():
             if region != self.plain:
                 taken.append((model.freed_bytes_of(plain, cost), cost.time_s - plain.time_s))
-        near = [*_near_hull(with_runs, precision_s), *_near_hull(saving, precision_s)]
+        near = [
+            *_near_hull(with_runs, precision_s),
+            *_near_hull(saving, precision_s),
+            *_near_hull(alone, 0.0)[:count],
+        ]
         chosen = []
         for region, point in near:
             is_like_another = any(
@@ -181,10 +188,14 @@ class BlockSearch:
         would save most, and with all."""
         if not self._config.max_packings:
             return []
-        model = self.models(measured, in_one_kernel=True)[0]
-        runs = model.faster_runs(self._least_gain_s(model))
-        sets = dict.fromkeys((tuple(runs[:1]), tuple(sorted(runs, key=lambda run: run.start))))
-        return [self._with_runs(some) for some in sets if some]
+        model = self.models(measured)[0]
+        ranges = model.maybe_in_one_kernel(self._least_gain_s(model))
+        sets = dict.fromkeys((tuple(ranges[:1]), tuple(sorted(ranges, key=lambda r: r.start))))
+        return [
+            self._with_runs([model.run(one.start, one.stop) for one in some])
+            for some in sets
+            if some
+        ]
 
     def _lowering_peak(self, models: Sequence[RunModel]) -> list[Region]:
         """Candidates that may lower the peak of the block's backward: single runs on the lower

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from jax_hremat._cost.analytic import operation_times_s
@@ -44,7 +44,7 @@ class BodySearch(BlockSearch):
         self._body = body
 
     def models(
-        self, measured: Mapping[Region, OptionCost], *, in_one_kernel: bool = False
+        self, measured: Mapping[Region, OptionCost], in_one_kernel: Collection[range] = ()
     ) -> tuple[RunModel, ...]:
         """What runs of the body may free and add. A body is not compiled by itself; what XLA keeps
         of it lies between two bounds: the fewest values from which fusible operations can make the
@@ -57,7 +57,7 @@ class BodySearch(BlockSearch):
                 block,
                 profile_of_held(graph, block, held, self._times_s),
                 held,
-                in_one_kernel=in_one_kernel,
+                in_one_kernel,
             )
             for held in (fewest, needed_values(graph, block))
         )

@@ -66,7 +66,7 @@ class RunModel:
         block: The block.
         profile: What its operations take.
         kept_inputs: The inputs of the block that are kept anyway.
-        in_one_kernel: Whether XLA makes one kernel of operations inside a run that it fuses.
+        in_one_kernel: The ranges of which XLA makes one kernel inside a run; by default, none.
     """
 
     def __init__(
@@ -75,15 +75,14 @@ class RunModel:
         block: Block,
         profile: Profile,
         kept_inputs: Collection[int],
-        *,
-        in_one_kernel: bool = False,
+        in_one_kernel: Collection[range] = (),
     ) -> None:
         self._graph = graph
         self._block = block
         self._profile = profile
         self._makers = {block.start + r.made_by for r in profile.residuals}
         self._kept_inputs = frozenset(kept_inputs)
-        self._in_one_kernel = in_one_kernel
+        self._in_one_kernel = tuple(in_one_kernel)
         self._replaced: dict[int, frozenset[Residual]] = {}
 
     @property
@@ -122,12 +121,15 @@ class RunModel:
         found = _undominated(found)
         return list(dict.fromkeys([*found, *map(self.saving_what_is_made_of_arguments, found)]))
 
-    def faster_runs(self, least_s: float) -> list[Run]:
-        """The runs of which XLA may make one kernel, those first that would save most; one that
+    def maybe_in_one_kernel(self, least_s: float) -> list[range]:
+        """The ranges of which XLA may make one kernel, those first that would save most; one that
         would save less than `least_s` is left out."""
-        found = [self.run(e.start, e.stop) for e in self._fusible if len(e) < len(self._block)]
-        faster = [run for run in found if run.added_s < -least_s]
-        return sorted(faster, key=lambda run: run.added_s)
+        saved_s = {}
+        for one in self._fusible:
+            times_s = self._times_s(one)
+            if len(one) < len(self._block):
+                saved_s[one] = float(times_s.sum() - times_s.max(initial=0.0))
+        return sorted((r for r, s in saved_s.items() if s > least_s), key=lambda r: -saved_s[r])
 
     def lowered_bytes(self, run: Run) -> int:
         """By how much a run lowers the most bytes of residuals that are alive at a time in the
@@ -200,17 +202,13 @@ class RunModel:
 
     def _added_s(self, run: range, again: set[int]) -> float:
         """Seconds that a run adds whose backward runs given operations again."""
-        if not self._in_one_kernel:
-            return float(self._times_s(sorted(again)).sum())
-        added_s = self._times_s(sorted(again.difference(*self._fusible))).sum()
-        for fusible in self._fusible:
-            inside = sorted(again.intersection(fusible))
-            if not set(fusible) <= set(run):
-                added_s += self._times_s(inside).sum()
-                continue
-            times_s = self._times_s(fusible)
+        fused = [r for r in self._in_one_kernel if run.start <= r.start and r.stop <= run.stop]
+        added_s = self._times_s(sorted(again.difference(*fused))).sum()
+        for one in fused:
+            inside = sorted(again.intersection(one))
+            times_s = self._times_s(one)
             added_s -= times_s.sum() - times_s.max(initial=0.0)
-            if self._are_written(inside, set(run).difference(fusible), again):
+            if self._are_written(inside, set(run).difference(one), again):
                 added_s += self._times_s(inside).max(initial=0.0)
         return float(added_s)
 
