@@ -210,7 +210,7 @@ def test_a_softmax_of_which_xla_keeps_nothing_is_one_kernel_and_an_option() -> N
     (kind,) = partition.unique
     products = [op.id for op in graph.operations if op.primitive == "dot_general"]
     with block_prices("compiled", program, graph, get_target("h200"), None) as price:
-        config = SearchConfig(max_packings=2, max_saved_sets=0, policies=False, max_workers=2)
+        config = SearchConfig(max_packings=1, max_saved_sets=0, policies=False, max_workers=2)
         found = search_options(
             graph,
             partition,
