@@ -274,7 +274,7 @@ def test_what_lasts_is_kept_once_and_comes_after_what_changes() -> None:
         """The run that frees most in the time that it adds."""
         search = BodySearch(body, rates(get_target("cpu")), SearchConfig(), SolverConfig())
         _, model = search.models({})
-        return max((r for r in model.runs() if r.added_s), key=lambda r: r.freed_bytes / r.added_s)
+        return max((r for r in model.runs if r.added_s), key=lambda r: r.freed_bytes / r.added_s)
 
     search = BodySearch(
         scan.body, rates(get_target("cpu")), SearchConfig(max_saved_sets=0), SolverConfig()

@@ -53,7 +53,7 @@ def model_of(graph: Graph, block: Block) -> RunModel:
 
 
 def runs_of(graph: Graph, block: Block) -> list[Run]:
-    return model_of(graph, block).runs()
+    return [*model_of(graph, block).runs]
 
 
 def assert_sound(graph: Graph, block: Block, runs: Sequence[Run]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
@@ -25,7 +25,8 @@ from jax_hremat._trace.graph import Graph, Operation
 
 # A single run that frees more than this part of what a plain block keeps acts like the whole block.
 _MOST = 0.9
-# A set of runs that lowers the hull by less than this part of that time is not worth compiling.
+# A set of runs that lowers the hull by less than this part of the time of the block's forward is
+# not worth compiling.
 _LEAST_GAIN = 2e-3
 
 
@@ -68,9 +69,7 @@ class BlockSearch:
         self._trivial = not any(op.needs or op.opaque_bytes for op in operations)
         self._times_s = times_s
 
-    def models(
-        self, measured: Mapping[Region, OptionCost], in_one_kernel: Collection[range] = ()
-    ) -> tuple[RunModel, ...]:
+    def models(self, measured: Mapping[Region, OptionCost]) -> tuple[RunModel, ...]:
         """What runs of the block may free and add: of a block that is compiled by itself, what its
         plain option says. Which inputs other blocks keep anyway is not known: all of them, or those
         that the plain block keeps."""
@@ -80,7 +79,7 @@ class BlockSearch:
         computed = frozenset(v for v in block.inputs if graph.values[v].kind == "computed")
         by_plain = frozenset(block.inputs[i] for i in measured[self.plain].kept_inputs)
         kept = dict.fromkeys((computed, by_plain))
-        return tuple(RunModel(graph, block, profile, inputs, in_one_kernel) for inputs in kept)
+        return tuple(RunModel(graph, block, profile, inputs) for inputs in kept)
 
     def plain_regions(self) -> list[Region]:
         """The candidates that need no search: the plain block, and the block as a user would write
@@ -100,9 +99,13 @@ class BlockSearch:
         models = self.models(measured)
         sets = self._saved_sets(models[0].times_s)
         regions = [r for model in models for r in self._on_hull(model, sets, measured)]
-        regions += self._in_one_kernel(measured)
+        regions += self._in_one_kernel(models[0])
         if lower_peak:
-            regions += self._lowering_peak(models)
+            by_shapes = {i: self._times_s[i] for i in range(self._block.start, self._block.stop)}
+            # In a body there are no other times.
+            if by_shapes != models[0].times_s:
+                sets = self._saved_sets(by_shapes)
+            regions += self._lowering_peak(models, sets)
         return list(dict.fromkeys(regions))
 
     def second_wave(
@@ -117,12 +120,13 @@ class BlockSearch:
             return []
         plain = measured[self.plain]
         regions: list[Region] = []
-        tried = {r: measured[r].time_s for r in self._in_one_kernel(measured) if r in measured}
+        models = self.models(measured)
+        tried = {r: measured[r].time_s for r in self._in_one_kernel(models[0]) if r in measured}
         fastest = min(tried, key=lambda region: tried[region], default=self.plain)
         if tried.get(fastest, plain.time_s) < plain.time_s:
             fused = [range(child.start, child.stop) for child in fastest.children]
-            for model in self.models(measured, fused):
-                regions += self._on_hull(model, (), measured)
+            for model in models:
+                regions += self._on_hull(model.fusing(fused), (), measured)
         options = pareto(
             option_of(region, cost)
             for region, cost in measured.items()
@@ -154,7 +158,7 @@ class BlockSearch:
         precision_s = max(PRECISION * model.forward_s, negligible.time_s)
         precision_bytes = max(PRECISION * model.kept_bytes, negligible.kept_bytes)
         least_gain_s = self._least_gain_s(model)
-        runs = model.runs() if count else []
+        runs = model.runs if count else ()
         packings = packings_of_hull(runs, count, least_gain_s)
         with_runs = {self._with_runs(p.runs): (p.freed_bytes, p.added_s) for p in packings}
         alone = {self._with_runs((run,)): (run.freed_bytes, run.added_s) for run in runs}
@@ -183,12 +187,11 @@ class BlockSearch:
                 chosen.append(region)
         return chosen
 
-    def _in_one_kernel(self, measured: Mapping[Region, OptionCost]) -> list[Region]:
+    def _in_one_kernel(self, model: RunModel) -> list[Region]:
         """The block with the runs checkpointed of which XLA may make one kernel: with that which
         would save most, and with all."""
         if not self._config.max_packings:
             return []
-        model = self.models(measured)[0]
         ranges = model.maybe_in_one_kernel(self._least_gain_s(model))
         sets = dict.fromkeys((tuple(ranges[:1]), tuple(sorted(ranges, key=lambda r: r.start))))
         return [
@@ -197,18 +200,23 @@ class BlockSearch:
             if some
         ]
 
-    def _lowering_peak(self, models: Sequence[RunModel]) -> list[Region]:
+    def _lowering_peak(
+        self, models: Sequence[RunModel], sets: Iterable[SavedValues]
+    ) -> list[Region]:
         """Candidates that may lower the peak of the block's backward: single runs on the lower
-        convex hull of seconds added over bytes by which they lower it; sets of kept values by the
-        times that shapes tell, which count each sum of rows as a kernel, so that the sums are kept
-        and less is recomputed at a time; and the block in segments."""
+        convex hull of seconds added over bytes by which they lower it; given sets of kept values;
+        and the block in segments.
+
+        The sets are found by the times that shapes tell, which count each sum of rows as a kernel,
+        so that the sums are kept and less is recomputed at a time.
+        """
         count = self._config.max_packings
         regions = []
         for model in models:
-            runs = model.runs() if count else []
+            runs = model.runs if count else ()
             lowering = {run: (model.lowered_bytes(run), run.added_s) for run in runs}
             regions += [self._with_runs((run,)) for run, _ in _near_hull(lowering, 0.0)[:count]]
-        regions += map(self._keeping, self._saved_sets(dict(enumerate(self._times_s))))
+        regions += map(self._keeping, sets)
         segments = self._segments(models[-1])
         if segments:
             in_segments = self._with_runs(segments)

@@ -20,8 +20,9 @@ class SearchConfig:
     holds less gets fewer.
 
     Attributes:
-        max_packings: The most sets of runs checkpointed together.
-        max_saved_sets: The most sets of values that a wholly checkpointed block keeps.
+        max_packings: The most sets of runs checkpointed together, and single runs beside them, each
+            time that such are chosen: for time, and for the peak of the block's backward.
+        max_saved_sets: The same of sets of values that a wholly checkpointed block keeps.
         max_segments: The most lengths of checkpointed segments of a scan.
         fair_share: Share of the program's residual bytes from which a kind gets the maximum.
         max_candidates: The most candidates of the whole program, the plain, checkpointed and

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from jax_hremat._cost.analytic import operation_times_s
@@ -43,22 +44,18 @@ class BodySearch(BlockSearch):
         )
         self._body = body
 
-    def models(
-        self, measured: Mapping[Region, OptionCost], in_one_kernel: Collection[range] = ()
-    ) -> tuple[RunModel, ...]:
+    def models(self, measured: Mapping[Region, OptionCost]) -> tuple[RunModel, ...]:
+        return self._bounds
+
+    @functools.cached_property
+    def _bounds(self) -> tuple[RunModel, ...]:
         """What runs of the body may free and add. A body is not compiled by itself; what XLA keeps
         of it lies between two bounds: the fewest values from which fusible operations can make the
         rest, and every residual of JAX's linearization."""
         graph, block = self._body.kept, self._block
         fewest = materialised_values(graph, block.start, block.stop, self._solver)
         return tuple(
-            RunModel(
-                graph,
-                block,
-                profile_of_held(graph, block, held, self._times_s),
-                held,
-                in_one_kernel,
-            )
+            RunModel(graph, block, profile_of_held(graph, block, held, self._times_s), held)
             for held in (fewest, needed_values(graph, block))
         )
 

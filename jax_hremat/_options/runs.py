@@ -75,7 +75,7 @@ class RunModel:
         block: Block,
         profile: Profile,
         kept_inputs: Collection[int],
-        in_one_kernel: Collection[range] = (),
+        in_one_kernel: Iterable[range] = (),
     ) -> None:
         self._graph = graph
         self._block = block
@@ -105,7 +105,12 @@ class RunModel:
         position = operation - self._block.start
         return sum(r.size_bytes for r in self._profile.residuals if r.made_by == position)
 
-    def runs(self) -> list[Run]:
+    def fusing(self, ranges: Iterable[range]) -> RunModel:
+        """The same, where XLA makes one kernel of each of given ranges inside a run."""
+        return RunModel(self._graph, self._block, self._profile, self._kept_inputs, ranges)
+
+    @functools.cached_property
+    def runs(self) -> Sequence[Run]:
         """The runs that free anything, each of which no other inside it equals; what a run makes of
         arguments alone, such as the cast of a weight, it may keep."""
         points = _endpoints(self._graph, self._block)
@@ -119,7 +124,7 @@ class RunModel:
                     if run.freed_bytes > 0:
                         found.append(run)
         found = _undominated(found)
-        return list(dict.fromkeys([*found, *map(self.saving_what_is_made_of_arguments, found)]))
+        return tuple(dict.fromkeys([*found, *map(self.saving_what_is_made_of_arguments, found)]))
 
     def maybe_in_one_kernel(self, least_s: float) -> list[range]:
         """The ranges of which XLA may make one kernel, those first that would save most; one that
