@@ -15,6 +15,7 @@ from itertools import accumulate, pairwise
 
 from jax_hremat._cost.attribution import attributed
 from jax_hremat._cost.block_step import MARK, BlockStep
+from jax_hremat._cost.list_order import BEFORE, in_list_order
 from jax_hremat._cost.option_cost import LiveRange, OptionCost, Phase
 from jax_hremat._primitives.kernels import KernelBook
 from jax_hremat._trace.mesh import abstract_mesh
@@ -22,7 +23,7 @@ from jax_hremat._xla.cache import CompileCache
 from jax_hremat._xla.compile import compile_flat
 from jax_hremat._xla.hlo.buffer import Buffer
 from jax_hremat._xla.hlo.liveness import buffer_timeline, reads_and_results
-from jax_hremat._xla.hlo.parse import HloModule, parse_hlo
+from jax_hremat._xla.hlo.parse import HloModule, Instruction, parse_hlo
 from jax_hremat._xla.hlo.roofline import estimate_step
 from jax_hremat._xla.rates import rates
 from jax_hremat._xla.target import Target
@@ -45,7 +46,7 @@ def compiled_cost(
     Unchecked: fusion across the block's boundary.
     """
     compiled = compile_flat(
-        step.function,
+        in_list_order(step.function, target),
         step.avals,
         target,
         keep_unused=True,
@@ -57,6 +58,7 @@ def compiled_cost(
     mark = _mark_position(module)
     kernels = estimate_step(module, rates(target, book)).kernels
     split = next(i for i, k in enumerate(kernels) if k.name == timeline.names[mark])
+    forward_kernels = [k for k in kernels[:split] if BEFORE not in k.op_name]
 
     buffers = {b.name: b for b in timeline.buffers}
     last_read, results = reads_and_results(module)
@@ -76,7 +78,9 @@ def compiled_cost(
         replace(parameters[i], start=mark, end=max(mark, last_read[parameters[i].name]))
         for i in step.cotangent_parameters
     ]
-    own = [b for b in timeline.buffers if b.kind == "temp"]
+    own = [
+        b for b in timeline.buffers if b.kind == "temp" and BEFORE not in _writer(module, b).op_name
+    ]
     inner = timeline.inner_bytes
     kept = [b for b in own if b.start < mark < b.end]
     in_forward = [*own, *_distinct(outputs)]
@@ -88,7 +92,7 @@ def compiled_cost(
     is_kept = frozenset(b.name for b in kept)
     is_partial = frozenset(b.name for b in partial_gradients.values())
     return OptionCost(
-        forward_s=sum(k.time_s for k in kernels[:split]),
+        forward_s=sum(k.time_s for k in forward_kernels),
         backward_s=sum(k.time_s for k in kernels[split + 1 :]),
         kept_bytes=sum(b.nbytes for b in kept),
         kept_inputs=tuple(i for i in step.computed_inputs if last_read[parameters[i].name] > mark),
@@ -110,7 +114,7 @@ def compiled_cost(
                 (i, backward.live_range(b)) for i, b in partial_gradients.items()
             )
         ),
-        profile=attributed(module, mark, kept, kernels[:split], step.num_scopes)
+        profile=attributed(module, mark, kept, forward_kernels, step.num_scopes)
         if step.num_scopes
         else None,
     )
@@ -130,8 +134,13 @@ def _distinct(buffers: Sequence[Buffer]) -> list[Buffer]:
 
 def _is_of_constants(module: HloModule, buffer: Buffer) -> bool:
     """Whether what first writes a buffer reads nothing but constants."""
-    writer = module.entry[buffer.name.partition("{")[0]]
-    return all(module.entry[name].opcode == "constant" for name in writer.operands)
+    operands = _writer(module, buffer).operands
+    return all(module.entry[name].opcode == "constant" for name in operands)
+
+
+def _writer(module: HloModule, buffer: Buffer) -> Instruction:
+    """What first writes a buffer."""
+    return module.entry[buffer.name.partition("{")[0]]
 
 
 class _Part:
