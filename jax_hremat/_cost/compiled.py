@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 
 from jax_hremat._cost.attribution import attributed
 from jax_hremat._cost.block_step import MARK, BlockStep
-from jax_hremat._cost.list_order import BEFORE, in_list_order
+from jax_hremat._cost.list_order import BEHIND, in_list_order
 from jax_hremat._cost.option_cost import LiveRange, OptionCost, Phase
 from jax_hremat._primitives.kernels import KernelBook
 from jax_hremat._trace.mesh import abstract_mesh
@@ -58,7 +58,8 @@ def compiled_cost(
     mark = _mark_position(module)
     kernels = estimate_step(module, rates(target, book)).kernels
     split = next(i for i, k in enumerate(kernels) if k.name == timeline.names[mark])
-    forward_kernels = [k for k in kernels[:split] if BEFORE not in k.op_name]
+    forward_kernels = kernels[:split]
+    backward_kernels = [k for k in kernels[split + 1 :] if BEHIND not in k.op_name]
 
     buffers = {b.name: b for b in timeline.buffers}
     last_read, results = reads_and_results(module)
@@ -79,7 +80,7 @@ def compiled_cost(
         for i in step.cotangent_parameters
     ]
     own = [
-        b for b in timeline.buffers if b.kind == "temp" and BEFORE not in _writer(module, b).op_name
+        b for b in timeline.buffers if b.kind == "temp" and BEHIND not in _writer(module, b).op_name
     ]
     inner = timeline.inner_bytes
     kept = [b for b in own if b.start < mark < b.end]
@@ -93,7 +94,7 @@ def compiled_cost(
     is_partial = frozenset(b.name for b in partial_gradients.values())
     return OptionCost(
         forward_s=sum(k.time_s for k in forward_kernels),
-        backward_s=sum(k.time_s for k in kernels[split + 1 :]),
+        backward_s=sum(k.time_s for k in backward_kernels),
         kept_bytes=sum(b.nbytes for b in kept),
         kept_inputs=tuple(i for i in step.computed_inputs if last_read[parameters[i].name] > mark),
         kept_outputs=tuple(i for i, b in enumerate(outputs) if last_read[b.name] > mark),

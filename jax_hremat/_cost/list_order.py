@@ -7,7 +7,8 @@ often is not. The least peak of a block alone may therefore be less than what th
 block takes within the step: 1.82 instead of 2.07 GiB in the last level of the U-Net.
 
 So a computation that needs twice as much memory in the latter two orders as in the first one is put
-before the block. It is never run, and costs nothing.
+behind the block. It is never run, and costs nothing. Before the block, it would change the order of
+the block: what needs no input, such as zeros, would be ready before everything else.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import jax.numpy as jnp
 from jax_hremat._emit.barrier import barrier
 from jax_hremat._xla.target import Target
 
-# The scope of what is put before the block.
-BEFORE = "hremat_before"
+# The scope of what is put behind the block.
+BEHIND = "hremat_behind"
 # How many times the mark is in a row of the arrays, whose number of rows is then less than 2**31.
 _ROW = 64
 # The smaller one takes this part of the device's memory. Where a step does not fit, XLA recomputes.
@@ -30,23 +31,23 @@ _PART = 3
 
 
 def in_list_order(function: Callable[..., Any], target: Target) -> Callable[..., Any]:
-    """A function whose last argument is a mark, to be compiled and not run: behind a computation
-    with which XLA's list scheduler needs the least memory, unless the function itself needs more
-    than two thirds of the device's memory in some order.
+    """The function of a block's step, to be compiled and not run: with a computation behind it with
+    which XLA's list scheduler needs the least memory, unless the block itself needs more than two
+    thirds of the device's memory in some order.
 
     On a CPU it is the function as it is: XLA:CPU orders all computations in the same way.
     """
     if target.platform == "cpu":
         return function
 
-    def behind_another(*arguments: Any) -> Any:
-        *values, mark = arguments
-        with jax.named_scope(BEFORE):
-            mark = jnp.fft.fft(_least_in_list_order(mark, target.memory_bytes // _PART))
-            *values, mark = barrier([*values, mark])
-        return function(*values, mark)
+    def before_another(*arguments: Any) -> Any:
+        outputs, gradients, mark = function(*arguments)
+        with jax.named_scope(BEHIND):
+            *_, mark = barrier([*gradients, mark])
+            mark = _least_in_list_order(mark, target.memory_bytes // _PART)
+        return outputs, gradients, mark
 
-    return behind_another
+    return before_another
 
 
 def _least_in_list_order(mark: jax.Array, nbytes: int) -> jax.Array:
