@@ -9,11 +9,12 @@ from typing import TypeAlias, TypeVar
 from jax_hremat._cost.option import pareto
 from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._options.block_options import BlockOptions, block_options, option_of
+from jax_hremat._options.by_hand import regions_by_hand
 from jax_hremat._options.checkpoint_all import checkpoint_all
 from jax_hremat._options.config import PRECISION, Negligible, SearchConfig
 from jax_hremat._options.outputs import with_outputs
 from jax_hremat._options.packing import packings_of_hull
-from jax_hremat._options.roles import PRESETS, Role, named_results
+from jax_hremat._options.roles import Role
 from jax_hremat._options.runs import Run, RunModel
 from jax_hremat._options.segments import segments_of_least_peak
 from jax_hremat._partition.blocks import Block, has_deferrable_input
@@ -21,7 +22,7 @@ from jax_hremat._plan.region import Region
 from jax_hremat._shared.hull import above_lower_hull
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._solve.saved import SavedValues, saved_value_sets, value_refs
-from jax_hremat._trace.graph import Graph, Operation
+from jax_hremat._trace.graph import Graph
 
 # A single run that frees more than this part of what a plain block keeps acts like the whole block.
 _MOST = 0.9
@@ -234,31 +235,10 @@ class BlockSearch:
         return segments_of_least_peak(self._graph, self._block, model, at_loss=self._at_loss)
 
     def hand_regions(self) -> dict[str, Region]:
-        """The block under `jax.checkpoint`: without a policy, under each standard policy, and under
-        MaxText's presets. Each region lists its saved values one by one. Of a product with a
-        `checkpoint_name`, a preset keeps the named value."""
-        if not self.checkpointed.checkpointed:
-            return {"block": self.checkpointed} if self.checkpointed.children else {}
-        if not self._config.policies:
-            return {"block": self.checkpointed}
-        operations = self._graph.operations[self._block.start : self._block.stop]
-        products = [op for op in operations if op.primitive == "dot_general"]
-        saved = {
-            "block": [],
-            "dots_saveable": _results(products),
-            "dots_with_no_batch_dims_saveable": _results(
-                op for op in products if not op.has_batch_dims
-            ),
-        }
-        named = named_results(self._graph, self._block.start, self._block.stop)
-        for name, preset in PRESETS.items() if self._roles else ():
-            by_role = [op for op in operations if self._roles.get(op.id) in preset.roles]
-            instead = named if preset.by_name else {}
-            saved[name] = [instead.get(op.id, v) for op in by_role for v in op.outputs]
-        return {
-            name: replace(self.checkpointed, saved=value_refs(self._graph, kept))
-            for name, kept in saved.items()
-        }
+        """The block as a user would write it, by the names of policies."""
+        return regions_by_hand(
+            self._graph, self.checkpointed, self._roles, policies=self._config.policies
+        )
 
     def adopted(self, region: Region) -> Region:
         """The region of another block of the same form, for this block."""
@@ -321,7 +301,3 @@ def _near_hull(points: Mapping[_T, _Point], precision_s: float) -> list[tuple[_T
     heights_s = above_lower_hull([*useful.values(), (0, 0.0)])[:-1]
     near = zip(useful.items(), heights_s, strict=True)
     return [item for item, height_s in near if height_s <= precision_s]
-
-
-def _results(operations: Iterable[Operation]) -> list[int]:
-    return [v for op in operations for v in op.outputs]

@@ -9,19 +9,18 @@ from its inputs. What that frees and adds follows from what each operation of th
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 import numpy as np
 
 from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._cost.profile import Profile, Residual
+from jax_hremat._options.kept import KeptBuffers
+from jax_hremat._options.recomputed import endpoints, made_of_arguments, recomputed
 from jax_hremat._partition.blocks import Block
 from jax_hremat._partition.width import unfused_operations
-from jax_hremat._trace.graph import Graph, Operation
-
-_MAX_ENDPOINTS = 40
+from jax_hremat._trace.graph import Graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +79,9 @@ class RunModel:
         self._graph = graph
         self._block = block
         self._profile = profile
-        self._makers = {block.start + r.made_by for r in profile.residuals}
         self._kept_inputs = frozenset(kept_inputs)
+        self._kept = KeptBuffers(graph, block, profile, self._kept_inputs)
         self._in_one_kernel = tuple(in_one_kernel)
-        self._replaced: dict[int, frozenset[Residual]] = {}
 
     @property
     def times_s(self) -> Mapping[int, float]:
@@ -98,12 +96,11 @@ class RunModel:
     @property
     def kept_bytes(self) -> int:
         """Bytes that the plain block keeps."""
-        return sum(r.size_bytes for r in self._profile.residuals)
+        return self._kept.total_bytes
 
     def held_bytes(self, operation: int) -> int:
         """Bytes of what an operation makes and the plain block keeps."""
-        position = operation - self._block.start
-        return sum(r.size_bytes for r in self._profile.residuals if r.made_by == position)
+        return self._kept.made_by_bytes(operation)
 
     def fusing(self, ranges: Iterable[range]) -> RunModel:
         """The same, where XLA makes one kernel of each of given ranges inside a run."""
@@ -113,7 +110,7 @@ class RunModel:
     def runs(self) -> Sequence[Run]:
         """The runs that free anything, each of which no other inside it equals; what a run makes of
         arguments alone, such as the cast of a weight, it may keep."""
-        points = _endpoints(self._graph, self._block)
+        points = endpoints(self._graph, self._block)
         found = []
         for i, start in enumerate(points):
             for stop in points[i + 1 :]:
@@ -140,49 +137,39 @@ class RunModel:
         """By how much a run lowers the most bytes of residuals that are alive at a time in the
         block's backward. What it frees is made again when the backward comes to its last
         operation."""
-        first = self._block.start
-        operations = range(run.start - first, run.stop - first)
-        return self._most_alive_when_plain_bytes - self._most_alive_bytes(operations)
+        return self._most_alive_bytes - self._kept.most_alive_bytes(range(run.start, run.stop))
 
     @functools.cached_property
-    def _most_alive_when_plain_bytes(self) -> int:
-        return self._most_alive_bytes(range(0))
-
-    def _most_alive_bytes(self, run: range) -> int:
-        alive = [0] * (len(self._block) + 1)
-        for r in self._profile.residuals:
-            begins = (run.stop if r.is_within(run) else len(self._block)) - 1
-            alive[begins] += r.size_bytes
-            alive[r.first_reader - 1] -= r.size_bytes
-        # The backward runs from the last operation to the first.
-        return max(accumulate(reversed(alive[: len(self._block)])), default=0)
+    def _most_alive_bytes(self) -> int:
+        """The same of the plain block."""
+        first = self._block.start
+        return self._kept.most_alive_bytes(range(first, first))
 
     def freed_bytes(self, saved: Collection[int]) -> int:
         """Bytes that are freed if the whole block is checkpointed and keeps given values."""
-        inputs_bytes = self._bytes_to_keep(self._block.inputs)
+        inputs_bytes = self._kept.more_bytes(self._block.inputs)
         saved_bytes = sum(self._graph.values[v].size_bytes for v in saved)
         return self.kept_bytes - inputs_bytes - saved_bytes
 
     def freed_bytes_of(self, plain: OptionCost, cost: OptionCost) -> int:
         """Bytes that are freed under an option of the block, by its cost and the plain one's."""
-        inputs_bytes = self._bytes_to_keep([self._block.inputs[i] for i in cost.kept_inputs])
+        inputs_bytes = self._kept.more_bytes([self._block.inputs[i] for i in cost.kept_inputs])
         return plain.kept_bytes - cost.kept_bytes - inputs_bytes
 
     def run(self, start: int, stop: int) -> Run:
         """Operations `start … stop − 1` as a run."""
-        again, frontier = _recomputed(self._graph, start, stop)
-        operations = range(start - self._block.start, stop - self._block.start)
-        freed = (r for r in self._profile.residuals if r.is_within(operations))
+        again, frontier = recomputed(self._graph, start, stop)
+        freed_bytes = self._kept.within_bytes(range(start, stop))
         return Run(
             start=start,
             stop=stop,
-            freed_bytes=sum(r.size_bytes for r in freed) - self._bytes_to_keep(frontier),
+            freed_bytes=freed_bytes - self._kept.more_bytes(frontier),
             added_s=self._added_s(range(start, stop), again),
             unwritten_bytes=sum(
                 self._graph.values[v].size_bytes
                 for op in self._graph.operations[start:stop]
                 for v in op.outputs
-                if self._graph.values[v].last_use >= stop and not self._is_written(v)
+                if self._graph.values[v].last_use >= stop and not self._kept.is_written(v)
             ),
         )
 
@@ -190,14 +177,14 @@ class RunModel:
         """A run that keeps what it makes of arguments alone, such as the cast of a weight, and its
         backward reads. The same run if that is nothing."""
         graph = self._graph
-        again, _ = _recomputed(graph, run.start, run.stop)
-        made = _made_of_arguments(graph, run.start, run.stop)
+        again, _ = recomputed(graph, run.start, run.stop)
+        made = made_of_arguments(graph, run.start, run.stop)
         needed = {v for op in graph.operations[run.start : run.stop] for v in op.needs}
         for op in (graph.operations[e] for e in again):
             if made.isdisjoint(op.outputs):
                 needed.update(op.reads)
         saved = tuple(sorted(v for v in made & needed if graph.values[v].last_use < run.stop))
-        fewer, _ = _recomputed(graph, run.start, run.stop, frozenset(saved))
+        fewer, _ = recomputed(graph, run.start, run.stop, frozenset(saved))
         return replace(
             run,
             freed_bytes=run.freed_bytes - sum(graph.values[v].size_bytes for v in saved),
@@ -240,57 +227,6 @@ class RunModel:
     def _times_s(self, operations: Iterable[int]) -> np.ndarray:
         return np.array([self._profile.forward_s[e - self._block.start] for e in operations])
 
-    def _bytes_to_keep(self, values: Collection[int]) -> int:
-        """How many more bytes to keep, so that given values are kept."""
-        new = [v for v in values if not self._is_kept(v)]
-        replaced = frozenset[Residual]().union(*map(self._replaced_by, new))
-        more_bytes = sum(self._graph.values[v].size_bytes for v in new)
-        return max(more_bytes - sum(r.size_bytes for r in replaced), 0)
-
-    def _is_kept(self, value: int) -> bool:
-        v = self._graph.values[value]
-        if v.kind != "computed" or value in self._kept_inputs or v.producer in self._makers:
-            return True
-        if v.producer is None or v.producer >= self._block.start:
-            return False
-        # An input that the backward of an earlier block reads is kept for that.
-        before = self._graph.operations[v.producer : self._block.start]
-        return any(value in op.needs for op in before)
-
-    def _is_written(self, value: int) -> bool:
-        """Whether the plain block writes a value, or what is only another view of it."""
-        v = self._graph.values[value]
-        if v.producer is None or v.producer < self._block.start:
-            return True
-        if v.producer - self._block.start in self._profile.written:
-            return True
-        maker = self._graph.operations[v.producer]
-        same = [u for u in maker.reads if self._graph.values[u].size_bytes == v.size_bytes]
-        return maker.fusible and not maker.flops and bool(same) and self._is_written(same[0])
-
-    def _replaced_by(self, value: int) -> frozenset[Residual]:
-        """The buffers that need not be kept if a value is: fusible operations make it of them, and
-        only later ones read them."""
-        if value not in self._replaced:
-            self._replaced[value] = frozenset(self._find_replaced(value))
-        return self._replaced[value]
-
-    def _find_replaced(self, value: int) -> Iterator[Residual]:
-        first = self._block.start
-        at = self._graph.values[value].producer
-        stack, seen = [value], {value}
-        while stack:
-            maker = self._graph.values[stack.pop()].producer
-            if at is None or maker is None or maker < first:
-                continue
-            made = [r for r in self._profile.residuals if first + r.made_by == maker]
-            yield from (r for r in made if first + r.first_reader >= at)
-            operation = self._graph.operations[maker]
-            if operation.fusible and not made:
-                new = [v for v in operation.reads if v not in seen]
-                seen.update(new)
-                stack += new
-
 
 def profile_of_held(
     graph: Graph, block: Block, held: frozenset[int], times_s: Sequence[float]
@@ -313,60 +249,6 @@ def profile_of_held(
 def needed_values(graph: Graph, block: Block) -> frozenset[int]:
     """The values that the backward of a block reads by JAX's linearization."""
     return frozenset(v for op in graph.operations[block.start : block.stop] for v in op.needs)
-
-
-def _endpoints(graph: Graph, block: Block) -> list[int]:
-    """Positions before and after each operation that XLA does not fuse away, or that must run
-    exactly once."""
-    points = {block.start, block.stop}
-    operations = graph.operations[block.start : block.stop]
-    points.update(end for op in operations if op.on_path and not op.fusible for end in _ends(op))
-    if len(points) > _MAX_ENDPOINTS:
-        heavy = sorted(points, key=lambda p: -_weight(graph, block, p))[:_MAX_ENDPOINTS]
-        points = {block.start, block.stop, *heavy}
-    points.update(end for op in operations if op.effectful for end in _ends(op))
-    return sorted(points)
-
-
-def _ends(op: Operation) -> tuple[int, int]:
-    return op.id, op.id + 1
-
-
-def _weight(graph: Graph, block: Block, position: int) -> int:
-    around = graph.operations[max(block.start, position - 1) : position + 1]
-    return sum(op.moved_bytes for op in around if not op.fusible)
-
-
-def _recomputed(
-    graph: Graph, start: int, stop: int, saved: frozenset[int] = frozenset()
-) -> tuple[set[int], set[int]]:
-    """The operations of a run that its backward runs again, and the values from which it does."""
-    again: set[int] = set()
-    frontier: set[int] = set()
-    stack = [v for op in graph.operations[start:stop] for v in op.needs]
-    seen: set[int] = set()
-    while stack:
-        v = stack.pop()
-        if v in seen:
-            continue
-        seen.add(v)
-        producer = graph.values[v].producer
-        if producer is None or v in saved or not start <= producer < stop:
-            frontier.add(v)
-            continue
-        again.add(producer)
-        stack.extend(graph.operations[producer].reads)
-    return again, frontier
-
-
-def _made_of_arguments(graph: Graph, start: int, stop: int) -> set[int]:
-    """The values that operations of a run make of the program's arguments and nothing else."""
-    made: set[int] = set()
-    for op in graph.operations[start:stop]:
-        read = [v for v in op.inputs if v is not None]
-        if read and all(v in made or graph.values[v].kind == "argument" for v in read):
-            made.update(op.outputs)
-    return made
 
 
 def _undominated(runs: Sequence[Run]) -> list[Run]:
