@@ -23,7 +23,7 @@ from jax_hremat._xla.cache import CompileCache
 from jax_hremat._xla.compile import compile_flat
 from jax_hremat._xla.hlo.buffer import Buffer
 from jax_hremat._xla.hlo.liveness import buffer_timeline, reads_and_results
-from jax_hremat._xla.hlo.parse import HloModule, Instruction, parse_hlo
+from jax_hremat._xla.hlo.parse import HloModule, parse_hlo
 from jax_hremat._xla.hlo.roofline import estimate_step
 from jax_hremat._xla.rates import rates
 from jax_hremat._xla.target import Target
@@ -79,9 +79,7 @@ def compiled_cost(
         replace(parameters[i], start=mark, end=max(mark, last_read[parameters[i].name]))
         for i in step.cotangent_parameters
     ]
-    own = [
-        b for b in timeline.buffers if b.kind == "temp" and BEHIND not in _writer(module, b).op_name
-    ]
+    own = [b for b in timeline.buffers if b.kind == "temp" and BEHIND not in b.op_name]
     inner = timeline.inner_bytes
     kept = [b for b in own if b.start < mark < b.end]
     in_forward = [*own, *_distinct(outputs)]
@@ -135,13 +133,8 @@ def _distinct(buffers: Sequence[Buffer]) -> list[Buffer]:
 
 def _is_of_constants(module: HloModule, buffer: Buffer) -> bool:
     """Whether what first writes a buffer reads nothing but constants."""
-    operands = _writer(module, buffer).operands
-    return all(module.entry[name].opcode == "constant" for name in operands)
-
-
-def _writer(module: HloModule, buffer: Buffer) -> Instruction:
-    """What first writes a buffer."""
-    return module.entry[buffer.name.partition("{")[0]]
+    writer = module.entry[buffer.name.partition("{")[0]]
+    return all(module.entry[name].opcode == "constant" for name in writer.operands)
 
 
 class _Part:
