@@ -396,6 +396,8 @@ def test_no_schedule_reuses_more_than_the_most(chain: Chain, data: st.DataObject
     for found in all_predictions(chain, results=results):
         for m in found.moments:
             assert m.reused_bytes <= (most.backward if m.in_backward else most.forward)[m.block]
+        possible_s = Schedules(chain).least_possible_s(found.peak_bytes, EXACT, most)
+        assert possible_s <= found.time_s + 1e-9
 
 
 @given(chains(), st.data())

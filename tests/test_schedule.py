@@ -19,6 +19,7 @@ from jax_hremat._cost.option import Option, Origin
 from jax_hremat._cost.option_cost import OptionCost, Phase
 from jax_hremat._partition.tree import block_tree
 from jax_hremat._plan.region import Region
+from jax_hremat._solve.assumed_reuse import NO_REUSE
 from jax_hremat._solve.backend import SolverConfig, Status
 from jax_hremat._solve.chain import BoundaryValue, Chain, Group, PartialGradient, Selection
 from jax_hremat._solve.groups import group_columns, single_columns
@@ -266,6 +267,29 @@ def test_fastest_within_is_what_enumeration_finds(
         assert found.outcome.objective == pytest.approx(
             1e3 * (prediction.time_s - fastest_s), abs=1e-5
         )
+
+
+@given(chains(), st.data())
+@QUICK
+def test_no_schedule_is_faster_than_possible(chain: Chain, data: st.DataObject) -> None:
+    everything = all_predictions(chain, groups=True)
+    peaks = sorted({p.peak_bytes for p in everything})
+    limit = data.draw(st.sampled_from([p - missed for p in peaks for missed in (0, MIB // 2)]))
+    within = [p.time_s for p in everything if p.peak_bytes <= limit]
+    schedules = Schedules(chain)
+    least_s = schedules.least_possible_s(limit, EXACT, NO_REUSE)
+    assert math.isinf(least_s) if not within else least_s <= min(within) + 1e-9
+    assert schedules.least_possible_s(limit, EXACT, NO_REUSE) == least_s
+
+
+def test_the_fastest_possible_is_reached_where_no_value_skips_a_block() -> None:
+    schedules = Schedules(alike(4))
+    peaks = sorted({p.peak_bytes for p in all_predictions(alike(4), groups=True)})
+    for peak_bytes in peaks:
+        found = schedules.fastest_within(peak_bytes, EXACT)
+        least_s = schedules.least_possible_s(peak_bytes, EXACT, NO_REUSE)
+        assert least_s == pytest.approx(found.bound_s, abs=1e-9)
+    assert len({schedules.least_possible_s(p, EXACT, NO_REUSE) for p in peaks}) > 2
 
 
 def uneven() -> Chain:

@@ -15,6 +15,7 @@ from jax_hremat._planner.context import PlanningContext, uniform
 from jax_hremat._planner.corrections import Corrections
 from jax_hremat._planner.cost_table import timed
 from jax_hremat._shared.progress import Progress
+from jax_hremat._solve.assumed_reuse import at_prices, shown_prices
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
 from jax_hremat._solve.chain import Chain, Schedule, Selection
 from jax_hremat._solve.prediction import Prediction
@@ -144,14 +145,19 @@ class Candidates:
 
     def price_s(self, peak_bytes: int, lower_bytes: int) -> float:
         """The seconds by which the fastest step within a predicted peak gets longer if options are
-        to lower the peak by so many bytes; infinite if none do."""
-        chain, solver = self.chains.full, self.context.config.solver
-        lower = self.solve(chain, peak_bytes - lower_bytes, solver).selection
-        higher = self.solve(chain, peak_bytes, solver).selection
-        if lower is None or higher is None:
-            return math.inf
-        lower_s, higher_s = (self.step_s(self.context.predict(chain, s)) for s in (lower, higher))
-        return lower_s - higher_s
+        to lower the peak by so many bytes; infinite if none can. Of both steps only bounds are
+        found, with as much output-buffer reuse as the plan of the nearest peak shows to be worth
+        something."""
+        chain, solver, results = self.chains.full, self.context.config.solver, self.context.results
+        schedules = self.chains.schedules(chain)
+        like = min(self.compiled, key=lambda c: abs(c.prediction.peak_bytes - peak_bytes))
+        reused = at_prices(results, shown_prices(results, like.prediction), len(chain))
+        with self._solving():
+            lower_s = schedules.least_possible_s(peak_bytes - lower_bytes, solver, reused)
+            if math.isinf(lower_s):
+                return math.inf
+            higher_s = schedules.least_possible_s(peak_bytes, solver, reused)
+        return self.context.step.calls * (lower_s - higher_s)
 
     def least_possible_step_s(self, peak_bytes: int) -> float:
         """A step time that no selection of the strategy's options with a predicted peak of at most

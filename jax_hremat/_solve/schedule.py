@@ -46,6 +46,7 @@ class Schedules:
         # The last columns at prices.
         self._priced: tuple[tuple[bool, Prices], Columns] | None = None
         self._least_peaks: dict[tuple[SolverConfig, bool], Schedule] = {}
+        self._least_possible_s: dict[tuple[int, SolverConfig, AssumedReuse], float] = {}
 
     def fastest_within(
         self,
@@ -105,6 +106,23 @@ class Schedules:
         bound_s = 1e-3 * (self._base_ms + lower_ms)
         assert best.columns is not None
         return Schedule(best.columns, outcome, bound_s, *columns.counted_bytes(best.columns))
+
+    def least_possible_s(
+        self, peak_bytes: int, config: SolverConfig, reused: AssumedReuse
+    ) -> float:
+        """A time that no schedule within a predicted peak undercuts, by what may follow without
+        regard to held values (`_solve/ahead.py`); infinite if none is found.
+
+        It takes a tenth of a second where `fastest_within` may take ten.
+        """
+        question = peak_bytes, config, reused
+        if question not in self._least_possible_s:
+            limit = peak_bytes - self.chain.fixed_bytes
+            search = Search(self._columns(True, reused.prices), limit, config.max_labels, reused)
+            found = search.feasible()
+            least_ms = math.inf if found.columns is None else search.least_ms(found.added_ms)
+            self._least_possible_s[question] = 1e-3 * (self._base_ms + least_ms)
+        return self._least_possible_s[question]
 
     def exchanges(
         self, schedule: Schedule, peak_bytes: float, *, groups: bool, reused: AssumedReuse
