@@ -117,7 +117,9 @@ class BudgetSearch:
         excess_bytes = self._candidates.corrections.excess_near(
             self._limit, self._likely_barriers()
         )
-        target = self._limit - excess_bytes
+        # A plan that leaves so much unused is as good, and one that takes a little more than
+        # predicted still fits.
+        target = int((1 - SLACK) * self._limit) - excess_bytes
         missed_at = self._candidates.plain.prediction.peak_bytes + 1
         groups, wide_misses, is_bold = True, 0, False
         least_bytes = int(_LEAST_LOWER * self._limit)
@@ -231,11 +233,13 @@ class BudgetSearch:
         return candidate.is_delayed(min(expected_bytes, self._limit))
 
     def _with_fewer_barriers(self, candidate: Candidate) -> Candidate:
-        """The same plan without those of its barriers that are not worth the time they take. Only
-        barriers are left out of which no plan like it shows yet what they do, and only while the
-        step is longer than predicted."""
+        """The same plan without those of its barriers that are not worth the time they take, if it
+        fits. Only barriers are left out of which no plan like it shows yet what they do, and only
+        while the step is longer than predicted."""
         price_s = self._candidates.price_s
-        self._fits |= candidate.peak_bytes <= self._limit
+        if candidate.peak_bytes > self._limit:
+            return candidate
+        self._fits = True
         for some in reversed(OPTIONAL_BARRIERS):
             if some not in candidate.barriers or not self._is_longer_than_predicted(candidate):
                 continue
