@@ -13,6 +13,7 @@ from jax_hremat._planner.barriers import (
 )
 from jax_hremat._planner.candidate import Candidate
 from jax_hremat._planner.candidates import NO_SOLVE, Candidates
+from jax_hremat._planner.peak_bound import PeakBound
 from jax_hremat._solve.backend import SolverConfig, undecided
 from jax_hremat._solve.chain import Chain, Selection
 from jax_hremat._solve.prediction import Prediction
@@ -20,11 +21,6 @@ from jax_hremat._solve.regions import Barriers
 
 # As long as none of its plans fits, a search has at most this many times as many rounds.
 _PATIENCE = 2
-# After a plan above the limit, the next is predicted lower by at least this part of the limit.
-_LEAST_LOWER = 0.001
-# If none fits yet, it is lower by up to this part more where that takes hardly more time, and by up
-# to twice as much as before if the plan misses by more than its fragmentation.
-_MARGIN = 0.0025
 # A plan misses widely if what is used at its compiled peak exceeds the limit by more than this part
 # of the limit.
 _WIDE_MISS = 0.1
@@ -113,24 +109,16 @@ class BudgetSearch:
     def _solve_rounds(self, chain: Chain) -> None:
         """Solve, compile, compare, and solve again within a predicted peak that is corrected by the
         prediction errors seen."""
-        # Plans of about the same peak have about the same prediction error: correct for it at once.
-        excess_bytes = self._candidates.corrections.excess_near(
-            self._limit, self._likely_barriers()
-        )
-        # A plan that leaves so much unused is as good, and one that takes a little more than
-        # predicted still fits.
-        target = int((1 - SLACK) * self._limit) - excess_bytes
-        missed_at = self._candidates.plain.prediction.peak_bytes + 1
+        bound = self._first_bound()
         groups, wide_misses, is_bold = True, 0, False
-        least_bytes = int(_LEAST_LOWER * self._limit)
-        margin_bytes, next_margin_bytes = 0, int(_MARGIN * self._limit)
         for number in range(_PATIENCE * (self._max_rounds + 1)):
             if number > self._max_rounds and self._fits:
                 break
-            highest = min(self._limit, missed_at - 1)
-            aim = self._aims.next(chain, target, highest, margin_bytes, groups=groups)
+            aim = self._aims.next(
+                chain, bound.bytes, bound.highest_bytes, bound.margin_bytes, groups=groups
+            )
             if aim is None and number == 0 and self._is_used_up():
-                # The target is corrected by the error of the very plan that uses up the limit.
+                # The bound is corrected by the error of the very plan that uses up the limit.
                 # Other plans need not share it, and asking no more would teach nothing.
                 aim, self._fits = self._aims.uncorrected(chain), True
             if aim is None:
@@ -140,33 +128,43 @@ class BudgetSearch:
                 if is_bold:
                     break
                 is_bold = True
-            schedule, promise = aim.schedule, aim.promise
-            candidate = self._candidates.add(chain, aim.selection, schedule.outcome, aim.barriers)
+            outcome = aim.schedule.outcome
+            candidate = self._candidates.add(chain, aim.selection, outcome, aim.barriers)
             candidate = self._with_more_barriers(candidate)
             candidate = self._with_fewer_barriers(candidate)
-            corrections = self._candidates.corrections
-            gaps_bytes = max(0, corrections.more_gaps_near(candidate.peak_bytes))
-            used_bytes = promise.peak_bytes + candidate.excess_bytes
-            spare_bytes = self._limit - used_bytes - gaps_bytes
+            predicted_bytes = aim.promise.peak_bytes
+            spare_bytes = self._spare_bytes(candidate, predicted_bytes)
             if candidate.peak_bytes > self._limit:
                 self._missed = True
-                # If no plan fits yet, go lower than the error tells, or the next may just miss it.
-                if not self._fits:
-                    margin_bytes = next_margin_bytes
-                    if candidate.used_bytes > self._limit:
-                        next_margin_bytes *= 2
-                missed_at = min(missed_at, promise.peak_bytes - least_bytes)
                 if self._misses_widely(candidate) and candidate.selection.groups:
                     # The compiler delayed part of a backward, which only these groups allow: try
                     # other groups of nearly the same predicted peak first, then no groups.
                     groups, wide_misses = wide_misses == 0, wide_misses + 1
                     spare_bytes = 0
-                target = promise.peak_bytes + min(spare_bytes, -least_bytes)
+                is_used = candidate.used_bytes > self._limit
+                bound.missed(predicted_bytes, spare_bytes, is_used=is_used, any_fits=self._fits)
             else:
-                self._fits, margin_bytes, is_bold = True, 0, False
+                self._fits, is_bold = True, False
                 if self._limit - candidate.peak_bytes <= SLACK * self._limit:
                     break
-                target = min(promise.peak_bytes + spare_bytes, missed_at - 1)
+                bound.fitted(predicted_bytes, spare_bytes)
+
+    def _first_bound(self) -> PeakBound:
+        """The bound of the first plan. Plans of about the same peak have about the same prediction
+        error, which is corrected at once. A plan that leaves a little unused is as good, and one
+        that takes a little more than predicted then still fits."""
+        excess_bytes = self._candidates.corrections.excess_near(
+            self._limit, self._likely_barriers()
+        )
+        first_bytes = int((1 - SLACK) * self._limit) - excess_bytes
+        most_bytes = self._candidates.plain.prediction.peak_bytes
+        return PeakBound(self._limit, first_bytes, most_bytes)
+
+    def _spare_bytes(self, candidate: Candidate, predicted_bytes: int) -> int:
+        """What is expected to be left of the limit, the gaps of plans like it counted, by a plan of
+        that predicted peak which exceeds it as much as this one does."""
+        gaps_bytes = max(0, self._candidates.corrections.more_gaps_near(candidate.peak_bytes))
+        return self._limit - predicted_bytes - candidate.excess_bytes - gaps_bytes
 
     def _likely_barriers(self) -> Barriers:
         """The barriers that the next plan is likely to need: those of the plans like the fastest
