@@ -76,6 +76,21 @@ def test_another_program_target_version_or_flag_is_another_entry(
     assert len(files(tmp_path)) == 7
 
 
+@pytest.mark.parametrize("num_lines", [0, 10])
+def test_scopes_are_part_of_an_entry_with_and_without_source_lines(
+    tmp_path: Path, num_lines: int
+) -> None:
+    cache = CompileCache(tmp_path)
+    limit = jax.config.jax_traceback_in_locations_limit
+    jax.config.update("jax_traceback_in_locations_limit", num_lines)
+    try:
+        for scope in ("somewhere", "elsewhere", "somewhere"):
+            compile_flat(jax.named_scope(scope)(product), AVALS, CPU, cache=cache)
+    finally:
+        jax.config.update("jax_traceback_in_locations_limit", limit)
+    assert len(files(tmp_path)) == 2
+
+
 def cut_off(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-40])
 

@@ -45,9 +45,9 @@ _QUICK_CODE = (
     "xla_gpu_force_compilation_parallelism",
     "xla_gpu_kernel_cache_file",
 )
-# The scope in a StableHLO location, which is a path. The location of a source line has no second
-# bracket, and the name of a calling function has no slash.
-_SCOPE = re.compile(r'loc\("([^"]*/[^"]*)"\(')
+# The scope in a StableHLO location, which is a path, with the location of its source line inside or
+# without. A source line has a colon after the path, and the name of a calling function no slash.
+_SCOPE = re.compile(r'loc\("([^"]*/[^"]*)"[()]')
 _PACKAGES = (
     "jax",
     "jaxlib",
