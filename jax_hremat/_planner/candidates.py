@@ -23,6 +23,9 @@ from jax_hremat._solve.regions import Barriers, selection_region
 from jax_hremat._solve.with_reuse import fastest_with_reuse
 from jax_hremat._trace.fingerprint import fingerprint
 
+# The price of a few bytes is that of this part of the peak, in proportion.
+_PRICED = 0.01
+
 NO_SOLVE = Outcome(Status.NOT_SOLVED, 0.0, 0.0, 0.0)
 
 
@@ -147,17 +150,19 @@ class Candidates:
         """The seconds by which the fastest step within a predicted peak gets longer if options are
         to lower the peak by so many bytes; infinite if none can. Of both steps only bounds are
         found, with as much output-buffer reuse as the plan of the nearest peak shows to be worth
-        something."""
+        something. Times rise in steps, so a few bytes are a part of more."""
         chain, solver, results = self.chains.full, self.context.config.solver, self.context.results
         schedules = self.chains.schedules(chain)
         like = min(self.compiled, key=lambda c: abs(c.prediction.peak_bytes - peak_bytes))
         reused = at_prices(results, shown_prices(results, like.prediction), len(chain))
+        priced_bytes = max(lower_bytes, int(_PRICED * peak_bytes))
         with self._solving():
-            lower_s = schedules.least_possible_s(peak_bytes - lower_bytes, solver, reused)
+            lower_s = schedules.least_possible_s(peak_bytes - priced_bytes, solver, reused)
             if math.isinf(lower_s):
                 return math.inf
             higher_s = schedules.least_possible_s(peak_bytes, solver, reused)
-        return self.context.step.calls * (lower_s - higher_s)
+        added_s = self.context.step.calls * (lower_s - higher_s)
+        return lower_bytes / priced_bytes * added_s
 
     def least_possible_step_s(self, peak_bytes: int) -> float:
         """A step time that no selection of the strategy's options with a predicted peak of at most
