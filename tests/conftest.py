@@ -10,7 +10,7 @@ from importlib.metadata import version
 if os.environ.get("JAX_HREMAT_TEST_GPU") != "1":
     os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_HREMAT_TEST_PLATFORM", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA's own chatter.
-# Source lines in lowered programs, which nothing reads, take a tenth of the time of lowering them.
+# Source lines in lowered programs, which nothing reads, take a twentieth of the tests' time.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 os.environ["JAX_HREMAT_CACHE_DIR"] = ""  # No test depends on what was compiled before it.
 # Without optimising the code of kernels, and without MLIR, XLA:CPU compiles three times as fast;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -165,6 +166,22 @@ def test_a_barrier_that_takes_more_time_than_options_is_left_out(
     assert Barriers.PLAIN not in needed_barriers(
         found.compiled, best.selection, limit, found.price_s
     )
+
+
+def test_a_few_bytes_are_priced_as_a_part_of_more(context: PlanningContext) -> None:
+    found = Candidates(context, lambda *_: None)
+    most_bytes = context.baseline.memory.peak_bytes
+    # Times rise in steps: peaks a hundredth below which the step takes more time.
+    prices = {
+        peak_bytes: price_s
+        for peak_bytes in range(most_bytes // 2, most_bytes, most_bytes // 100)
+        if 0 < (price_s := found.price_s(peak_bytes, int(0.01 * peak_bytes))) < math.inf
+    }
+    assert prices
+    for peak_bytes, price_s in prices.items():
+        few_bytes = int(0.01 * peak_bytes) // 4
+        assert found.price_s(peak_bytes, few_bytes) == pytest.approx(price_s / 4, rel=0.01)
+    assert found.price_s(most_bytes, most_bytes) == math.inf
 
 
 class Idle(Altered):

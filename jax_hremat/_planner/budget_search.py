@@ -141,10 +141,14 @@ class BudgetSearch:
                     # other groups of nearly the same predicted peak first, then no groups.
                     groups, wide_misses = wide_misses == 0, wide_misses + 1
                     spare_bytes = 0
-                is_used = candidate.used_bytes > self._limit
-                bound.missed(predicted_bytes, spare_bytes, is_used=is_used, any_fits=self._fits)
+                bound.missed(
+                    predicted_bytes,
+                    spare_bytes,
+                    for_gaps_alone=candidate.used_bytes <= self._limit,
+                    any_fits=self._fits,
+                )
             else:
-                self._fits, is_bold = True, False
+                is_bold = False
                 if self._limit - candidate.peak_bytes <= SLACK * self._limit:
                     break
                 bound.fitted(predicted_bytes, spare_bytes)

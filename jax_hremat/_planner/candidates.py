@@ -15,7 +15,7 @@ from jax_hremat._planner.context import PlanningContext, uniform
 from jax_hremat._planner.corrections import Corrections
 from jax_hremat._planner.cost_table import timed
 from jax_hremat._shared.progress import Progress
-from jax_hremat._solve.assumed_reuse import at_prices, shown_prices
+from jax_hremat._solve.assumed_reuse import reuse_shown_by
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
 from jax_hremat._solve.chain import Chain, Schedule, Selection
 from jax_hremat._solve.prediction import Prediction
@@ -154,14 +154,14 @@ class Candidates:
         chain, solver, results = self.chains.full, self.context.config.solver, self.context.results
         schedules = self.chains.schedules(chain)
         like = min(self.compiled, key=lambda c: abs(c.prediction.peak_bytes - peak_bytes))
-        reused = at_prices(results, shown_prices(results, like.prediction), len(chain))
+        reused = reuse_shown_by(like.prediction, results, len(chain))
         priced_bytes = max(lower_bytes, int(_PRICED * peak_bytes))
         with self._solving():
             lower_s = schedules.least_possible_s(peak_bytes - priced_bytes, solver, reused)
             if math.isinf(lower_s):
                 return math.inf
             higher_s = schedules.least_possible_s(peak_bytes, solver, reused)
-        added_s = self.context.step.calls * (lower_s - higher_s)
+        added_s = self.whole_step_s(lower_s) - self.whole_step_s(higher_s)
         return lower_bytes / priced_bytes * added_s
 
     def least_possible_step_s(self, peak_bytes: int) -> float:

@@ -35,21 +35,21 @@ class PeakBound:
         return min(self._limit, self._missed_at - 1)
 
     def missed(
-        self, predicted_bytes: int, spare_bytes: int, *, is_used: bool, any_fits: bool
+        self, predicted_bytes: int, spare_bytes: int, *, for_gaps_alone: bool, any_fits: bool
     ) -> None:
         """Move the bound below that of a plan above the limit.
 
         Args:
             predicted_bytes: The predicted peak of the plan.
-            spare_bytes: What the plan leaves of the limit; negative.
-            is_used: Whether what it uses exceeds the limit, gaps not counted.
+            spare_bytes: What is expected to be left of the limit.
+            for_gaps_alone: Whether it is above the limit for the gaps between its buffers alone.
             any_fits: Whether a plan is known that fits. If not, the next goes lower than the
                 error of this one tells, or it might just miss too.
         """
         least_bytes = int(_LEAST_LOWER * self._limit)
         if not any_fits:
             self.margin_bytes = self._next_margin_bytes
-            if is_used:
+            if not for_gaps_alone:
                 self._next_margin_bytes *= 2
         self._missed_at = min(self._missed_at, predicted_bytes - least_bytes)
         self.bytes = predicted_bytes + min(spare_bytes, -least_bytes)

@@ -110,6 +110,11 @@ def most_reused(results: Sequence[Result], chain: Chain) -> AssumedReuse:
     return saved(anywhere | in_forward)._replace(backward=backward)
 
 
+def reuse_shown_by(promise: Prediction, results: Sequence[Result], num_blocks: int) -> AssumedReuse:
+    """What is reused at the prices that a schedule shows at its peak."""
+    return at_prices(results, shown_prices(results, promise), num_blocks)
+
+
 def shown_prices(results: Sequence[Result], promise: Prediction) -> Prices:
     """The prices that a schedule shows at its peak: the price of a result is the size of the
     largest buffer there that would go into one more. Buffers are given to results that are still to

@@ -21,6 +21,7 @@ from jax_hremat._solve.assumed_reuse import (
     Prices,
     at_prices,
     most_reused,
+    reuse_shown_by,
     shown_prices,
 )
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
@@ -222,8 +223,7 @@ class _Question(NamedTuple):
         that is made saves no more than the one before: what would save more did not fit."""
         if answer.promise is None or answer.promise.time_s <= (1 + _FASTER) * bound_s:
             return answer
-        prices = shown_prices(self.results, answer.promise)
-        reused = at_prices(self.results, prices, len(self.chain))
+        reused = reuse_shown_by(answer.promise, self.results, len(self.chain))
         most_ms = math.inf
         num_left = _MAX_PREDICTED_BLOCKS // len(self.chain)
         while num_left:
