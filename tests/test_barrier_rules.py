@@ -108,6 +108,20 @@ def test_late_arguments_are_left_out_where_the_nearest_plan_did_not_need_them(
     assert needed_barriers([plain, *higher], plain.selection, 5000, dear) == fewest
 
 
+def test_a_plan_whose_peak_other_barriers_lower_tells_nothing(plain: Candidate) -> None:
+    fewest, with_plain = Barriers.CHECKPOINTED, Barriers.CHECKPOINTED | Barriers.PLAIN
+    # By themselves late arguments do nothing here; but barriers at plain blocks lower the peak.
+    delayed = both(plain, 0, fewest, 2000, FEW, 2000)
+    assert needed_barriers([plain, *delayed], plain.selection, 2000, dear) == fewest
+    held_back = compiled(plain, plan=0, excess_bytes=1800 - PREDICTED_BYTES, barriers=with_plain)
+    assert needed_barriers([plain, *delayed, held_back], plain.selection, 2000, dear) == MANY
+    # Late arguments that lower it by more than the others do tell something.
+    lower = [plain, *both(plain, 1, fewest, 2000, FEW, 1700), held_back]
+    pair = nearest_pair(lower, plain.selection, 2000, Barriers.LATE_ARGUMENTS)
+    assert pair is not None
+    assert pair.lower_bytes == 300
+
+
 def test_plans_without_groups_tell_nothing_about_those_with_groups(plain: Candidate) -> None:
     fewest = Barriers.CHECKPOINTED
     without = both(plain, 0, fewest, 1000, FEW, 1000)

@@ -207,6 +207,13 @@ def test_a_run_lowers_the_peak_of_the_backward_by_hand() -> None:
     assert lowered(1, 6) == lowered(1, 7) == 0
     # The 8 are read by operation 3, which is not in the run.
     assert lowered(1, 3) == 0
+    # A run begins and ends where values may be kept: here none that does lowers the peak.
+    assert model.lowering_most is None
+    later = Profile((Residual(4, 20, 21, 22), Residual(8, 1, 2, 3)), profile.forward_s, frozenset())
+    model = RunModel(graph, whole, later, ())
+    most = model.lowering_most
+    assert most is not None
+    assert model.lowered_bytes(most) == 4 == max(map(model.lowered_bytes, model.runs))
 
 
 def test_a_run_may_keep_what_it_makes_of_arguments_alone_by_hand() -> None:

@@ -204,19 +204,14 @@ class BlockSearch:
     def _lowering_peak(
         self, models: Sequence[RunModel], sets: Iterable[SavedValues]
     ) -> list[Region]:
-        """Candidates that may lower the peak of the block's backward: single runs on the lower
-        convex hull of seconds added over bytes by which they lower it; given sets of kept values;
-        and the block in segments.
+        """Candidates that may lower the peak of the block's backward: the single run that lowers it
+        most, given sets of kept values, and the block in segments.
 
         The sets are found by the times that shapes tell, which count each sum of rows as a kernel,
         so that the sums are kept and less is recomputed at a time.
         """
-        count = self._config.max_packings
-        regions = []
-        for model in models:
-            runs = model.runs if count else ()
-            lowering = {run: (model.lowered_bytes(run), run.added_s) for run in runs}
-            regions += [self._with_runs((run,)) for run, _ in _near_hull(lowering, 0.0)[:count]]
+        runs = [model.lowering_most for model in models if self._config.max_packings]
+        regions = [self._with_runs((run,)) for run in runs if run is not None]
         regions += map(self._keeping, sets)
         segments = self._segments(models[-1])
         if segments:

@@ -133,6 +133,14 @@ class RunModel:
                 saved_s[one] = float(times_s.sum() - times_s.max(initial=0.0))
         return sorted((r for r, s in saved_s.items() if s > least_s), key=lambda r: -saved_s[r])
 
+    @property
+    def lowering_most(self) -> Run | None:
+        """The run that lowers the most bytes alive in the block's backward by most, in the least
+        time; None if none lowers them."""
+        lowered = {run: self.lowered_bytes(run) for run in self.runs}
+        most = max(self.runs, key=lambda run: (lowered[run], -run.added_s), default=None)
+        return most if most is not None and lowered[most] > 0 else None
+
     def lowered_bytes(self, run: Run) -> int:
         """By how much a run lowers the most bytes of residuals that are alive at a time in the
         block's backward. What it frees is made again when the backward comes to its last

@@ -46,6 +46,12 @@ class Pair(NamedTuple):
         """Whether the barriers lengthen the step by more than is negligible."""
         return self.longer_s > _TAKE_TIME * self.without.step_s
 
+    def is_telling(self, least_bytes: int) -> bool:
+        """Whether the difference tells what the barriers do, if the least peak of the plan with any
+        barriers is this: other barriers lower the peak by no more than these do."""
+        others_bytes = self.with_them.peak_bytes - least_bytes
+        return others_bytes <= max(abs(self.lower_bytes), NEGLIGIBLE * least_bytes)
+
     def are_worth_it(self, peak_bytes: int, price: Price) -> bool:
         """Whether the barriers lower the peak, and take no more time than options that lower such a
         peak as much."""
@@ -67,21 +73,31 @@ def nearest_pair(
     """The plan nearest to a compiled peak that was compiled with and without some barriers, among
     those that have groups, and keep values in groups, if `like` does; None if none was.
 
-    Plans without groups tell nothing about the others: the compiler delays other parts of them.
+    Plans without groups tell nothing about the others: the compiler delays other parts of them. Nor
+    does a plan whose peak other barriers lower by more: what these do may show only with those.
     """
     alike = [c for c in compiled if family(c.selection) == family(like)]
-    by_barriers = [{c.barriers: c for c in plans} for plans in but_for_barriers(alike)]
     pairs = [
-        Pair(with_them, plans[barriers & ~some])
-        for plans in by_barriers
-        for barriers, with_them in plans.items()
-        if some in barriers and barriers & ~some in plans
+        pair
+        for plans in but_for_barriers(alike)
+        for pair in _pairs(plans, some)
+        if pair.is_telling(min(c.peak_bytes for c in plans))
     ]
     return min(
         pairs,
         key=lambda p: (abs(p.with_them.peak_bytes - peak_bytes), p.with_them.step_s),
         default=None,
     )
+
+
+def _pairs(plans: Sequence[Candidate], some: Barriers) -> list[Pair]:
+    """Those of plans that differ in barriers alone that differ in these alone."""
+    by_barriers = {c.barriers: c for c in plans}
+    return [
+        Pair(with_them, by_barriers[barriers & ~some])
+        for barriers, with_them in by_barriers.items()
+        if some in barriers and barriers & ~some in by_barriers
+    ]
 
 
 def needed_barriers(
