@@ -12,6 +12,7 @@ from jax_hremat._planner.barriers import (
 )
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.corrections import Expected
+from jax_hremat._planner.peak_bound import PeakBound
 from jax_hremat._solve.backend import SolverConfig, Status
 from jax_hremat._solve.chain import Chain, Schedule, Selection
 from jax_hremat._solve.prediction import Prediction
@@ -75,39 +76,29 @@ class Aims:
         self.bound_step_s: float | None = None
         self.is_undecided = False
 
-    def next(
-        self,
-        chain: Chain,
-        target: int,
-        highest: int,
-        margin_bytes: int,
-        *,
-        groups: bool,
-    ) -> Aim | None:
-        """The fastest schedule with a predicted peak of at most `target`, or of at most `highest`
-        if there is none; if that is expected to miss the limit, one of a lower peak. None if there
-        is none, or none that is faster than the best plan.
+    def next(self, chain: Chain, bound: PeakBound, *, groups: bool) -> Aim | None:
+        """The fastest schedule with a predicted peak within a bound, or within its highest if there
+        is none; if that is expected to miss the limit, one of a lower peak. None if there is none,
+        or none that is faster than the best plan.
 
         Args:
             chain: Blocks and their options.
-            target: Bound on the predicted peak.
-            highest: A bound for which it is worth trying if there is nothing within `target`.
-            margin_bytes: A schedule that is lower by up to this is preferred if it takes hardly
-                longer.
+            bound: The bound on the predicted peak.
             groups: Whether consecutive blocks may be checkpointed together.
         """
         aims: list[Aim] = []
         fits = misses = None
         nothing_within = num_missed = 0
+        target = bound.bytes
         for _ in range(_MAX_TRIES):
             aim = self._solved(chain, target, groups=groups)
             if aim is None:
                 nothing_within = target
                 if misses is not None:
                     target = self._between(fits, misses, nothing_within, num_missed)
-                elif target < highest:
-                    # The correction of the target may be that of an unlike plan.
-                    target = highest
+                elif target < bound.highest_bytes:
+                    # The correction of the bound may be that of an unlike plan.
+                    target = bound.highest_bytes
                 else:
                     break
                 continue
@@ -130,7 +121,7 @@ class Aims:
             return None
         bold = self._candidates.fastest_within(self._limit) is not None
         best = min(aims, key=lambda aim: aim.rank(self._limit, bold=bold))
-        best = self._lowered(chain, best, margin_bytes, groups=groups)
+        best = self._lowered(chain, best, bound.margin_bytes, groups=groups)
         return best if self._is_worth_it(best) else None
 
     def uncorrected(self, chain: Chain) -> Aim | None:

@@ -114,9 +114,7 @@ class BudgetSearch:
         for number in range(_PATIENCE * (self._max_rounds + 1)):
             if number > self._max_rounds and self._fits:
                 break
-            aim = self._aims.next(
-                chain, bound.bytes, bound.highest_bytes, bound.margin_bytes, groups=groups
-            )
+            aim = self._aims.next(chain, bound, groups=groups)
             if aim is None and number == 0 and self._is_used_up():
                 # The bound is corrected by the error of the very plan that uses up the limit.
                 # Other plans need not share it, and asking no more would teach nothing.
