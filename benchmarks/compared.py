@@ -153,7 +153,7 @@ def _point(fraction: float, one: StrategyPlan) -> Point:
         fits=one.fits,
         budget_bytes=one.budget_bytes,
         peak_bytes=one.plan.certificate.peak_bytes,
-        predicted_peak_bytes=one.plan.predicted_peak_bytes,
+        predicted_peak_bytes=one.plan.predicted_peak_bytes + one.plan.predicted_gaps_bytes,
         step_s=one.plan.estimated_step_s,
         bound_step_s=one.plan.bound_step_s,
         free_peak_bytes=free and free.peak_bytes,

@@ -39,7 +39,8 @@ class Row:
         peak_bytes: Compiled peak.
         step_s: Roofline estimate.
         budget_bytes: For a plan, its budget.
-        predicted_peak_bytes: For a plan, the peak predicted before the step was compiled.
+        predicted_peak_bytes: For a plan, the peak predicted before the step was compiled, with the
+            gaps between buffers.
         predicted_step_s: Likewise the time.
         solve_s: For a plan, seconds in the solver.
         certify_s: Seconds compiling whole steps.
@@ -166,7 +167,7 @@ def row_of(label: str, plan: RematPlan) -> Row:
         peak_bytes=plan.certificate.peak_bytes,
         step_s=plan.estimated_step_s,
         budget_bytes=plan.certificate.budget_bytes,
-        predicted_peak_bytes=plan.predicted_peak_bytes,
+        predicted_peak_bytes=plan.predicted_peak_bytes + plan.predicted_gaps_bytes,
         predicted_step_s=plan.predicted_step_s,
         solve_s=plan.timings_s["solve"],
         certify_s=plan.timings_s["certify"],

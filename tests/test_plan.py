@@ -87,6 +87,7 @@ def plan(**changes: Any) -> RematPlan:
         baseline_step_s=0.1,
         baseline_peak_bytes=1000 * MIB,
         predicted_peak_bytes=690 * MIB,
+        predicted_gaps_bytes=5 * MIB,
         predicted_step_s=0.1 + 0.2,
         cost_source="compiled",
         solver_status="optimal within the requested gap",
@@ -114,6 +115,12 @@ def test_json_keeps_everything_but_the_timings() -> None:
     assert json.loads(made.to_json())["version"] == 14
 
 
+def test_plans_written_before_gaps_were_predicted_have_none() -> None:
+    data = json.loads(plan().to_json())
+    del data["predicted_gaps_bytes"]
+    assert RematPlan.from_json(json.dumps(data)) == plan(predicted_gaps_bytes=0)
+
+
 def test_equal_plans_have_equal_bytes() -> None:
     versions = MappingProxyType({"python": "3", "jax": "0.0"})
     other_order = dataclasses.replace(CERTIFICATE, versions=versions)
@@ -133,6 +140,7 @@ def test_equal_plans_have_equal_bytes() -> None:
         {"estimated_step_s": 0.12},
         {"solver_gap": 0.0},
         {"bound_step_s": 0.105},
+        {"predicted_gaps_bytes": 0},
         {"blocks": ()},
         {"buffers": ()},
         {"num_compiles": MappingProxyType({"steps": 4, "blocks": 17})},

@@ -49,7 +49,9 @@ class RematPlan:
         estimated_step_s: Roofline estimate of the compiled planned step.
         baseline_step_s: The same without rematerialization, with the function's scans as they are.
         baseline_peak_bytes: Compiled peak of that step.
-        predicted_peak_bytes: The peak predicted before the whole step was compiled.
+        predicted_peak_bytes: What is predicted to be alive at the peak, before the whole step was
+            compiled.
+        predicted_gaps_bytes: Bytes of the gaps between buffers that are predicted beside that.
         predicted_step_s: The step time predicted before the whole step was compiled.
         cost_source: Where the costs of blocks come from, as in `PlannerConfig.cost`.
         solver_status: The solver's status for the root integer program.
@@ -99,6 +101,7 @@ class RematPlan:
     opened: Openings = NOTHING_OPENED
     bound_step_s: float | None = None
     free_schedule: FreeSchedule | None = None
+    predicted_gaps_bytes: int = 0
     timings_s: Mapping[str, float] = field(
         default_factory=lambda: MappingProxyType({}), compare=False
     )
@@ -329,5 +332,6 @@ def _decode_plan(data: Mapping[str, Any]) -> RematPlan:
         own_checkpoints=tuple(OwnCheckpoint(**c) for c in data.get("own_checkpoints", ())),
         opened=Openings(**data.get("opened", {})),
         free_schedule=_decode_free(data.get("free_schedule")),
+        predicted_gaps_bytes=data.get("predicted_gaps_bytes", 0),
         **{key: data[key] for key in plain},
     )

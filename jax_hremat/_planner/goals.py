@@ -137,6 +137,7 @@ def _plan(
         baseline_step_s=context.baseline.step_s,
         baseline_peak_bytes=context.baseline.memory.peak_bytes,
         predicted_peak_bytes=best.prediction.peak_bytes,
+        predicted_gaps_bytes=best.prediction.gaps_bytes,
         predicted_step_s=candidates.step_s(best.prediction),
         cost_source=context.config.cost,
         solver_status=best.outcome.status.value,

@@ -69,6 +69,7 @@ def certified_again(
         baseline_step_s=plain.step_s,
         baseline_peak_bytes=plain.memory.peak_bytes,
         predicted_peak_bytes=peak_bytes,
+        predicted_gaps_bytes=0,
         predicted_step_s=planned.step_s,
         bound_step_s=None,
         free_schedule=None,
