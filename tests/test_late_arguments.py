@@ -9,7 +9,7 @@ from tracing import trace_loss
 
 from jax_hremat._emit.emit import emit_flat
 from jax_hremat._jax.jaxprs import open_jaxpr
-from jax_hremat._partition.blocks import makes_of_arguments
+from jax_hremat._partition.blocks import made_of_arguments, makes_of_arguments
 from jax_hremat._plan.region import Region
 from jax_hremat._trace.graph import Graph, build_graph
 from jax_hremat._trace.trace import Program
@@ -100,3 +100,19 @@ def test_which_ranges_make_something_of_arguments() -> None:
         down = max(i for i in range(start, stop) if is_cast_of_argument(graph, i))
         assert makes_of_arguments(graph, down - 1, stop)
         assert not makes_of_arguments(graph, down + 1, stop)
+
+
+def test_weights_that_are_only_moved_make_nothing() -> None:
+    def loss(weights: list[tuple[jax.Array, jax.Array]], x: jax.Array) -> jax.Array:
+        for product, scale in weights:
+            x = jnp.tanh(x @ product.T) * scale
+        return x.sum()
+
+    weights = jax.ShapeDtypeStruct((8, 8), "float32"), jax.ShapeDtypeStruct((8,), "float32")
+    graph = build_graph(trace_loss(loss, ([weights] * 2, jax.ShapeDtypeStruct((4, 8), "float32"))))
+    moved = [op for op in graph.operations if op.is_view]
+    assert {op.primitive for op in moved} == {"transpose", "broadcast_in_dim"}
+    second = [op.id for op in graph.operations if op.primitive == "transpose"][1]
+    made = made_of_arguments(graph, second, len(graph.operations))
+    assert made.issuperset(graph.operations[second].outputs)
+    assert not makes_of_arguments(graph, second, len(graph.operations))

@@ -225,6 +225,8 @@ def test_a_softmax_of_which_xla_keeps_nothing_is_one_kernel_and_an_option() -> N
     assert [(r.start, r.stop) for r in fastest.region.children] == [(products[1] + 1, products[2])]
     assert fastest.cost.time_s < 0.95 * plain.cost.time_s
     assert fastest.cost.kept_bytes <= plain.cost.kept_bytes
-    # It is faster inside the checkpointed block as well.
-    checkpointed = [o for o in found.options if o.region.checkpointed and o.region.children]
-    assert any(o.cost.time_s < found.checkpointed.cost.time_s for o in checkpointed)
+    # Of what keeps next to nothing too: inside the checkpointed block (jax 0.10), or with what
+    # comes before it (0.12, where that keeps no more).
+    whole = found.checkpointed.cost
+    as_little = [o for o in found.options if o.cost.kept_bytes <= whole.kept_bytes]
+    assert any(o.region.children and o.cost.time_s < 0.95 * whole.time_s for o in as_little)

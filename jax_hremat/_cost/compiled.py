@@ -17,6 +17,7 @@ from jax_hremat._cost.attribution import attributed
 from jax_hremat._cost.block_step import MARK, BlockStep
 from jax_hremat._cost.list_order import BEHIND, in_list_order
 from jax_hremat._cost.option_cost import LiveRange, OptionCost, Phase
+from jax_hremat._emit.destinations import HELD_BACK
 from jax_hremat._primitives.kernels import KernelBook
 from jax_hremat._trace.mesh import abstract_mesh
 from jax_hremat._xla.cache import CompileCache
@@ -132,9 +133,11 @@ def _distinct(buffers: Sequence[Buffer]) -> list[Buffer]:
 
 
 def _is_of_constants(module: HloModule, buffer: Buffer) -> bool:
-    """Whether what first writes a buffer reads nothing but constants."""
+    """Whether what first writes a buffer reads nothing but constants, and no barrier holds these
+    back."""
     writer = module.entry[buffer.name.partition("{")[0]]
-    return all(module.entry[name].opcode == "constant" for name in writer.operands)
+    reads_constants = all(module.entry[name].opcode == "constant" for name in writer.operands)
+    return reads_constants and HELD_BACK not in writer.op_name
 
 
 class _Part:

@@ -23,8 +23,13 @@ import numpy as np
 from jax_hremat._jax.checkpoints import is_checkpoint
 from jax_hremat._jax.jaxprs import Literal, Var
 from jax_hremat._jax.lowered_bodies import EMPTY, lowered_body
+from jax_hremat._jax.scopes import in_scope
 from jax_hremat._jax.splicing import spliced
 from jax_hremat._primitives.elementwise import FUSIBLE
+
+# The scope of what fills a destination with such an input. Of a compiled step, nothing else tells
+# that a barrier was there: newer XLA leaves no trace of barriers in the optimised text.
+HELD_BACK = "hremat_held_back"
 
 
 def with_filled_destinations(jaxpr: Any, *, on_cpu: bool) -> tuple[Any, list[np.ndarray]]:
@@ -64,7 +69,9 @@ def with_filled_destinations(jaxpr: Any, *, on_cpu: bool) -> tuple[Any, list[np.
         fill = _filling_operand(eqn, destinations)
         if fill is not None and isinstance(given[fill], Literal):
             given[fill] = scalar(given[fill].aval, given[fill].val)
-        eqns.append(eqn.replace(invars=given))
+        is_held_back = any(new is not old for new, old in zip(given, eqn.invars, strict=True))
+        eqn = eqn.replace(invars=given)
+        eqns.append(in_scope(eqn, HELD_BACK) if is_held_back else eqn)
     if not values:
         return jaxpr, []
     invars = [*jaxpr.invars, *inputs.values()]

@@ -37,12 +37,14 @@ def source_line(eqn: Any) -> str:
 
 def with_scopes(jaxpr: Any, scopes: Sequence[str]) -> Any:
     """The same jaxpr, with one more scope name on each equation, outside the existing ones."""
-    eqns = []
-    for eqn, scope in zip(open_jaxpr(jaxpr).eqns, scopes, strict=True):
-        name_stack = source_info_util.new_name_stack(scope) + eqn.source_info.name_stack
-        source_info = eqn.source_info.replace(name_stack=name_stack)
-        eqns.append(eqn.replace(source_info=source_info))
+    eqns = [in_scope(*pair) for pair in zip(open_jaxpr(jaxpr).eqns, scopes, strict=True)]
     return with_equations(jaxpr, eqns)
+
+
+def in_scope(eqn: Any, scope: str) -> Any:
+    """An equation with one more scope name, outside the existing ones."""
+    name_stack = source_info_util.new_name_stack(scope) + eqn.source_info.name_stack
+    return eqn.replace(source_info=eqn.source_info.replace(name_stack=name_stack))
 
 
 def is_transposed(scope: str) -> bool:

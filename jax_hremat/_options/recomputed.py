@@ -51,13 +51,3 @@ def recomputed(
         again.add(producer)
         stack.extend(graph.operations[producer].reads)
     return again, frontier
-
-
-def made_of_arguments(graph: Graph, start: int, stop: int) -> set[int]:
-    """The values that operations of a run make of the program's arguments and nothing else."""
-    made: set[int] = set()
-    for op in graph.operations[start:stop]:
-        read = [v for v in op.inputs if v is not None]
-        if read and all(v in made or graph.values[v].kind == "argument" for v in read):
-            made.update(op.outputs)
-    return made

@@ -17,8 +17,8 @@ import numpy as np
 from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._cost.profile import Profile, Residual
 from jax_hremat._options.kept import KeptBuffers
-from jax_hremat._options.recomputed import endpoints, made_of_arguments, recomputed
-from jax_hremat._partition.blocks import Block
+from jax_hremat._options.recomputed import endpoints, recomputed
+from jax_hremat._partition.blocks import Block, made_of_arguments
 from jax_hremat._partition.width import unfused_operations
 from jax_hremat._trace.graph import Graph
 

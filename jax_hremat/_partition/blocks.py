@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from jax_hremat._partition.width import widths
-from jax_hremat._trace.graph import Graph, Operation, is_cond, is_loop
+from jax_hremat._trace.graph import Graph, is_cond, is_loop
 
 # Decides where a program is cut: returns the positions of operations that begin a block, in any
 # order. The beginning and the end of the program need not be among them.
@@ -163,16 +163,28 @@ def boundary(graph: Graph, start: int, stop: int) -> tuple[tuple[int, ...], tupl
     return tuple(inputs), tuple(outputs)
 
 
+def made_of_arguments(graph: Graph, start: int, stop: int) -> set[int]:
+    """The values that operations `start … stop − 1` make of the program's arguments and nothing
+    else."""
+    made: set[int] = set()
+    for op in graph.operations[start:stop]:
+        read = [v for v in op.inputs if v is not None]
+        if read and all(v in made or graph.values[v].kind == "argument" for v in read):
+            made.update(op.outputs)
+    return made
+
+
 def makes_of_arguments(graph: Graph, start: int, stop: int) -> bool:
-    """Whether one of the operations `start … stop − 1` reads nothing but arguments, so that XLA's
-    scheduler could run it at any time, and another reads what was made before these."""
-
-    def kinds(op: Operation) -> set[str]:
-        return {graph.values[v].kind for v in op.inputs if v is not None}
-
+    """Whether one of the operations `start … stop − 1` makes something of arguments alone, so that
+    XLA's scheduler could run it at any time, and another reads what was made before these. A
+    transpose or a broadcast of a weight makes nothing: it is part of the kernel that reads it."""
     inputs, _ = boundary(graph, start, stop)
-    reads_others = any(graph.values[v].kind == "computed" for v in inputs)
-    return reads_others and any(kinds(op) == {"argument"} for op in graph.operations[start:stop])
+    if all(graph.values[v].kind != "computed" for v in inputs):
+        return False
+    made = made_of_arguments(graph, start, stop)
+    return any(
+        not op.is_view and not made.isdisjoint(op.outputs) for op in graph.operations[start:stop]
+    )
 
 
 def has_deferrable_input(graph: Graph, block: Block, start: int, stop: int) -> bool:

@@ -142,6 +142,7 @@ class BudgetSearch:
                 bound.missed(
                     predicted_bytes,
                     spare_bytes,
+                    candidate.barriers,
                     for_gaps_alone=candidate.used_bytes <= self._limit,
                     any_fits=self._fits,
                 )
@@ -149,7 +150,7 @@ class BudgetSearch:
                 is_bold = False
                 if self._limit - candidate.peak_bytes <= SLACK * self._limit:
                     break
-                bound.fitted(predicted_bytes, spare_bytes)
+                bound.fitted(predicted_bytes, spare_bytes, candidate.barriers)
 
     def _first_bound(self) -> PeakBound:
         """The bound of the first plan. Plans of about the same peak have about the same prediction

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from jax_hremat._solve.regions import Barriers
+
 # After a plan above the limit, the next is predicted lower by at least this part of the limit.
 _LEAST_LOWER = 0.001
 # If none fits yet, it is lower by up to this part more where that takes hardly more time, and by up
@@ -26,22 +28,37 @@ class PeakBound:
         self.bytes = first_bytes
         self.margin_bytes = 0
         self._limit = limit
-        self._missed_at = most_bytes + 1
+        self._most_bytes = most_bytes
+        self._missed_at: dict[Barriers, int] = {}
+        self._barriers = Barriers.NONE
         self._next_margin_bytes = int(_MARGIN * limit)
 
     @property
     def highest_bytes(self) -> int:
         """A bound for which it is worth trying if no plan is within the present one."""
-        return min(self._limit, self._missed_at - 1)
+        return min(self._limit, self._below_misses)
+
+    @property
+    def _below_misses(self) -> int:
+        """The most that is predicted below the plans that missed with the last plan's barriers.
+        Without some of its barriers, or with more, a plan may fit where others missed."""
+        return self._missed_at.get(self._barriers, self._most_bytes + 1) - 1
 
     def missed(
-        self, predicted_bytes: int, spare_bytes: int, *, for_gaps_alone: bool, any_fits: bool
+        self,
+        predicted_bytes: int,
+        spare_bytes: int,
+        barriers: Barriers,
+        *,
+        for_gaps_alone: bool,
+        any_fits: bool,
     ) -> None:
         """Move the bound below that of a plan above the limit.
 
         Args:
             predicted_bytes: The predicted peak of the plan.
             spare_bytes: What is expected to be left of the limit.
+            barriers: Its barriers.
             for_gaps_alone: Whether it is above the limit for the gaps between its buffers alone.
             any_fits: Whether a plan is known that fits. If not, the next goes lower than the
                 error of this one tells, or it might just miss too.
@@ -51,10 +68,12 @@ class PeakBound:
             self.margin_bytes = self._next_margin_bytes
             if not for_gaps_alone:
                 self._next_margin_bytes *= 2
-        self._missed_at = min(self._missed_at, predicted_bytes - least_bytes)
+        self._barriers = barriers
+        self._missed_at[barriers] = min(self._below_misses + 1, predicted_bytes - least_bytes)
         self.bytes = predicted_bytes + min(spare_bytes, -least_bytes)
 
-    def fitted(self, predicted_bytes: int, spare_bytes: int) -> None:
+    def fitted(self, predicted_bytes: int, spare_bytes: int, barriers: Barriers) -> None:
         """Move the bound above that of a plan within the limit, which leaves so much of it."""
         self.margin_bytes = 0
-        self.bytes = min(predicted_bytes + spare_bytes, self._missed_at - 1)
+        self._barriers = barriers
+        self.bytes = min(predicted_bytes + spare_bytes, self._below_misses)

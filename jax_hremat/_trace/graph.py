@@ -21,7 +21,7 @@ from jax_hremat._jax.scopes import module_path, source_line
 from jax_hremat._jax.sizes import size_bytes_of
 from jax_hremat._plan.device_mesh import DeviceMesh, Spec
 from jax_hremat._plan.fingerprint import RULES
-from jax_hremat._primitives.elementwise import FUSIBLE
+from jax_hremat._primitives.elementwise import FUSIBLE, MOVES
 from jax_hremat._primitives.primitives import equation_work
 from jax_hremat._primitives.work import Work
 from jax_hremat._trace.constants import constant_makers
@@ -135,6 +135,11 @@ class Operation:
     def effectful(self) -> bool:
         """Whether it must run exactly once."""
         return bool(self.once)
+
+    @property
+    def is_view(self) -> bool:
+        """Whether it only moves or names the elements of one value."""
+        return self.primitive in MOVES and len(self.inputs) == 1
 
     @property
     def flops(self) -> int:
