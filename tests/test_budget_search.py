@@ -83,7 +83,7 @@ def _is_barrier_at_the_loss(candidate: Candidate) -> bool:
 
 def mlp(params: Sequence[jax.Array], x: jax.Array) -> jax.Array:
     for w in params:
-        x = x + jax.nn.gelu(x @ w) @ w.T
+        x = x + jax.nn.gelu(x @ w) @ (2 * w.T)
     return (x * x).mean()
 
 
@@ -428,7 +428,7 @@ def u_shaped(params: Sequence[jax.Array], x: jax.Array) -> jax.Array:
     skips = []
     for w in params[:3]:
         skips.append(x)
-        x = jnp.tanh(x @ w) @ w.T
+        x = jnp.tanh(x @ w) @ (2 * w.T)
     for w, skip in zip(params[3:], skips[::-1], strict=True):
         x = jnp.tanh(jnp.concatenate([x, skip], 1) @ w)
     return (x * x).mean()
@@ -456,7 +456,7 @@ def test_plain_blocks_with_a_skip_connection_can_have_barriers() -> None:
         root = selection_region(costs.graph, chain, plain, barriers)
         assert {chain.starts.index(r.start) for r in root.children if r.barrier} == expected
         assert not any(r.checkpointed for r in root.children)
-        # The blocks on the way down transpose weights, which could be done at any time; the first
+        # The blocks on the way down double weights, which could be done at any time; the first
         # reads nothing that is made before.
         late = {chain.starts.index(r.start) for r in root.children if r.late_arguments}
         assert bool(late) == (Barriers.LATE_ARGUMENTS in barriers) and 0 not in late
