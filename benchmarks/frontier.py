@@ -271,8 +271,8 @@ def _far_above_table(found: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [
         f"The plans that are more than {FAR_ABOVE:.0%} above the hull, with the times predicted "
         "for them and the least that any selection of the planner's options is predicted to take "
-        "within their predicted peaks, by the bound of the root program; both over no "
-        "rematerialization.",
+        "within their predicted peaks without the gaps, by the bound of the root program; both "
+        "over no rematerialization.",
         "",
         "| model | compiled MiB | predicted MiB | above the hull | predicted time | bound |",
         "|---|---|---|---|---|---|",
