@@ -147,6 +147,95 @@ def test_an_operand_that_lives_on_is_not_written_over():
     assert found.live_temp_bytes[3] == 2 * KIB
 
 
+TWO_RESULTS = """\
+%both (p0: f32[256], p1: f32[256]) -> (f32[256], f32[256]) {
+  %p0 = f32[256]{0} parameter(0)
+  %p1 = f32[256]{0} parameter(1)
+  %e = f32[256]{0} exponential(%p0)
+  %m = f32[256]{0} multiply(%e, %p1)
+  ROOT %t = (f32[256]{0}, f32[256]{0}) tuple(%e, %m)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("first_reader", "overwritten"), [(0, {"a", "b"}), (1, {"a"})], ids=["first", "second"]
+)
+def test_the_result_needed_for_a_shorter_time_chooses_what_it_overwrites(first_reader, overwritten):
+    # Only %a may be overwritten by both results, and each takes the first operand that is left.
+    found = timeline(
+        f"""
+        %x = f32[256]{{0}} parameter(0)
+        %a = f32[256]{{0}} reverse(%x), dimensions={{0}}
+        %b = f32[256]{{0}} reverse(%x), dimensions={{0}}
+        %f = (f32[256]{{0}}, f32[256]{{0}}) fusion(%a, %b), kind=kLoop, calls=%both
+        %f0 = f32[256]{{0}} get-tuple-element(%f), index=0
+        %f1 = f32[256]{{0}} get-tuple-element(%f), index=1
+        %early = f32[512]{{0}} concatenate(%f{first_reader}, %x), dimensions={{0}}
+        %late = f32[768]{{0}} concatenate(%f{1 - first_reader}, %early), dimensions={{0}}
+        ROOT %r = f32[128]{{0}} slice(%late), slice={{[0:128]}}
+        """,
+        before=TWO_RESULTS,
+    )
+    assert {name for name in "ab" if lifetimes(found)[name][1] == 2} == overwritten
+
+
+def test_a_copy_is_not_written_over_what_it_copies():
+    found = timeline(
+        """
+        %x = f32[256]{0} parameter(0)
+        %a = f32[256]{0} reverse(%x), dimensions={0}
+        %c = f32[256]{0} copy(%a)
+        %big = f32[512]{0} concatenate(%c, %x), dimensions={0}
+        ROOT %r = f32[128]{0} slice(%big), slice={[0:128]}
+        """
+    )
+    assert lifetimes(found)["a"][:2] == (1, 2)
+
+
+ROWS_REDUCED = """\
+%sum (s0: f32[], s1: f32[]) -> f32[] {
+  %s0 = f32[] parameter(0)
+  %s1 = f32[] parameter(1)
+  ROOT %s = f32[] add(%s0, %s1)
+}
+
+%once (p: f32[16,16]) -> (f32[16], f32[16,16]) {
+  %p = f32[16,16]{1,0} parameter(0)
+  %zero = f32[] constant(0)
+  %e = f32[16,16]{1,0} exponential(%p)
+  %rows = f32[16]{0} reduce(%e, %zero), dimensions={1}, to_apply=%sum
+  ROOT %t = (f32[16]{0}, f32[16,16]{1,0}) tuple(%rows, %e)
+}
+
+%twice (p: f32[16,16]) -> (f32[16], f32[16,16]) {
+  %p.1 = f32[16,16]{1,0} parameter(0)
+  %zero.1 = f32[] constant(0)
+  %e.1 = f32[16,16]{1,0} exponential(%p.1)
+  %rows.1 = f32[16]{0} reduce(%e.1, %zero.1), dimensions={1}, to_apply=%sum
+  %others = f32[16]{0} reduce(%p.1, %zero.1), dimensions={1}, to_apply=%sum
+  %both = f32[16]{0} add(%rows.1, %others)
+  ROOT %t.1 = (f32[16]{0}, f32[16,16]{1,0}) tuple(%both, %e.1)
+}
+"""
+
+
+@pytest.mark.parametrize(("fused", "in_place"), [("once", True), ("twice", False)])
+def test_a_kernel_that_reduces_rows_writes_over_what_only_its_reduction_reads(fused, in_place):
+    found = timeline(
+        f"""
+        %x = f32[16,16]{{1,0}} parameter(0)
+        %a = f32[16,16]{{1,0}} reverse(%x), dimensions={{0}}
+        %f = (f32[16]{{0}}, f32[16,16]{{1,0}}) fusion(%a), kind=kInput, calls=%{fused}
+        %f1 = f32[16,16]{{1,0}} get-tuple-element(%f), index=1
+        %big = f32[32,16]{{1,0}} concatenate(%f1, %x), dimensions={{0}}
+        ROOT %r = f32[8,16]{{1,0}} slice(%big), slice={{[0:8], [0:16]}}
+        """,
+        before=ROWS_REDUCED,
+    )
+    assert lifetimes(found)["a"][:2] == (1, 1 if in_place else 2)
+
+
 LOOP = """\
 %body (s: (s32[], f32[256])) -> (s32[], f32[256]) {
   %s = (s32[], f32[256]{0}) parameter(0)

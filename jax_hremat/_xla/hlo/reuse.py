@@ -8,7 +8,7 @@ import itertools
 import operator
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jax_hremat._xla.hlo.aliases import Values, label
@@ -16,7 +16,7 @@ from jax_hremat._xla.hlo.buffer import Buffer
 from jax_hremat._xla.hlo.parse import Computation, HloModule, Instruction
 
 _ELEMENTWISE = frozenset(
-    "abs add and bitcast bitcast-convert cbrt ceil clamp compare convert copy cosine divide erf"
+    "abs add and bitcast bitcast-convert cbrt ceil clamp compare convert cosine divide erf"
     " exponential exponential-minus-one floor imag is-finite log log-plus-one logistic maximum"
     " minimum multiply negate not or popcnt power real reduce-precision remainder"
     " round-nearest-afz round-nearest-even rsqrt select shift-left shift-right-arithmetic"
@@ -41,11 +41,14 @@ class HandOver:
 
 
 def hand_overs_of(module: HloModule, values: Values, buffers: list[Buffer]) -> tuple[HandOver, ...]:
-    """The pairs of an operand and a result that may overwrite it."""
+    """The pairs of an operand and a result that may overwrite it, in the order in which XLA tries
+    them: by the results of a kernel, first those that are needed for the shortest time, then by
+    its operands."""
     entry = values.computation
     by_name = {b.name: b for b in buffers}
-    found = []
+    found: list[HandOver] = []
     for position, instruction in enumerate(entry.instructions):
+        tried: list[tuple[tuple[int, int, int], HandOver]] = []
         for leaf, operand in _overwritable(module, instruction):
             operand_name = instruction.operands[operand]
             source_key = values.leaves[operand_name][0]
@@ -54,13 +57,16 @@ def hand_overs_of(module: HloModule, values: Values, buffers: list[Buffer]) -> t
             if source is None or target is None or source.kind != "temp":
                 continue
             if source.nbytes == target.nbytes and source.end == position > source.start:
-                found.append(HandOver(source.name, target.name, source_key[0] == operand_name))
+                pair = HandOver(source.name, target.name, source_key[0] == operand_name)
+                tried.append(((target.end, leaf, operand), pair))
+        found += [pair for _, pair in sorted(tried, key=operator.itemgetter(0))]
     return tuple(found)
 
 
 def shortened(buffers: list[Buffer], hand_overs: tuple[HandOver, ...]) -> list[Buffer]:
     """Moves the end of each temporary that another one overwrites to one position earlier. Each
-    buffer is at most once the source and once the target of such a pair."""
+    buffer is at most once the source and once the target of such a pair: of the first that is
+    free, as in XLA, so a kernel with two results may overwrite only one of two operands."""
     own = {b.name for b in buffers if b.kind == "temp" and b.inside is None}
     sources: set[str] = set()
     targets: set[str] = set()
@@ -90,26 +96,38 @@ def _overwritable(module: HloModule, instruction: Instruction) -> Iterator[tuple
     for inner in fused.instructions:
         for name in inner.operands:
             users[name].append(inner)
+    hero = _first_reduction(fused, results) if instruction.attribute("kind") == "kInput" else None
     for operand, parameter in enumerate(fused.parameters):
-        reached = _reached_elementwise(parameter, users, instruction.attribute("kind") == "kInput")
+        reached = _reached_elementwise(parameter, users, hero)
         for leaf, name in enumerate(results):
             if reached is not None and name in reached:
                 yield leaf, operand
 
 
+def _first_reduction(fused: Computation, results: Sequence[str]) -> str | None:
+    """The reduction that the first such result of a fusion is made of, element by element. It
+    decides how a kernel runs: it reads all elements of a row before it writes other results."""
+    for result in results:
+        waiting = [result]
+        while waiting:
+            instruction = fused[waiting.pop()]
+            if instruction.opcode == "reduce":
+                return instruction.name
+            if instruction.opcode in _ELEMENTWISE:
+                waiting.extend(instruction.operands)
+    return None
+
+
 def _reached_elementwise(
-    parameter: Instruction, users: Mapping[str, list[Instruction]], reduces_in_order: bool
+    parameter: Instruction, users: Mapping[str, list[Instruction]], hero: str | None
 ) -> frozenset[str] | None:
     """The names of the values computed element-wise from a parameter; None if the parameter has
-    other uses too.
-
-    A fusion around a reduction reads each element once, before it writes that element.
-    """
+    other uses too, but for the reduction that decides how the kernel runs."""
     reached = {parameter.name}
     waiting = [parameter.name]
     while waiting:
         for user in users.get(waiting.pop(), ()):
-            if user.opcode == "reduce" and reduces_in_order:
+            if user.name == hero:
                 continue
             if user.opcode not in _ELEMENTWISE:
                 return None
