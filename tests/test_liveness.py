@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
+from xla_assignment import live_temp_bytes, written_to
 
 from jax_hremat._shared.errors import TargetUnavailableError
 from jax_hremat._xla.compile import compile_flat
@@ -409,3 +410,32 @@ def test_peak_agrees_with_buffer_assignment(program, target):
     # Every weight's gradient has a buffer, and no output is counted as a temporary.
     output_bytes = sum(b.nbytes for b in found.buffers if b.kind == "output" and not b.inside)
     assert output_bytes == pytest.approx(compiled.memory.output_bytes, abs=1024)
+
+
+def softmax_backward():
+    """One kernel writes two results and reads two operands for the last time."""
+
+    def gradients(q, k, v, out, row_max, row_sum, row_dot):
+        e = jnp.exp(jnp.einsum("bqd,bkd->bqk", q, k) - row_max)
+        row_sum = row_sum.astype(jnp.float32)
+        p = (e / row_sum).astype(e.dtype)
+        d_p = jnp.einsum("bqd,bkd->bqk", out, v)
+        d_s = ((d_p / row_sum).astype(e.dtype) + row_dot) * e
+        d_q = jnp.einsum("bqk,bkd->bqd", d_s, k)
+        d_k = jnp.einsum("bqk,bqd->bkd", d_s, q)
+        return d_q, d_k, jnp.einsum("bqk,bqd->bkd", p, out + d_q)
+
+    rows, heads = (aval(48, 256, size, dtype=jnp.bfloat16) for size in (1, 64))
+    return gradients, [heads] * 4 + [rows] * 3
+
+
+@pytest.mark.parametrize("program", ["mlp bf16 checkpoint", "softmax backward"])
+def test_lifetimes_are_those_of_xla_at_every_position(program, tmp_path):
+    fun, avals = {**PROGRAMS, "softmax backward": softmax_backward}[program]()
+    try:
+        compiled = compile_flat(fun, avals, written_to(get_target("h200"), tmp_path))
+    except TargetUnavailableError as error:
+        pytest.skip(str(error))
+    found = list(buffer_timeline(parse_hlo(compiled.hlo_text)).live_temp_bytes)
+    assert max(found) > 1_000_000
+    assert found == live_temp_bytes(tmp_path)
