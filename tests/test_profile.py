@@ -18,6 +18,9 @@ from jax_hremat._options.runs import RunModel
 from jax_hremat._partition.blocks import Block, make_block
 from jax_hremat._plan.region import Region
 from jax_hremat._trace.graph import Graph, build_graph
+from jax_hremat._xla.hlo.aliases import Values
+from jax_hremat._xla.hlo.origin import maker_names, readers
+from jax_hremat._xla.hlo.parse import parse_hlo
 from jax_hremat._xla.target import get_target
 
 
@@ -94,3 +97,34 @@ def test_what_a_run_frees_is_known_before_it_is_compiled(source: CostSource) -> 
     freed = {runs: model.run(*runs).freed_bytes for runs in found}
     assert freed == {runs: plain.kept_bytes - cost.kept_bytes for runs, cost in found.items()}
     assert len(set(freed.values())) > 2
+
+
+NAMELESS = """\
+HloModule m, is_scheduled=true
+
+%larger (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %max = f32[] maximum(%x, %y), metadata={op_name="jvp(hremat_op3)/reduce_max"}
+}
+
+%rows (p: f32[16,16]) -> f32[16] {
+  %p = f32[16,16]{1,0} parameter(0)
+  %exp = f32[16,16]{1,0} exponential(%p), metadata={op_name="jvp(hremat_op2)/exp"}
+  %least = f32[] constant(-inf)
+  ROOT %reduce = f32[16]{0} reduce(%exp, %least), dimensions={1}, to_apply=%larger
+}
+
+ENTRY %main (a: f32[16,16]) -> f32[16] {
+  %a = f32[16,16]{1,0} parameter(0)
+  ROOT %fusion = f32[16]{0} fusion(%a), kind=kInput, calls=%rows
+}
+"""
+
+
+def test_a_reduction_without_a_name_has_that_of_what_combines_two_elements() -> None:
+    module = parse_hlo(NAMELESS)
+    names = list(maker_names(module, module.entry, ("fusion", 0)))
+    assert names == ["jvp(hremat_op3)/reduce_max", "jvp(hremat_op2)/exp"]
+    (reader,) = readers(module, Values(module, module.entry), ("a", 0))
+    assert reader.op_names == ("jvp(hremat_op2)/exp", "jvp(hremat_op3)/reduce_max")

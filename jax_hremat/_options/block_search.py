@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
@@ -102,11 +102,7 @@ class BlockSearch:
         regions = [r for model in models for r in self._on_hull(model, sets, measured)]
         regions += self._in_one_kernel(models[0])
         if lower_peak:
-            by_shapes = {i: self._times_s[i] for i in range(self._block.start, self._block.stop)}
-            # In a body there are no other times.
-            if by_shapes != models[0].times_s:
-                sets = self._saved_sets(by_shapes)
-            regions += self._lowering_peak(models, sets)
+            regions += self._lowering_peak(models)
         return list(dict.fromkeys(regions))
 
     def second_wave(
@@ -201,18 +197,11 @@ class BlockSearch:
             if some
         ]
 
-    def _lowering_peak(
-        self, models: Sequence[RunModel], sets: Iterable[SavedValues]
-    ) -> list[Region]:
+    def _lowering_peak(self, models: Sequence[RunModel]) -> list[Region]:
         """Candidates that may lower the peak of the block's backward: the single run that lowers it
-        most, given sets of kept values, and the block in segments.
-
-        The sets are found by the times that shapes tell, which count each sum of rows as a kernel,
-        so that the sums are kept and less is recomputed at a time.
-        """
+        most, and the block in segments."""
         runs = [model.lowering_most for model in models if self._config.max_packings]
         regions = [self._with_runs((run,)) for run in runs if run is not None]
-        regions += map(self._keeping, sets)
         segments = self._segments(models[-1])
         if segments:
             in_segments = self._with_runs(segments)

@@ -25,8 +25,8 @@ def maker_names(module: HloModule, computation: Computation, key: Key) -> Iterat
     stack = [first]
     while stack:
         instruction = stack.pop()
-        if instruction.op_name:
-            yield instruction.op_name
+        if op_name := _op_name(module, instruction):
+            yield op_name
         new = [name for name in reversed(instruction.operands) if name not in seen]
         seen.update(new)
         stack += map(computation.__getitem__, new)
@@ -75,4 +75,12 @@ def _names_of_reader(module: HloModule, instruction: Instruction, number: int) -
     for reader in fused.instructions:
         if not reached.isdisjoint(reader.operands):
             reached.add(reader.name)
-            yield reader.op_name
+            yield _op_name(module, reader)
+
+
+def _op_name(module: HloModule, instruction: Instruction) -> str:
+    """The name of the traced operation that an instruction computes. Where XLA leaves it out of a
+    reduction, what combines two elements still has it."""
+    if instruction.op_name or instruction.opcode != "reduce":
+        return instruction.op_name
+    return module.computations[instruction.called[0]].root.op_name
