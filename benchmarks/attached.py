@@ -41,7 +41,7 @@ from benchmarks.measured import (
     setting_of,
 )
 from benchmarks.times import errors_in_words, ms_and_spread, rank_correlation
-from jax_hremat._shared.errors import InfeasibleBudgetError
+from jax_hremat._plan.infeasible import InfeasibleBudgetError
 from jax_hremat._xla.compile import memory_stats
 
 DATA = command.DOCS / "data"

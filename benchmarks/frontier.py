@@ -37,9 +37,9 @@ from benchmarks.measured import (
     row_of,
 )
 from jax_hremat._options.roles import PRESETS
+from jax_hremat._plan.infeasible import InfeasibleBudgetError
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.goals import Terms, frontier_plans
-from jax_hremat._shared.errors import InfeasibleBudgetError
 from jax_hremat._shared.hull import above_lower_hull
 
 HAND_POLICIES = ("block", "dots_saveable", "dots_with_no_batch_dims_saveable")

@@ -24,6 +24,7 @@ from jax_hremat._partition.score import partition_by_score as partition_by_score
 from jax_hremat._plan.certificate import Certificate as Certificate
 from jax_hremat._plan.comparison import Comparison as Comparison
 from jax_hremat._plan.frontier import Frontier as Frontier
+from jax_hremat._plan.infeasible import InfeasibleBudgetError as InfeasibleBudgetError
 from jax_hremat._plan.plan import RematPlan as RematPlan
 from jax_hremat._planner.config import PlannerConfig as PlannerConfig
 from jax_hremat._report.page import report as report
@@ -33,7 +34,6 @@ from jax_hremat._shared.errors import CompilationError as CompilationError
 from jax_hremat._shared.errors import GraphFormatError as GraphFormatError
 from jax_hremat._shared.errors import HRematError as HRematError
 from jax_hremat._shared.errors import HRematWarning as HRematWarning
-from jax_hremat._shared.errors import InfeasibleBudgetError as InfeasibleBudgetError
 from jax_hremat._shared.errors import InvalidScheduleError as InvalidScheduleError
 from jax_hremat._shared.errors import PlanFormatError as PlanFormatError
 from jax_hremat._shared.errors import SolverError as SolverError

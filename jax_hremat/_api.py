@@ -16,11 +16,11 @@ from jax_hremat._emit.step import Step, own_step
 from jax_hremat._flax.modules import is_linen_instance, is_nnx_class
 from jax_hremat._plan.comparison import Comparison, StrategyPlan
 from jax_hremat._plan.frontier import Frontier
+from jax_hremat._plan.infeasible import InfeasibleBudgetError
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._planner.config import Effort, PlannerConfig, config_of
 from jax_hremat._planner.request import PlanRequest, positions_of, warn_beyond_device
 from jax_hremat._planner.transfer import certified_again
-from jax_hremat._shared.errors import InfeasibleBudgetError
 from jax_hremat._shared.methods import CALL
 from jax_hremat._shared.progress import Progress
 from jax_hremat._shared.units import parse_budget, parse_goal, parse_headroom

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from jax_hremat._emit.step import LossFunction, MakeStep
 from jax_hremat._fit import FittedStep, fit_step
+from jax_hremat._plan.infeasible import InfeasibleBudgetError
 from jax_hremat._planner.config import config_of
-from jax_hremat._shared.errors import InfeasibleBudgetError
 from jax_hremat._shared.format import format_bytes, format_seconds, format_signed_percent
 from jax_hremat._shared.text import plain_table, plain_text
 

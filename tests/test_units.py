@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_hremat._shared.errors import BudgetFormatError, InfeasibleBudgetError
+from jax_hremat._plan.infeasible import InfeasibleBudgetError
+from jax_hremat._shared.errors import BudgetFormatError
 from jax_hremat._shared.format import format_bytes, format_seconds
 from jax_hremat._shared.units import Budget, Slowdown, parse_budget, parse_goal, parse_headroom
 

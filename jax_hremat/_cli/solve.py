@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jax_hremat._plan.infeasible import InfeasibleBudgetError
 from jax_hremat._schedules.graph import Graph
 from jax_hremat._schedules.schedule import Schedule
 from jax_hremat._schedules.simulate import Simulation, simulate, without_recompute
 from jax_hremat._schedules.strategy import Strategy
-from jax_hremat._shared.errors import InfeasibleBudgetError, SolverError
+from jax_hremat._shared.errors import SolverError
 from jax_hremat._shared.format import format_bytes, format_seconds, format_signed_percent
 from jax_hremat._shared.text import plain_table, plain_text
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from rich.text import Text
 
+from jax_hremat._plan.infeasible import InfeasibleBudgetError
 from jax_hremat._plan.notebook import frontier_html
 from jax_hremat._plan.plan import RematPlan
-from jax_hremat._shared.errors import InfeasibleBudgetError
 from jax_hremat._shared.files import write_whole
 from jax_hremat._shared.format import format_bytes, format_seconds, format_signed_percent
 from jax_hremat._shared.text import plain_table, plain_text

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from jax_hremat._emit.step import Step
+from jax_hremat._plan.infeasible import InfeasibleBudgetError
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._planner.config import PlannerConfig
-from jax_hremat._shared.errors import InfeasibleBudgetError
 from jax_hremat._shared.units import Budget, Slowdown
 from jax_hremat._trace.fingerprint import fingerprint
 from jax_hremat._trace.graph import build_graph

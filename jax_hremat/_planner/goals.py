@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from jax_hremat._plan.certificate import Certificate
+from jax_hremat._plan.infeasible import InfeasibleBudgetError
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._planner.candidate import Candidate
 from jax_hremat._planner.candidates import Candidates
@@ -21,7 +22,7 @@ from jax_hremat._planner.reports import (
 )
 from jax_hremat._planner.search_for import Search, search_for
 from jax_hremat._planner.tradeoff import least_peak_within, spread
-from jax_hremat._shared.errors import CertificationError, InfeasibleBudgetError
+from jax_hremat._shared.errors import CertificationError
 from jax_hremat._shared.format import format_bytes
 from jax_hremat._shared.units import Budget, Slowdown
 from jax_hremat._verify.replay import replay

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from jax_hremat._emit.step import Step
 from jax_hremat._plan.certificate import Certificate
+from jax_hremat._plan.infeasible import InfeasibleBudgetError
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.config import Effort, PlannerConfig, config_of
@@ -17,7 +18,7 @@ from jax_hremat._planner.context import prepare
 from jax_hremat._planner.forms import Form, better, forms_of, same_goal, undominated
 from jax_hremat._planner.goals import Terms, certificate_of, frontier_plans, plan_for
 from jax_hremat._planner.plan_cache import PlanCache, best_of
-from jax_hremat._shared.errors import HRematWarning, InfeasibleBudgetError
+from jax_hremat._shared.errors import HRematWarning
 from jax_hremat._shared.format import format_bytes
 from jax_hremat._shared.progress import Progress, reporting
 from jax_hremat._shared.units import Budget, Slowdown, parse_headroom

@@ -8,11 +8,12 @@ from types import MappingProxyType
 from jax_hremat._cost.kernels import kernel_book
 from jax_hremat._emit.step import Step
 from jax_hremat._plan.fingerprint import Fingerprint
+from jax_hremat._plan.infeasible import InfeasibleBudgetError
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._plan.region import Region
 from jax_hremat._planner.goals import Terms, certificate_of
 from jax_hremat._planner.reports import largest_words
-from jax_hremat._shared.errors import InfeasibleBudgetError, StalePlanError
+from jax_hremat._shared.errors import StalePlanError
 from jax_hremat._shared.units import Budget
 from jax_hremat._trace.fingerprint import fingerprint
 from jax_hremat._trace.graph import build_graph
