@@ -35,10 +35,11 @@ class BlockStep:
         avals: The abstract arguments of the function.
         num_outputs: How many outputs the block has.
         active_inputs: Positions in `Block.inputs` of the inputs that are differentiated.
+        active_outputs: Positions in `Block.outputs` of the outputs that have a cotangent.
         computed_inputs: Positions in `Block.inputs` of the inputs that other blocks make.
         partial_bytes: Those of differentiated arguments of the program that earlier blocks read,
             too, with the bytes of the part of the gradient that this block makes.
-        cotangent_parameters: Positions of the cotangents among the arguments.
+        cotangent_parameters: Positions of their cotangents among the arguments.
         num_scopes: How many operations are traced in scopes of their own (`profile.py`): all of a
             plain block, none of another.
         mesh: The devices that the function runs on, where there are several.
@@ -48,6 +49,7 @@ class BlockStep:
     avals: tuple[Any, ...]
     num_outputs: int
     active_inputs: tuple[int, ...]
+    active_outputs: tuple[int, ...]
     computed_inputs: tuple[int, ...]
     partial_bytes: Mapping[int, int]
     cotangent_parameters: range
@@ -71,7 +73,7 @@ def _block_step(program: Program, graph: Graph, block: Block, region: Region) ->
     scopes = {block.start + i: operation_scope(i) for i in range(len(block)) if is_plain}
     body = emit_range(program, parent, inputs, outputs, scopes)
     active_in = tuple(i for i, v in enumerate(block.inputs) if graph.values[v].active)
-    active_out = [i for i, v in enumerate(block.outputs) if graph.values[v].active]
+    active_out = tuple(i for i, v in enumerate(block.outputs) if graph.values[v].active)
 
     def function(*flat: Any) -> Any:
         values = list(flat[: len(inputs)])
@@ -108,6 +110,7 @@ def _block_step(program: Program, graph: Graph, block: Block, region: Region) ->
         avals=(*avals, *cotangent_avals, jax.ShapeDtypeStruct((8,), jnp.complex64)),
         num_outputs=len(outputs),
         active_inputs=active_in,
+        active_outputs=active_out,
         computed_inputs=tuple(
             i for i, v in enumerate(block.inputs) if graph.values[v].kind == "computed"
         ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
@@ -23,7 +23,7 @@ from jax_hremat._trace.mesh import abstract_mesh
 from jax_hremat._xla.cache import CompileCache
 from jax_hremat._xla.compile import compile_flat
 from jax_hremat._xla.hlo.buffer import Buffer
-from jax_hremat._xla.hlo.liveness import buffer_timeline, reads_and_results
+from jax_hremat._xla.hlo.liveness import part_timeline, reads_and_results
 from jax_hremat._xla.hlo.parse import HloModule, parse_hlo
 from jax_hremat._xla.hlo.roofline import estimate_step
 from jax_hremat._xla.rates import rates
@@ -55,8 +55,15 @@ def compiled_cost(
         mesh=None if step.mesh is None else abstract_mesh(step.mesh),
     )
     module = parse_hlo(compiled.hlo_text)
-    timeline = buffer_timeline(module)
     mark = _mark_position(module)
+    computed = [
+        step.num_outputs + n for n, i in enumerate(step.active_inputs) if i in step.computed_inputs
+    ]
+    timeline = part_timeline(
+        module,
+        given=dict.fromkeys(step.cotangent_parameters, mark),
+        passed_on=(*range(step.num_outputs), *computed),
+    )
     kernels = estimate_step(module, rates(target, book)).kernels
     split = next(i for i, k in enumerate(kernels) if k.name == timeline.names[mark])
     forward_kernels = kernels[:split]
@@ -64,39 +71,46 @@ def compiled_cost(
 
     buffers = {b.name: b for b in timeline.buffers}
     last_read, results = reads_and_results(module)
-    outputs = [buffers[name] for name in results[: step.num_outputs]]
+    parameters = {b.parameter_index: b for b in timeline.buffers if b.parameter_index is not None}
+    given = {parameters[i].name for i in step.cotangent_parameters}
+    outputs = {i: buffers[name] for i, name in enumerate(results[: step.num_outputs])}
     gradients = {
         i: buffers[name]
         for i, name in zip(step.active_inputs, results[step.num_outputs :], strict=False)
+        if name not in given
     }
-    input_cotangents = [gradients[i] for i in step.computed_inputs if i in gradients]
+    input_cotangents = {i: gradients[i] for i in step.computed_inputs if i in gradients}
     partial_gradients = {
         i: replace(gradients[i], nbytes=nbytes)
         for i, nbytes in step.partial_bytes.items()
-        if gradients[i].kind == "output"
+        if i in gradients and gradients[i].kind == "output"
     }
-    parameters = {b.parameter_index: b for b in timeline.buffers if b.kind == "parameter"}
-    cotangents = [
-        replace(parameters[i], start=mark, end=max(mark, last_read[parameters[i].name]))
-        for i in step.cotangent_parameters
+    outputs_made = _made_once(outputs)
+    passed_on = {**_made_once(input_cotangents), **partial_gradients}
+    cotangents = {
+        output: parameters[i]
+        for output, i in zip(step.active_outputs, step.cotangent_parameters, strict=True)
+    }
+    is_passed = given | {b.name for b in (*outputs_made.values(), *passed_on.values())}
+    own = [
+        b
+        for b in timeline.buffers
+        if b.kind == "temp" and b.name not in is_passed and BEHIND not in b.op_name
     ]
-    own = [b for b in timeline.buffers if b.kind == "temp" and BEHIND not in b.op_name]
     inner = timeline.inner_bytes
     kept = [b for b in own if b.start < mark < b.end]
-    in_forward = [*own, *_distinct(outputs)]
-    passed_on = [*_distinct(input_cotangents), *partial_gradients.values()]
-    in_backward = [*own, *cotangents, *passed_on]
+    in_forward = [*own, *outputs_made.values()]
+    in_backward = [*own, *cotangents.values(), *passed_on.values()]
     of_constants = frozenset(b.name for b in own if _is_of_constants(module, b))
     forward = _Part(in_forward, inner[: mark + 1], 0)
     backward = _Part(in_backward, inner[mark:], mark)
     is_kept = frozenset(b.name for b in kept)
-    is_partial = frozenset(b.name for b in partial_gradients.values())
     return OptionCost(
         forward_s=sum(k.time_s for k in forward_kernels),
         backward_s=sum(k.time_s for k in backward_kernels),
         kept_bytes=sum(b.nbytes for b in kept),
         kept_inputs=tuple(i for i in step.computed_inputs if last_read[parameters[i].name] > mark),
-        kept_outputs=tuple(i for i, b in enumerate(outputs) if last_read[b.name] > mark),
+        kept_outputs=tuple(i for i, b in outputs.items() if last_read[b.name] > mark),
         forward_peak_bytes=max(forward.live_bytes),
         backward_peak_bytes=max(backward.live_bytes),
         kept_buffers=tuple(
@@ -109,10 +123,9 @@ def compiled_cost(
             for b in kept
         ),
         forward=forward.phase(is_kept, of_constants),
-        backward=backward.phase(is_kept | is_partial, of_constants)._replace(
-            partial_gradients=tuple(
-                (i, backward.live_range(b)) for i, b in partial_gradients.items()
-            )
+        backward=backward.phase(is_kept | is_passed, of_constants)._replace(
+            cotangents=tuple((i, backward.live_range(b)) for i, b in cotangents.items()),
+            gradients=tuple((i, backward.live_range(b)) for i, b in passed_on.items()),
         ),
         profile=attributed(module, mark, kept, forward_kernels, step.num_scopes)
         if step.num_scopes
@@ -128,8 +141,10 @@ def _mark_position(module: HloModule) -> int:
     )
 
 
-def _distinct(buffers: Sequence[Buffer]) -> list[Buffer]:
-    return list({b.name: b for b in buffers if b.kind == "output"}.values())
+def _made_once(buffers: Mapping[int, Buffer]) -> dict[int, Buffer]:
+    """Those that are made in the block, but for what has the memory of another of them."""
+    first = {b.name: i for i, b in reversed(buffers.items()) if b.kind == "temp"}
+    return {i: buffers[i] for i in sorted(first.values())}
 
 
 def _is_of_constants(module: HloModule, buffer: Buffer) -> bool:

@@ -39,16 +39,20 @@ class Phase(NamedTuple):
 
     Attributes:
         buffers: Its buffers, but for those that the block keeps from its forward to its backward,
-            and partial gradients; empty where they are not known.
+            and those below; empty where they are not known.
         live_bytes: At each position, the bytes alive in the block, kept ones and what loops need
             inside included; empty where they are not known.
-        partial_gradients: In a backward, the parts that it makes of the gradients of arguments that
-            earlier blocks read, too, by position in `Block.inputs`.
+        cotangents: What a backward receives from those of later blocks: cotangents of the block's
+            outputs, by position in `Block.outputs`.
+        gradients: What a backward makes for those of earlier blocks: cotangents of the block's
+            inputs, and its parts of the gradients of arguments that earlier blocks read, too, by
+            position in `Block.inputs`.
     """
 
     buffers: tuple[LiveRange, ...] = ()
     live_bytes: tuple[int, ...] = ()
-    partial_gradients: tuple[tuple[int, LiveRange], ...] = ()
+    cotangents: tuple[tuple[int, LiveRange], ...] = ()
+    gradients: tuple[tuple[int, LiveRange], ...] = ()
 
     @property
     def peak(self) -> int:
@@ -59,8 +63,8 @@ class Phase(NamedTuple):
     def sizes_at_peak(self) -> tuple[int, ...]:
         """Bytes of each of its buffers that is alive there."""
         peak = self.peak
-        buffers = (*self.buffers, *(buffer for _, buffer in self.partial_gradients))
-        return tuple(b.size_bytes for b in buffers if b.is_alive(peak))
+        passed = (buffer for _, buffer in (*self.cotangents, *self.gradients))
+        return tuple(b.size_bytes for b in (*self.buffers, *passed) if b.is_alive(peak))
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ def make_chain(
                 needed.setdefault(block.outputs[position], set()).add((index, o))
     boundary_values = []
     for index, block in enumerate(partition.blocks):
-        for v in block.outputs:
+        for output, v in enumerate(block.outputs):
             value = graph.values[v]
             readers = sorted({block_of[u] for u in value.users} - {index})
             if readers:
@@ -54,6 +54,8 @@ def make_chain(
                         readers=tuple(readers),
                         active=value.active,
                         needed=frozenset(needed.get(v, ())),
+                        output=output,
+                        input=partition.blocks[readers[-1]].inputs.index(v),
                     )
                 )
     return Chain(

@@ -26,6 +26,8 @@ class BoundaryValue:
         readers: Later blocks whose forward reads the value, in order.
         active: Whether the value has a cotangent.
         needed: Each (block, option) whose backward reads the value.
+        output: Where the value is among the outputs of the producer; None if that is not known.
+        input: Where it is among the inputs of the last reader; None if that is not known.
     """
 
     size_bytes: int
@@ -33,6 +35,8 @@ class BoundaryValue:
     readers: tuple[int, ...]
     active: bool
     needed: frozenset[tuple[int, int]]
+    output: int | None = None
+    input: int | None = None
 
 
 class PartialGradient(NamedTuple):

@@ -71,11 +71,17 @@ class Memory:
         self._sizes = chain.cotangent_bytes
         self._as_values = _whole("value", [value.size_bytes for value in values])
         self._as_cotangents = _whole("cotangent", self._sizes)
-        # Where partial gradients are made: the block, and the argument's position in its inputs.
-        self._partial = {
-            (partial.waits.stop, partial.position): n
-            for n, partial in enumerate(chain.partial_gradients, start=len(values))
+        # Where each cotangent and partial gradient is first made, the block and the position among
+        # its inputs, and where a cotangent is last read, the block and the position among its
+        # outputs.
+        self._made = {
+            **{(value.readers[-1], value.input): v for v, value in enumerate(values)},
+            **{
+                (partial.waits.stop, partial.position): n
+                for n, partial in enumerate(chain.partial_gradients, start=len(values))
+            },
         }
+        self._read = {(value.producer, value.output): v for v, value in enumerate(values)}
         # For each set of groups inside which a block runs:
         self._first_holders: dict[frozenset[Group], Sequence[float]] = {}
         self._kept: dict[frozenset[Group], _KeptBefore] = {}
@@ -111,11 +117,16 @@ class Memory:
             ("backward", block): cost.backward.buffers,
             self._kept_key(block, cost): [b._replace(first=0) for b in cost.kept_buffers],
         }
-        for position, buffer in cost.backward.partial_gradients:
-            # That of the last block that reads the argument is one buffer with what waits.
-            waiting = self._partial.get((block, position))
-            key = ("partial", block) if waiting is None else ("cotangent", waiting)
-            working[key] = (*working.get(key, ()), buffer)
+        # What the last block that reads a value makes is one buffer with what waits, and with what
+        # the producer reads.
+        for passed, numbers in (
+            (cost.backward.gradients, self._made),
+            (cost.backward.cotangents, self._read),
+        ):
+            for position, buffer in passed:
+                number = numbers.get((block, position))
+                key = ("passed", block) if number is None else ("cotangent", number)
+                working[key] = (*working.get(key, ()), buffer)
         working_bytes = cost.backward.live_bytes or (cost.backward_peak_bytes,)
         return self._held(block, True, inside, values, cotangents, working_bytes, working)
 

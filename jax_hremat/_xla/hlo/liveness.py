@@ -7,8 +7,8 @@ not yet in use.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from jax_hremat._xla.hlo.aliases import Key, Values, donations, flat_parameters, label
@@ -74,6 +74,44 @@ def buffer_timeline(module: HloModule) -> Timeline:
     return _timeline(module, module.entry, {})
 
 
+def part_timeline(
+    module: HloModule, given: Mapping[int, int], passed_on: Collection[int]
+) -> Timeline:
+    """Finds the lifetimes of all buffers in a part of a program that is compiled alone. What other
+    parts give it and what it makes for them is temporary in the whole program: it may be
+    overwritten, or written over something else. Nothing is placed in the memory of results.
+
+    Args:
+        module: An optimised, scheduled module.
+        given: The parameters that other parts make, by their number, each with the position from
+            which it is there.
+        passed_on: The numbers of the flattened results that are read by other parts.
+
+    Raises:
+        KeyError: As for `buffer_timeline`.
+
+    Unchecked: As for `buffer_timeline`.
+    """
+    values = Values(module, module.entry)
+    results = values.leaves[module.entry.root.name]
+    returned = {label(module.entry, key) for key in results}
+    made = {label(module.entry, results[number]) for number in passed_on}
+    last = len(module.entry.instructions) - 1
+    ends = {label(module.entry, key): position for key, position in values.end.items()}
+
+    def in_whole(buffer: Buffer) -> Buffer:
+        start = given.get(-1 if buffer.parameter_index is None else buffer.parameter_index)
+        if start is not None:
+            end = last if buffer.name in returned else max(start, ends[buffer.name])
+            return replace(buffer, kind="temp", start=start, end=end)
+        is_made = buffer.kind == "output" and buffer.name in made
+        return replace(buffer, kind="temp") if is_made else buffer
+
+    buffers = [in_whole(buffer) for buffer in _buffers(values, {})]
+    buffers = shortened(buffers, hand_overs_of(module, values, buffers))
+    return _as_timeline(module, module.entry, buffers, {})
+
+
 def live_at_peak(module: HloModule) -> list[tuple[Computation, Buffer]]:
     """The buffers that are live at the peak of the entry computation's temporaries, each with the
     computation that it belongs to.
@@ -123,15 +161,21 @@ def _timeline(module: HloModule, computation: Computation, known: dict[str, Time
     values = Values(module, computation)
     in_place = donations(module, values) if computation is module.entry else _loop_state(values)
     buffers = _assigned(module, values, in_place)
+    known[computation.name] = _as_timeline(module, computation, buffers, known)
+    return known[computation.name]
+
+
+def _as_timeline(
+    module: HloModule, computation: Computation, buffers: list[Buffer], known: dict[str, Timeline]
+) -> Timeline:
     inside_bytes = _inside_bytes(module, computation, known)
-    known[computation.name] = Timeline(
+    return Timeline(
         buffers=tuple(sorted(buffers, key=lambda b: b.start)),
         num_positions=len(computation.instructions),
         live_temp_bytes=_sum_live(own_temps(buffers), inside_bytes),
         inner_bytes=tuple(inside_bytes),
         names=tuple(i.name for i in computation.instructions),
     )
-    return known[computation.name]
 
 
 def _buffers(values: Values, donated: Mapping[Key, Key]) -> list[Buffer]:
