@@ -11,7 +11,6 @@ from jax_hremat._planner.barriers import (
     needed_barriers,
 )
 from jax_hremat._planner.candidates import Candidates
-from jax_hremat._planner.corrections import Expected
 from jax_hremat._planner.peak_bound import PeakBound
 from jax_hremat._solve.backend import SolverConfig, Status
 from jax_hremat._solve.chain import Chain, Schedule, Selection
@@ -40,23 +39,20 @@ class Aim:
         selection: The selection in it.
         promise: Its predicted cost.
         barriers: The barriers to compile it with.
-        expected: The compiled peak to expect.
+        expected_bytes: The compiled peak to expect.
     """
 
     schedule: Schedule
     selection: Selection
     promise: Prediction
     barriers: Barriers
-    expected: Expected
+    expected_bytes: int
 
-    def rank(self, limit: int, *, bold: bool) -> tuple[int, float]:
-        """Those that are expected to fit come first, by time; if bold, then those that would fit
-        without gaps, which are hard to predict, by time too; then the others, by peak."""
-        if self.expected.peak_bytes <= limit:
+    def rank(self, limit: int) -> tuple[int, float]:
+        """Those that are expected to fit come first, by time; then the others, by peak."""
+        if self.expected_bytes <= limit:
             return 0, self.promise.time_s
-        if bold and self.expected.used_bytes <= limit:
-            return 1, self.promise.time_s
-        return 2, self.expected.peak_bytes
+        return 1, self.expected_bytes
 
 
 class Aims:
@@ -88,14 +84,14 @@ class Aims:
         """
         aims: list[Aim] = []
         fits = misses = None
-        nothing_within = num_missed = 0
+        nothing_within = 0
         target = bound.bytes
         for _ in range(_MAX_TRIES):
             aim = self._solved(chain, target, groups=groups)
             if aim is None:
                 nothing_within = target
                 if misses is not None:
-                    target = self._between(fits, misses, nothing_within, num_missed)
+                    target = self._between(fits, misses, nothing_within)
                 elif target < bound.highest_bytes:
                     # The correction of the bound may be that of an unlike plan.
                     target = bound.highest_bytes
@@ -110,17 +106,16 @@ class Aims:
                 break
             aims.append(aim)
             if self._over(aim) > 0:
-                misses, num_missed = aim, num_missed + 1
+                misses = aim
             else:
-                fits, num_missed = aim, 0
+                fits = aim
             if misses is None or (fits and not self._may_be_between(fits, misses)):
                 break
-            target = self._between(fits, misses, nothing_within, num_missed)
+            target = self._between(fits, misses, nothing_within)
         aims = [*filter(self._is_worth_it, aims)]
         if not aims:
             return None
-        bold = self._candidates.fastest_within(self._limit) is not None
-        best = min(aims, key=lambda aim: aim.rank(self._limit, bold=bold))
+        best = min(aims, key=lambda aim: aim.rank(self._limit))
         best = self._lowered(chain, best, bound.margin_bytes, groups=groups)
         return best if self._is_worth_it(best) else None
 
@@ -143,33 +138,20 @@ class Aims:
 
     def _over(self, aim: Aim) -> int:
         """Bytes by which a schedule is expected to exceed the limit; negative if it fits."""
-        return aim.expected.peak_bytes - self._limit
+        return aim.expected_bytes - self._limit
 
     def _may_be_between(self, fits: Aim, misses: Aim) -> bool:
         """Whether a schedule between two may be expected to fit and be faster than the first."""
-        if self._have_gaps(fits, misses):
-            return misses.promise.time_s < (1 - _WORTH) * fits.promise.time_s
         return self._over(fits) < -SLACK * self._limit
 
-    def _have_gaps(self, *aims: Aim) -> bool:
-        """Whether one has gaps that count. Then expected peaks do not grow with predicted ones."""
-        return any(aim.expected.gaps_bytes > SLACK * self._limit for aim in aims)
-
-    def _between(self, fits: Aim | None, misses: Aim, nothing_within: int, num_missed: int) -> int:
+    def _between(self, fits: Aim | None, misses: Aim, nothing_within: int) -> int:
         """The predicted peak of a schedule that is expected to reach the limit: on the straight
-        line between one that fits and one that misses it, halfway if they have gaps; or as much
-        lower as the latter misses, or halfway to where there is nothing, whichever is higher.
-
-        With each schedule in a row that misses after the first, twice as much lower as before:
-        many have the same gaps, less of which is used the lower the predicted peak.
-        """
+        line between one that fits and one that misses it; or as much lower as the latter misses,
+        or halfway to where there is nothing, whichever is higher."""
         high = misses.promise.peak_bytes
         if fits is None:
-            lower_bytes = self._over(misses) * 2 ** (num_missed - 1)
-            return max(high - lower_bytes, (nothing_within + high) // 2)
+            return max(high - self._over(misses), (nothing_within + high) // 2)
         low = fits.promise.peak_bytes
-        if self._have_gaps(fits, misses):
-            return (low + high) // 2
         part = -self._over(fits) / (self._over(misses) - self._over(fits))
         return low + int(part * (high - low))
 
@@ -202,8 +184,8 @@ class Aims:
         selection = schedule.selection
         promise = candidates.context.predict(chain, selection)
         barriers = self._barriers(selection, promise)
-        expected = candidates.corrections.expected(selection, promise, barriers)
-        return Aim(schedule, selection, promise, barriers, expected)
+        expected_bytes = candidates.corrections.expected_bytes(selection, promise, barriers)
+        return Aim(schedule, selection, promise, barriers, expected_bytes)
 
     def _barriers(self, selection: Selection, promise: Prediction) -> Barriers:
         """The barriers to compile a selection with: those that are needed, but for those known to

@@ -110,7 +110,7 @@ class BudgetSearch:
         """Solve, compile, compare, and solve again within a predicted peak that is corrected by the
         prediction errors seen."""
         bound = self._first_bound()
-        groups, wide_misses, is_bold = True, 0, False
+        groups, wide_misses = True, 0
         for number in range(_PATIENCE * (self._max_rounds + 1)):
             if number > self._max_rounds and self._fits:
                 break
@@ -121,11 +121,8 @@ class BudgetSearch:
                 aim, self._fits = self._aims.uncorrected(chain), True
             if aim is None:
                 break
-            if aim.expected.peak_bytes > self._limit and self._best() is not None:
-                # A single one that is expected to miss: gaps are hard to predict.
-                if is_bold:
-                    break
-                is_bold = True
+            if aim.expected_bytes > self._limit and self._best() is not None:
+                break
             outcome = aim.schedule.outcome
             candidate = self._candidates.add(chain, aim.selection, outcome, aim.barriers)
             candidate = self._with_more_barriers(candidate)
@@ -143,11 +140,9 @@ class BudgetSearch:
                     predicted_bytes,
                     spare_bytes,
                     candidate.barriers,
-                    for_gaps_alone=candidate.used_bytes <= self._limit,
                     any_fits=self._fits,
                 )
             else:
-                is_bold = False
                 if self._limit - candidate.peak_bytes <= SLACK * self._limit:
                     break
                 bound.fitted(predicted_bytes, spare_bytes, candidate.barriers)
@@ -164,10 +159,9 @@ class BudgetSearch:
         return PeakBound(self._limit, first_bytes, most_bytes)
 
     def _spare_bytes(self, candidate: Candidate, predicted_bytes: int) -> int:
-        """What is expected to be left of the limit, the gaps of plans like it counted, by a plan of
-        that predicted peak which exceeds it as much as this one does."""
-        gaps_bytes = max(0, self._candidates.corrections.more_gaps_near(candidate.peak_bytes))
-        return self._limit - predicted_bytes - candidate.excess_bytes - gaps_bytes
+        """What is expected to be left of the limit by a plan of that predicted peak which exceeds
+        it as much as this one does."""
+        return self._limit - predicted_bytes - candidate.excess_bytes
 
     def _likely_barriers(self) -> Barriers:
         """The barriers that the next plan is likely to need: those of the plans like the fastest

@@ -43,17 +43,9 @@ class Candidate:
 
     @property
     def excess_bytes(self) -> int:
-        """Bytes by which what is used at the compiled peak exceeds the predicted peak; negative if
-        it is lower."""
-        return self._beyond(self.prediction.peak_bytes)
-
-    @property
-    def more_gaps_bytes(self) -> int:
-        """Bytes by which the compiled peak exceeds the predicted peak and gaps for another reason;
-        negative if it is lower."""
-        prediction = self.prediction
-        predicted_bytes = prediction.peak_bytes + prediction.gaps_bytes
-        return self.peak_bytes - predicted_bytes - self.excess_bytes
+        """Bytes by which the compiled peak exceeds the predicted peak and gaps; negative if it is
+        lower."""
+        return self.peak_bytes - self.prediction.peak_bytes - self.prediction.gaps_bytes
 
     @property
     def step_s(self) -> float:
@@ -68,12 +60,6 @@ class Candidate:
         predicted_bytes = self.prediction.peak_bytes + self.prediction.peak.reused_bytes
         least_bytes = _DELAYED * expected_bytes
         return (
-            self._beyond(expected_bytes) > least_bytes
+            self.used_bytes - expected_bytes > least_bytes
             and abs(alive_bytes - predicted_bytes) > least_bytes
         )
-
-    def _beyond(self, expected_bytes: int) -> int:
-        """Bytes by which more is used than expected; negative if less is. Predicted gaps hold what
-        predictions do not know of: 0 if that suffices."""
-        most_bytes = expected_bytes + self.prediction.gaps_bytes
-        return self.used_bytes - min(max(self.used_bytes, expected_bytes), most_bytes)

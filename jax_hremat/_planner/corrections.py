@@ -31,23 +31,6 @@ class _Traits(NamedTuple):
     in_backward: bool
 
 
-class Expected(NamedTuple):
-    """What to expect of a compiled peak.
-
-    Attributes:
-        used_bytes: What buffers use.
-        gaps_bytes: The gaps between them.
-    """
-
-    used_bytes: int
-    gaps_bytes: int
-
-    @property
-    def peak_bytes(self) -> int:
-        """Both together."""
-        return self.used_bytes + self.gaps_bytes
-
-
 @dataclass(frozen=True, slots=True)
 class Corrections:
     """What to expect of compiled peaks, by the errors of the predictions so far.
@@ -66,9 +49,9 @@ class Corrections:
         others = [c for c in self.compiled if c is not candidate or not _recomputes(c.root)]
         return replace(self, compiled=others)
 
-    def expected(
+    def expected_bytes(
         self, selection: Selection, prediction: Prediction, barriers: Barriers
-    ) -> Expected:
+    ) -> int:
         """The compiled peak to expect of a plan: the predicted one, corrected by the errors of the
         compiled plans most like it, on straight lines between them by predicted peak, from no error
         at the bytes that no plan changes.
@@ -77,8 +60,7 @@ class Corrections:
         there are, and which block's forward or backward sets the predicted peak.
         """
         known = self._as_predicted(barriers)
-        used_bytes = self._used_bytes(known, selection, prediction, barriers)
-        return self._with_gaps(used_bytes, prediction)
+        return self._corrected_bytes(known, selection, prediction, barriers)
 
     def peak_without_bytes(
         self, some: Barriers, selection: Selection, prediction: Prediction, barriers: Barriers
@@ -86,15 +68,13 @@ class Corrections:
         """The compiled peak to expect of a plan without some of its barriers: corrected by the
         errors of plans without them alone, those part of whose backward was delayed included."""
         known = [c for c in self.compiled if some not in c.barriers or not _recomputes(c.root)]
-        used_bytes = self._used_bytes(known, selection, prediction, barriers & ~some)
-        return self._with_gaps(used_bytes, prediction).peak_bytes
+        return self._corrected_bytes(known, selection, prediction, barriers & ~some)
 
     def undelayed_bytes(
         self, selection: Selection, prediction: Prediction, barriers: Barriers
     ) -> int:
-        """What is expected to be used at the compiled peak of a plan if the compiler delays no part
-        of its backward."""
-        return self._used_bytes(self._undelayed(barriers), selection, prediction, barriers)
+        """The compiled peak to expect of a plan if the compiler delays no part of its backward."""
+        return self._corrected_bytes(self._undelayed(barriers), selection, prediction, barriers)
 
     def excess_near(self, peak_bytes: int, barriers: Barriers) -> int:
         """Bytes by which a compiled peak is expected to exceed the predicted one and the predicted
@@ -111,18 +91,7 @@ class Corrections:
         nearest = min(self._undelayed(barriers), key=distance)
         changed_bytes = max(1, nearest.peak_bytes - self.fixed_bytes)
         part = min(1.0, max(0, peak_bytes - self.fixed_bytes) / changed_bytes)
-        return int(part * nearest.excess_bytes) + max(0, self.more_gaps_near(peak_bytes))
-
-    def more_gaps_near(self, peak_bytes: int) -> int:
-        """Bytes by which gaps are expected to exceed the predicted ones near a peak; negative if
-        they are less: the smaller of the errors of the two nearest plans, since one alone may be
-        unlucky."""
-        near = sorted(self.compiled, key=lambda c: (abs(c.peak_bytes - peak_bytes), c.step_s))[:2]
-        return min((c.more_gaps_bytes for c in near), key=abs)
-
-    def _with_gaps(self, used_bytes: int, prediction: Prediction) -> Expected:
-        gaps_bytes = prediction.gaps_bytes + self.more_gaps_near(used_bytes)
-        return Expected(used_bytes, max(0, gaps_bytes))
+        return int(part * nearest.excess_bytes)
 
     def optimistic_peak_bytes(self, prediction: Prediction) -> float:
         """An optimistic estimate of a compiled peak: straight lines between all compiled plans, of
@@ -184,15 +153,15 @@ class Corrections:
 
         return [c for c in known if not is_delayed(c)]
 
-    def _used_bytes(
+    def _corrected_bytes(
         self,
         known: Sequence[Candidate],
         selection: Selection,
         prediction: Prediction,
         barriers: Barriers,
     ) -> int:
-        """The predicted peak, corrected by the errors of those of the known plans that are most
-        like this one."""
+        """The predicted peak and gaps, corrected by the errors of those of the known plans that are
+        most like this one."""
         traits = _traits(selection, barriers, prediction.peak)
 
         def differences(c: Candidate) -> int:
@@ -204,7 +173,7 @@ class Corrections:
         excess = {self.fixed_bytes: 0, **{c.prediction.peak_bytes: c.excess_bytes for c in alike}}
         predicted = sorted(excess)
         expected = np.interp(prediction.peak_bytes, predicted, [excess[p] for p in predicted])
-        return prediction.peak_bytes + int(expected)
+        return prediction.peak_bytes + prediction.gaps_bytes + int(expected)
 
 
 def _traits(selection: Selection, barriers: Barriers, peak: Moment) -> _Traits:

@@ -7,7 +7,7 @@ from jax_hremat._solve.regions import Barriers
 # After a plan above the limit, the next is predicted lower by at least this part of the limit.
 _LEAST_LOWER = 0.001
 # If none fits yet, it is lower by up to this part more where that takes hardly more time, and by up
-# to twice as much as before if the plan misses by more than its fragmentation.
+# to twice as much with each that misses.
 _MARGIN = 0.0025
 
 
@@ -50,7 +50,6 @@ class PeakBound:
         spare_bytes: int,
         barriers: Barriers,
         *,
-        for_gaps_alone: bool,
         any_fits: bool,
     ) -> None:
         """Move the bound below that of a plan above the limit.
@@ -59,15 +58,13 @@ class PeakBound:
             predicted_bytes: The predicted peak of the plan.
             spare_bytes: What is expected to be left of the limit.
             barriers: Its barriers.
-            for_gaps_alone: Whether it is above the limit for the gaps between its buffers alone.
             any_fits: Whether a plan is known that fits. If not, the next goes lower than the
                 error of this one tells, or it might just miss too.
         """
         least_bytes = int(_LEAST_LOWER * self._limit)
         if not any_fits:
             self.margin_bytes = self._next_margin_bytes
-            if not for_gaps_alone:
-                self._next_margin_bytes *= 2
+            self._next_margin_bytes *= 2
         self._barriers = barriers
         self._missed_at[barriers] = min(self._below_misses + 1, predicted_bytes - least_bytes)
         self.bytes = predicted_bytes + min(spare_bytes, -least_bytes)
