@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from jax_hremat._cost.attribution import attributed
 from jax_hremat._cost.block_step import MARK, BlockStep
@@ -56,51 +57,30 @@ def compiled_cost(
     )
     module = parse_hlo(compiled.hlo_text)
     mark = _mark_position(module)
-    computed = [
-        step.num_outputs + n for n, i in enumerate(step.active_inputs) if i in step.computed_inputs
-    ]
     timeline = part_timeline(
         module,
         given=dict.fromkeys(step.cotangent_parameters, mark),
-        passed_on=(*range(step.num_outputs), *computed),
+        passed_on=_read_by_others(step),
     )
     kernels = estimate_step(module, rates(target, book)).kernels
     split = next(i for i, k in enumerate(kernels) if k.name == timeline.names[mark])
     forward_kernels = kernels[:split]
     backward_kernels = [k for k in kernels[split + 1 :] if BEHIND not in k.op_name]
 
-    buffers = {b.name: b for b in timeline.buffers}
     last_read, results = reads_and_results(module)
     parameters = {b.parameter_index: b for b in timeline.buffers if b.parameter_index is not None}
-    given = {parameters[i].name for i in step.cotangent_parameters}
-    outputs = {i: buffers[name] for i, name in enumerate(results[: step.num_outputs])}
-    gradients = {
-        i: buffers[name]
-        for i, name in zip(step.active_inputs, results[step.num_outputs :], strict=False)
-        if name not in given
-    }
-    input_cotangents = {i: gradients[i] for i in step.computed_inputs if i in gradients}
-    partial_gradients = {
-        i: replace(gradients[i], nbytes=nbytes)
-        for i, nbytes in step.partial_bytes.items()
-        if i in gradients and gradients[i].kind == "output"
-    }
-    outputs_made = _made_once(outputs)
-    passed_on = {**_made_once(input_cotangents), **partial_gradients}
-    cotangents = {
-        output: parameters[i]
-        for output, i in zip(step.active_outputs, step.cotangent_parameters, strict=True)
-    }
-    is_passed = given | {b.name for b in (*outputs_made.values(), *passed_on.values())}
+    buffers = {b.name: b for b in timeline.buffers}
+    outputs = [buffers[name] for name in results[: step.num_outputs]]
+    passed = _passed(step, parameters, outputs, [buffers[n] for n in results[step.num_outputs :]])
     own = [
         b
         for b in timeline.buffers
-        if b.kind == "temp" and b.name not in is_passed and BEHIND not in b.op_name
+        if b.kind == "temp" and b.name not in passed.names and BEHIND not in b.op_name
     ]
     inner = timeline.inner_bytes
     kept = [b for b in own if b.start < mark < b.end]
-    in_forward = [*own, *outputs_made.values()]
-    in_backward = [*own, *cotangents.values(), *passed_on.values()]
+    in_forward = [*own, *passed.outputs.values()]
+    in_backward = [*own, *passed.cotangents.values(), *passed.gradients.values()]
     of_constants = frozenset(b.name for b in own if _is_of_constants(module, b))
     forward = _Part(in_forward, inner[: mark + 1], 0)
     backward = _Part(in_backward, inner[mark:], mark)
@@ -110,7 +90,7 @@ def compiled_cost(
         backward_s=sum(k.time_s for k in backward_kernels),
         kept_bytes=sum(b.nbytes for b in kept),
         kept_inputs=tuple(i for i in step.computed_inputs if last_read[parameters[i].name] > mark),
-        kept_outputs=tuple(i for i, b in outputs.items() if last_read[b.name] > mark),
+        kept_outputs=tuple(i for i, b in enumerate(outputs) if last_read[b.name] > mark),
         forward_peak_bytes=max(forward.live_bytes),
         backward_peak_bytes=max(backward.live_bytes),
         kept_buffers=tuple(
@@ -123,9 +103,9 @@ def compiled_cost(
             for b in kept
         ),
         forward=forward.phase(is_kept, of_constants),
-        backward=backward.phase(is_kept | is_passed, of_constants)._replace(
-            cotangents=tuple((i, backward.live_range(b)) for i, b in cotangents.items()),
-            gradients=tuple((i, backward.live_range(b)) for i, b in passed_on.items()),
+        backward=backward.phase(is_kept | passed.names, of_constants)._replace(
+            cotangents=tuple((i, backward.live_range(b)) for i, b in passed.cotangents.items()),
+            gradients=tuple((i, backward.live_range(b)) for i, b in passed.gradients.items()),
         ),
         profile=attributed(module, mark, kept, forward_kernels, step.num_scopes)
         if step.num_scopes
@@ -141,10 +121,65 @@ def _mark_position(module: HloModule) -> int:
     )
 
 
+def _read_by_others(step: BlockStep) -> tuple[int, ...]:
+    """The results of a block's step that other blocks read: outputs, and cotangents of inputs that
+    blocks make."""
+    active = enumerate(step.active_inputs, start=step.num_outputs)
+    return (*range(step.num_outputs), *(n for n, i in active if i in step.computed_inputs))
+
+
+class _Passed(NamedTuple):
+    """The buffers that a block shares with others.
+
+    Attributes:
+        outputs: Its outputs, by position in `Block.outputs`, but for inputs and constants that it
+            hands on; of several in one buffer the first.
+        cotangents: Theirs, by position in `Block.outputs`.
+        gradients: The cotangents of its inputs that it makes, and its parts of the gradients of
+            arguments that earlier blocks read, too, by position in `Block.inputs`.
+    """
+
+    outputs: Mapping[int, Buffer]
+    cotangents: Mapping[int, Buffer]
+    gradients: Mapping[int, Buffer]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all of them."""
+        return frozenset(b.name for some in self for b in some.values())
+
+
+def _passed(
+    step: BlockStep,
+    parameters: Mapping[int, Buffer],
+    outputs: Sequence[Buffer],
+    gradients: Sequence[Buffer],
+) -> _Passed:
+    cotangents = [parameters[i] for i in step.cotangent_parameters]
+    handed_on = {b.name for b in cotangents}
+    made = {
+        i: b for i, b in zip(step.active_inputs, gradients, strict=False) if b.name not in handed_on
+    }
+    parts = {
+        i: replace(made[i], nbytes=nbytes)
+        for i, nbytes in step.partial_bytes.items()
+        if i in made and made[i].kind == "output"
+    }
+    of_computed = {i: made[i] for i in step.computed_inputs if i in made}
+    return _Passed(
+        outputs=_made_once(dict(enumerate(outputs))),
+        cotangents=dict(zip(step.active_outputs, cotangents, strict=True)),
+        gradients={**_made_once(of_computed), **parts},
+    )
+
+
 def _made_once(buffers: Mapping[int, Buffer]) -> dict[int, Buffer]:
-    """Those that are made in the block, but for what has the memory of another of them."""
-    first = {b.name: i for i, b in reversed(buffers.items()) if b.kind == "temp"}
-    return {i: buffers[i] for i in sorted(first.values())}
+    """Those that the block makes; of several that are one buffer, the first."""
+    first: dict[str, int] = {}
+    for i, buffer in buffers.items():
+        if buffer.kind == "temp":
+            first.setdefault(buffer.name, i)
+    return {i: buffers[i] for i in first.values()}
 
 
 def _is_of_constants(module: HloModule, buffer: Buffer) -> bool:

@@ -84,14 +84,14 @@ class Aims:
         """
         aims: list[Aim] = []
         fits = misses = None
-        nothing_within = 0
+        nothing_within = num_missed = 0
         target = bound.bytes
         for _ in range(_MAX_TRIES):
             aim = self._solved(chain, target, groups=groups)
             if aim is None:
                 nothing_within = target
                 if misses is not None:
-                    target = self._between(fits, misses, nothing_within)
+                    target = self._between(fits, misses, nothing_within, num_missed)
                 elif target < bound.highest_bytes:
                     # The correction of the bound may be that of an unlike plan.
                     target = bound.highest_bytes
@@ -106,12 +106,12 @@ class Aims:
                 break
             aims.append(aim)
             if self._over(aim) > 0:
-                misses = aim
+                misses, num_missed = aim, num_missed + 1
             else:
                 fits = aim
             if misses is None or (fits and not self._may_be_between(fits, misses)):
                 break
-            target = self._between(fits, misses, nothing_within)
+            target = self._between(fits, misses, nothing_within, num_missed)
         aims = [*filter(self._is_worth_it, aims)]
         if not aims:
             return None
@@ -142,17 +142,25 @@ class Aims:
 
     def _may_be_between(self, fits: Aim, misses: Aim) -> bool:
         """Whether a schedule between two may be expected to fit and be faster than the first."""
-        return self._over(fits) < -SLACK * self._limit
+        is_faster = misses.promise.time_s < (1 - _WORTH) * fits.promise.time_s
+        return is_faster and self._over(fits) < -SLACK * self._limit
 
-    def _between(self, fits: Aim | None, misses: Aim, nothing_within: int) -> int:
+    def _between(self, fits: Aim | None, misses: Aim, nothing_within: int, num_missed: int) -> int:
         """The predicted peak of a schedule that is expected to reach the limit: on the straight
-        line between one that fits and one that misses it; or as much lower as the latter misses,
-        or halfway to where there is nothing, whichever is higher."""
+        line between one that fits and the only one that misses it, or halfway if others missed; or
+        as much lower as the latter misses, or halfway to where there is nothing, whichever is
+        higher.
+
+        With each schedule that misses after the first, twice as much lower as before: often many
+        have the same gaps, less of which is used the lower the predicted peak.
+        """
         high = misses.promise.peak_bytes
         if fits is None:
-            return max(high - self._over(misses), (nothing_within + high) // 2)
+            lower_bytes = self._over(misses) * 2 ** (num_missed - 1)
+            return max(high - lower_bytes, (nothing_within + high) // 2)
         low = fits.promise.peak_bytes
-        part = -self._over(fits) / (self._over(misses) - self._over(fits))
+        over_fits, over_misses = self._over(fits), self._over(misses)
+        part = 0.5 if num_missed > 1 else -over_fits / (over_misses - over_fits)
         return low + int(part * (high - low))
 
     def _lowered(self, chain: Chain, aim: Aim, margin_bytes: int, *, groups: bool) -> Aim:
