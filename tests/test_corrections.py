@@ -7,10 +7,15 @@ from dataclasses import replace
 import pytest
 from compiled_plans import FEW, MANY, PREDICTED_BYTES, compiled, plain_candidate
 
+from jax_hremat._cost.option_cost import LiveRange
 from jax_hremat._plan.region import Region
 from jax_hremat._planner.candidate import Candidate
 from jax_hremat._planner.corrections import Corrections
 from jax_hremat._solve.regions import Barriers
+
+# Four buffers, each alive with the next, of which the last is placed above the others.
+GAP_BYTES = 4000
+WITH_GAP = [LiveRange(GAP_BYTES, *at) for at in ((0, 1), (1, 2), (2, 3), (3, 5))]
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +35,8 @@ def test_a_peak_is_corrected_by_the_plans_most_like_it(plain: Candidate) -> None
     ]
 
     def expected_excess(candidate: Candidate) -> int:
-        expected_bytes = (
-            Corrections(known, 0)
-            .expected(candidate.selection, candidate.prediction, candidate.barriers)
-            .peak_bytes
+        expected_bytes = Corrections(known, 0).expected_bytes(
+            candidate.selection, candidate.prediction, candidate.barriers
         )
         return expected_bytes - candidate.prediction.peak_bytes
 
@@ -58,8 +61,8 @@ def test_a_smaller_plan_is_expected_to_err_less(plain: Candidate) -> None:
     assert Corrections(known, fixed_bytes).excess_near(fixed_bytes, FEW) == 0
     assert Corrections(known, fixed_bytes).excess_near(2 * PREDICTED_BYTES, FEW) == -2000
     half = compiled(plain, plan=1, more_bytes=(fixed_bytes - PREDICTED_BYTES) // 2)
-    expected_bytes = (
-        Corrections(known, fixed_bytes).expected(half.selection, half.prediction, FEW).peak_bytes
+    expected_bytes = Corrections(known, fixed_bytes).expected_bytes(
+        half.selection, half.prediction, FEW
     )
     assert expected_bytes == half.prediction.peak_bytes - 1000
 
@@ -76,7 +79,7 @@ def test_a_plan_that_uses_more_than_one_predicted_higher_is_taken_for_delayed(
     other = compiled(plain, plan=9, more_bytes=-5000)
     asked = other.selection, other.prediction, FEW
     # As a whole such plans are expected to use as much again, …
-    assert corrections.expected(*asked).peak_bytes == known[2].peak_bytes
+    assert corrections.expected_bytes(*asked) == known[2].peak_bytes
     # … but that is no error of the prediction.
     assert corrections.undelayed_bytes(*asked) == PREDICTED_BYTES - 5000 + 9
     for delayed in known[1:]:
@@ -94,8 +97,8 @@ def test_without_the_barriers_that_would_help_a_plan_is_expected_to_be_like_thos
     ]
     for barriers, excess_bytes in ((FEW, 300), (MANY, -100), (Barriers.NONE, -100)):
         other = compiled(plain, plan=1, barriers=barriers)
-        expected_bytes = (
-            Corrections(known, 0).expected(other.selection, other.prediction, barriers).peak_bytes
+        expected_bytes = Corrections(known, 0).expected_bytes(
+            other.selection, other.prediction, barriers
         )
         assert expected_bytes == PREDICTED_BYTES + excess_bytes
         assert Corrections(known, 0).excess_near(2 * PREDICTED_BYTES, barriers) == excess_bytes
@@ -131,8 +134,8 @@ def test_what_checkpoints_nothing_is_never_taken_for_delayed(plain: Candidate) -
         alone = replace(compiled(plain, plan=0, excess_bytes=excess_bytes), root=root)
         assert Corrections([alone], 0).excess_near(alone.peak_bytes, FEW) == excess_bytes
         other = compiled(plain, plan=1)
-        expected_bytes = (
-            Corrections([alone], 0).expected(other.selection, other.prediction, FEW).peak_bytes
+        expected_bytes = Corrections([alone], 0).expected_bytes(
+            other.selection, other.prediction, FEW
         )
         assert expected_bytes == PREDICTED_BYTES + excess_bytes
         # So it is compared with itself where there is no other.
@@ -166,25 +169,19 @@ def test_the_optimistic_peak_lies_between_those_of_the_plans_next_to_it(plain: C
     assert estimate(-1000) == PREDICTED_BYTES
 
 
-def test_one_unlucky_plan_is_not_taken_for_the_fragmentation_of_the_next(plain: Candidate) -> None:
-    def fragmented(plan: int, more_bytes: int, fragmentation_bytes: int) -> Candidate:
-        candidate = compiled(
-            plain, plan=plan, more_bytes=more_bytes, excess_bytes=10 + fragmentation_bytes
-        )
-        step = replace(candidate.step, fragmentation_bytes=fragmentation_bytes)
-        return replace(candidate, step=step)
+def test_predicted_gaps_are_part_of_what_a_plan_is_expected_to_take(plain: Candidate) -> None:
+    def with_gaps(candidate: Candidate) -> Candidate:
+        return replace(candidate, prediction=replace(candidate.prediction, buffers=WITH_GAP))
 
-    known = [compiled(plain, plan=0, more_bytes=9000), fragmented(1, 0, 5000)]
-    assert known[1].used_bytes == PREDICTED_BYTES + 10
-    assert Corrections(known, 0).excess_near(known[1].peak_bytes, FEW) == 10
-    # Two that are alike are.
-    known.append(fragmented(2, -100, 3000))
-    assert Corrections(known, 0).excess_near(known[2].peak_bytes, FEW) == 10 + 3000
-    other = compiled(plain, plan=9)
-    expected_bytes = (
-        Corrections(known, 0).expected(other.selection, other.prediction, FEW).peak_bytes
-    )
-    assert expected_bytes == PREDICTED_BYTES + 10 + 3000
+    known = [with_gaps(compiled(plain, plan=0, excess_bytes=GAP_BYTES + 10))]
+    assert known[0].excess_bytes == 10
+    for other, gaps_bytes in (
+        (with_gaps(compiled(plain, plan=1)), GAP_BYTES),
+        (compiled(plain, plan=1), 0),
+    ):
+        asked = other.selection, other.prediction, FEW
+        assert Corrections(known, 0).expected_bytes(*asked) == PREDICTED_BYTES + gaps_bytes + 10
+        assert Corrections(known, 0).undelayed_bytes(*asked) == PREDICTED_BYTES + gaps_bytes + 10
 
 
 def test_a_plan_of_which_less_is_in_results_than_predicted_is_not_taken_for_delayed(

@@ -15,7 +15,7 @@ from jax_hremat import PlannerConfig, SearchConfig
 from jax_hremat._cost.option_cost import LiveRange, Phase
 from jax_hremat._emit.step import own_step
 from jax_hremat._planner.context import prepare
-from jax_hremat._solve.chain import Chain, PartialGradient, Selection
+from jax_hremat._solve.chain import BoundaryValue, Chain, PartialGradient, Selection
 from jax_hremat._solve.lifetimes import Held, Memory, timeline
 from jax_hremat._solve.prediction import predict
 from jax_hremat._xla.target import get_target
@@ -61,7 +61,9 @@ def test_a_partial_gradient_waits_in_the_backwards_between() -> None:
 
 def test_a_partial_gradient_is_one_buffer_from_where_it_is_made() -> None:
     made = LiveRange(7 * MIB, 1, 1)
-    backward = Phase((LiveRange(2 * MIB),), (2 * MIB, 9 * MIB), ((3, made), (5, LiveRange(MIB))))
+    backward = Phase(
+        (LiveRange(2 * MIB),), (2 * MIB, 9 * MIB), gradients=((3, made), (5, LiveRange(MIB)))
+    )
     plain = option(1, 2, 3, 4, 5)
     last = replace(plain, cost=replace(plain.cost, backward=backward))
     chain = make([[plain]] * 3 + [[last]], [1.0] * 4, [])
@@ -74,6 +76,27 @@ def test_a_partial_gradient_is_one_buffer_from_where_it_is_made() -> None:
     # The part that waits for none is an own one of the block.
     assert LiveRange(MIB, 4, 5) in step.buffers
     assert max(backward.sizes_at_peak) == 7 * MIB and len(backward.sizes_at_peak) == 3
+
+
+def test_a_cotangent_is_one_buffer_from_where_it_is_made_to_where_it_is_read() -> None:
+    # The value goes from block 0 to 2, its cotangent the other way.
+    value = BoundaryValue(7 * MIB, 0, (2,), True, frozenset(), output=4, input=6)
+    plain = option(1, 2, 3, 4, 5)
+    made = Phase((), (MIB, 7 * MIB, 7 * MIB), gradients=((6, LiveRange(7 * MIB, 1)),))
+    read = Phase((), (7 * MIB, MIB), cotangents=((4, LiveRange(7 * MIB, 0, 0)),))
+    first, last = (replace(plain, cost=replace(plain.cost, backward=b)) for b in (read, made))
+    chain = make([[first], [plain], [last]], [1.0] * 3, [])
+    for values in ((value,), (replace(value, output=None, input=None),)):
+        chain = replace(chain, boundary_values=values)
+        memory, blocks = Memory(chain, Selection((0,) * 3)), range(3)
+        alive = [*map(memory.in_forward, blocks), *map(memory.in_backward, reversed(blocks))]
+        cotangents = [b for b in timeline(alive).buffers if b.size_bytes == 7 * MIB and b.first > 2]
+        if values == (value,):
+            # Three forwards of one position, then three, one and two of the backwards.
+            assert cotangents == [LiveRange(7 * MIB, 4, 7)]
+        else:
+            # Where it is not known which buffers are the cotangent, there are three.
+            assert sorted(b[1:3] for b in cotangents) == [(4, 5), (6, 6), (7, 7)]
 
 
 def tied(dtype: str, config: PlannerConfig) -> Chain:
@@ -120,10 +143,11 @@ def test_a_block_says_when_it_makes_its_part_of_a_gradient(dtype: str) -> None:
     (partial,) = chain.partial_gradients
     for option_ in chain.options[-1]:
         backward = option_.cost.backward
-        ((position, buffer),) = backward.partial_gradients
-        assert (position, buffer.size_bytes) == (partial.position, partial.size_bytes)
+        gradients = dict(backward.gradients)
+        buffer = gradients[partial.position]
+        assert buffer.size_bytes == partial.size_bytes
         # Made of the cotangent of the logits, it waits up to the end.
         assert 0 < buffer.first < len(backward.live_bytes) == buffer.last + 1
         assert buffer.size_bytes <= backward.live_bytes[-1]
     # The first block completes the gradient, which is then a result of the step.
-    assert not any(o.cost.backward.partial_gradients for o in chain.options[0])
+    assert not any(o.cost.backward.gradients for o in chain.options[0])

@@ -487,7 +487,8 @@ def test_the_memory_of_a_block_is_known_position_by_position(context: PlanningCo
             alive += [b for b in cost.kept_buffers if b.first <= position]
             assert sum(b.size_bytes for b in alive) == live_bytes
         for position, live_bytes in enumerate(cost.backward.live_bytes):
-            alive = [b for b in cost.backward.buffers if b.is_alive(position)]
+            passed = (b for _, b in (*cost.backward.cotangents, *cost.backward.gradients))
+            alive = [b for b in (*cost.backward.buffers, *passed) if b.is_alive(position)]
             alive += [b for b in cost.kept_buffers if position <= b.last]
             assert sum(b.size_bytes for b in alive) == live_bytes
 

@@ -10,7 +10,7 @@ FEW, USUAL = Barriers.CHECKPOINTED, Barriers.USUAL
 
 
 def missed(bound: PeakBound, predicted_bytes: int, over_bytes: int, barriers: Barriers) -> None:
-    bound.missed(predicted_bytes, -over_bytes, barriers, for_gaps_alone=False, any_fits=True)
+    bound.missed(predicted_bytes, -over_bytes, barriers, any_fits=True)
 
 
 def test_the_bound_goes_below_a_plan_that_misses_and_not_above_it_again() -> None:
@@ -40,7 +40,7 @@ def test_while_none_fits_the_next_may_be_lower_by_more_and_more() -> None:
     bound = PeakBound(LIMIT, 9_900, 20_000)
     margins = []
     for predicted_bytes in (9_800, 9_700):
-        bound.missed(predicted_bytes, -50, USUAL, for_gaps_alone=False, any_fits=False)
+        bound.missed(predicted_bytes, -50, USUAL, any_fits=False)
         margins.append(bound.margin_bytes)
     assert margins[1] == 2 * margins[0] > 0
     bound.fitted(9_600, 50, USUAL)

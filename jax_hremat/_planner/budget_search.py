@@ -119,9 +119,9 @@ class BudgetSearch:
                 # The bound is corrected by the error of the very plan that uses up the limit.
                 # Other plans need not share it, and asking no more would teach nothing.
                 aim, self._fits = self._aims.uncorrected(chain), True
-            if aim is None:
+            elif aim and aim.expected_bytes > self._limit and self._best() is not None:
                 break
-            if aim.expected_bytes > self._limit and self._best() is not None:
+            if aim is None:
                 break
             outcome = aim.schedule.outcome
             candidate = self._candidates.add(chain, aim.selection, outcome, aim.barriers)
