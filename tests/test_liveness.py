@@ -10,7 +10,7 @@ from xla_assignment import live_temp_bytes, written_to
 from jax_hremat._shared.errors import TargetUnavailableError
 from jax_hremat._xla.compile import compile_flat
 from jax_hremat._xla.hlo.buffer import own_temps
-from jax_hremat._xla.hlo.liveness import buffer_timeline, live_at_peak
+from jax_hremat._xla.hlo.liveness import buffer_timeline, live_at_peak, part_timeline
 from jax_hremat._xla.hlo.parse import parse_hlo
 from jax_hremat._xla.target import get_target
 
@@ -130,6 +130,45 @@ def test_elementwise_fusions_write_over_a_dying_operand(fused, in_place):
     )
     assert lifetimes(found)["a"][:2] == (2, 2 if in_place else 3)
     assert found.live_temp_bytes[3] == (1 if in_place else 2) * KIB
+
+
+@pytest.mark.parametrize(("fourth", "end"), [("ct", 7), ("y", 4)])
+def test_what_a_part_is_given_and_makes_for_others_is_temporary(fourth, end):
+    module = parse_hlo(
+        """HloModule m, is_scheduled=true
+
+%negated (p: f32[256]) -> f32[256] {
+  %p = f32[256]{0} parameter(0)
+  ROOT %n = f32[256]{0} negate(%p)
+}
+
+ENTRY %main (x: f32[256], ct: f32[256]) -> (f32[256], f32[256], f32[256], f32[256]) {
+  %x = f32[256]{0} parameter(0)
+  %ct = f32[256]{0} parameter(1)
+  %a = f32[256]{0} reverse(%x), dimensions={0}
+  %y = f32[256]{0} fusion(%a), kind=kLoop, calls=%negated
+  %b = f32[256]{0} reverse(%ct), dimensions={0}
+  %dx = f32[256]{0} fusion(%ct), kind=kLoop, calls=%negated
+  %dw = f32[256]{0} fusion(%b), kind=kLoop, calls=%negated
+  ROOT %r = (f32[256]{0}, f32[256]{0}, f32[256]{0}, f32[256]{0}) tuple(%y, %dx, %dw, %fourth)
+}
+""".replace("fourth", fourth)
+    )
+    whole = lifetimes(buffer_timeline(module))
+    assert [whole[name][2] for name in ("ct", "y", "dx")] == ["parameter", "output", "output"]
+    part = part_timeline(module, given={1: 3}, passed_on=(0, 1))
+    assert not any(b.inside for b in part.buffers)
+    # What the part is given is there from a position on: to the end if it is handed on, else until
+    # it is overwritten. An output is written over an operand, the gradient of an argument is not.
+    assert lifetimes(part) == {
+        "x": (0, 7, "parameter"),
+        "ct": (3, end, "temp"),
+        "a": (2, 2, "temp"),
+        "y": (3, 7, "temp"),
+        "b": (4, 6, "temp"),
+        "dx": (5, 7, "temp"),
+        "dw": (6, 7, "output"),
+    }
 
 
 def test_an_operand_that_lives_on_is_not_written_over():
