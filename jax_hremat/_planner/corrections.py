@@ -52,9 +52,9 @@ class Corrections:
     def expected_bytes(
         self, selection: Selection, prediction: Prediction, barriers: Barriers
     ) -> int:
-        """The compiled peak to expect of a plan: the predicted one, corrected by the errors of the
-        compiled plans most like it, on straight lines between them by predicted peak, from no error
-        at the bytes that no plan changes.
+        """The compiled peak to expect of a plan: the predicted peak and gaps, corrected by the
+        errors of the compiled plans most like it, on straight lines between them by predicted peak,
+        from no error at the bytes that no plan changes.
 
         Plans are alike in whether there are groups, whether groups keep values, which barriers
         there are, and which block's forward or backward sets the predicted peak.
@@ -78,11 +78,9 @@ class Corrections:
 
     def excess_near(self, peak_bytes: int, barriers: Barriers) -> int:
         """Bytes by which a compiled peak is expected to exceed the predicted one and the predicted
-        gaps: what is used then, if no part of a backward is delayed, and more gaps.
-
-        What is used is that of the plan whose compiled peak is nearest, among plans with these
-        barriers if there are any. If the plan is larger, its error counts in proportion to what the
-        plans take beyond the bytes that no plan changes.
+        gaps, if no part of a backward is delayed: those of the plan whose compiled peak is nearest,
+        among plans with these barriers if there are any. If that is larger, its error counts in
+        proportion to what the plans take beyond the bytes that no plan changes.
         """
 
         def distance(c: Candidate) -> tuple[bool, int, float]:
