@@ -350,14 +350,32 @@ def test_a_search_passes_over_schedules_that_gaps_keep_from_fitting(
     # Above this, gaps are so large that a schedule takes as much as any other up to the limit.
     low = (least_bytes + limit) // 2
 
-    def expected(_: Corrections, __: Any, prediction: Prediction, *___: Any) -> int:
-        return int(1.05 * limit) if prediction.peak_bytes > low else prediction.peak_bytes
+    def gaps_bytes(prediction: Prediction) -> int:
+        return max(0, int(1.05 * limit) - prediction.peak_bytes) * (prediction.peak_bytes > low)
 
+    def expected(_: Corrections, __: Any, prediction: Prediction, *___: Any) -> int:
+        return prediction.peak_bytes + prediction.gaps_bytes
+
+    monkeypatch.setattr(Prediction, "gaps_bytes", property(gaps_bytes))
     monkeypatch.setattr(Corrections, "expected_bytes", expected)
     search = aims.Aims(found, limit, solver)
-    aim = search.next(chain, PeakBound(limit, limit, limit), groups=True)
+
+    def next_aim() -> aims.Aim | None:
+        return search.next(chain, PeakBound(limit, limit, limit), groups=True)
+
+    aim = next_aim()
     assert aim is not None and aim.expected_bytes <= limit
     assert 0.8 * low < aim.promise.peak_bytes <= low
+    # Once a plan fits that is about as fast, one that would fit without gaps, the fastest. It is
+    # compiled if that is much faster.
+    found.add(chain, aim.selection, aim.schedule.outcome)
+    bold = next_aim()
+    assert bold is not None and bold.expected_bytes - bold.promise.gaps_bytes <= limit
+    assert low < bold.promise.peak_bytes < limit < bold.expected_bytes
+    assert bold.promise.time_s < aim.promise.time_s
+    much = found.step_s(bold.promise) <= 0.98 * found.step_s(aim.promise)
+    assert search.is_worth_a_risk(bold) == much
+    assert not search.is_worth_a_risk(aim)
 
 
 class Needless(Altered):

@@ -19,6 +19,8 @@ from jax_hremat._solve.regions import Barriers
 
 # Compile another plan only if its predicted step is shorter by this part.
 _WORTH = 0.002
+# Compile one that is expected to miss, as most of them will, only if it is shorter by this part.
+_WORTH_A_RISK = 0.02
 # A plan that leaves at most this part of the limit unused is not improved.
 SLACK = 0.0025
 # Solve at most this often for a schedule that is expected to fit, and to leave no more unused.
@@ -48,11 +50,14 @@ class Aim:
     barriers: Barriers
     expected_bytes: int
 
-    def rank(self, limit: int) -> tuple[int, float]:
-        """Those that are expected to fit come first, by time; then the others, by peak."""
+    def rank(self, limit: int, *, bold: bool) -> tuple[int, float]:
+        """Those that are expected to fit come first, by time; if bold, then those that would fit
+        without gaps, by time too; then the others, by peak."""
         if self.expected_bytes <= limit:
             return 0, self.promise.time_s
-        return 1, self.expected_bytes
+        if bold and self.expected_bytes - self.promise.gaps_bytes <= limit:
+            return 1, self.promise.time_s
+        return 2, self.expected_bytes
 
 
 class Aims:
@@ -115,7 +120,8 @@ class Aims:
         aims = [*filter(self._is_worth_it, aims)]
         if not aims:
             return None
-        best = min(aims, key=lambda aim: aim.rank(self._limit))
+        bold = self._candidates.fastest_within(self._limit) is not None
+        best = min(aims, key=lambda aim: aim.rank(self._limit, bold=bold))
         best = self._lowered(chain, best, bound.margin_bytes, groups=groups)
         return best if self._is_worth_it(best) else None
 
@@ -125,16 +131,22 @@ class Aims:
         aim = self._solved(chain, self._limit, groups=True)
         return aim if aim is not None and self._is_worth_it(aim) else None
 
-    def _is_worth_it(self, aim: Aim) -> bool:
-        """Whether a schedule is predicted to be faster than the best plan is. If that has the same
-        barriers and is slower than predicted, so may the schedule be: predictions are compared."""
+    def is_worth_a_risk(self, aim: Aim) -> bool:
+        """Whether a schedule that is expected to miss is predicted to be so much faster than the
+        best plan that it may be compiled all the same."""
+        return self._is_worth_it(aim, _WORTH_A_RISK)
+
+    def _is_worth_it(self, aim: Aim, part: float = _WORTH) -> bool:
+        """Whether a schedule is predicted to be faster than the best plan is, by a part. If that
+        has the same barriers and is slower than predicted, so may the schedule be: predictions are
+        compared."""
         best = self._candidates.fastest_within(self._limit)
         if best is None:
             return True
         best_s = best.step_s
         if best.barriers == aim.barriers:
             best_s = min(best_s, self._candidates.step_s(best.prediction))
-        return self._candidates.step_s(aim.promise) <= (1 - _WORTH) * best_s
+        return self._candidates.step_s(aim.promise) <= (1 - part) * best_s
 
     def _over(self, aim: Aim) -> int:
         """Bytes by which a schedule is expected to exceed the limit; negative if it fits."""

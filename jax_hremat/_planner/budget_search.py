@@ -110,7 +110,7 @@ class BudgetSearch:
         """Solve, compile, compare, and solve again within a predicted peak that is corrected by the
         prediction errors seen."""
         bound = self._first_bound()
-        groups, wide_misses = True, 0
+        groups, wide_misses, is_bold = True, 0, False
         for number in range(_PATIENCE * (self._max_rounds + 1)):
             if number > self._max_rounds and self._fits:
                 break
@@ -120,7 +120,10 @@ class BudgetSearch:
                 # Other plans need not share it, and asking no more would teach nothing.
                 aim, self._fits = self._aims.uncorrected(chain), True
             elif aim and aim.expected_bytes > self._limit and self._best() is not None:
-                break
+                # A single one that is expected to miss: gaps are not always as predicted.
+                if is_bold or not self._aims.is_worth_a_risk(aim):
+                    break
+                is_bold = True
             if aim is None:
                 break
             outcome = aim.schedule.outcome
@@ -143,6 +146,7 @@ class BudgetSearch:
                     any_fits=self._fits,
                 )
             else:
+                is_bold = False
                 if self._limit - candidate.peak_bytes <= SLACK * self._limit:
                     break
                 bound.fitted(predicted_bytes, spare_bytes, candidate.barriers)
