@@ -52,7 +52,5 @@ def test_as_much_is_used_at_the_peak_as_predicted(h200: Target, attention: bool)
     assert len({plan.prediction.peak_bytes for plan in plans}) >= 3
     for plan in plans:
         assert plan.used_bytes == plan.prediction.peak_bytes
-        # Buffers of rows are not placed as predicted, and with attention one as large as the
-        # residual stream is not.
-        unforeseen_bytes = plan.excess_bytes - attention * 32 * 128 * 128 * 4
-        assert unforeseen_bytes < 0.001 * plan.peak_bytes
+        # A buffer as large as the residual stream may find no place where one was predicted.
+        assert abs(plan.excess_bytes) < 1.01 * 32 * 128 * 128 * 4
