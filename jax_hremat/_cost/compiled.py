@@ -72,13 +72,15 @@ def compiled_cost(
     buffers = {b.name: b for b in timeline.buffers}
     outputs = [buffers[name] for name in results[: step.num_outputs]]
     passed = _passed(step, parameters, outputs, [buffers[n] for n in results[step.num_outputs :]])
+    is_passed = passed.names
     own = [
         b
         for b in timeline.buffers
-        if b.kind == "temp" and b.name not in passed.names and BEHIND not in b.op_name
+        if b.kind == "temp" and b.name not in is_passed and BEHIND not in b.op_name
     ]
     inner = timeline.inner_bytes
-    kept = [b for b in own if b.start < mark < b.end]
+    # The first kernel after the mark may be written over one of them.
+    kept = [b for b in own if b.start < mark <= b.end]
     in_forward = [*own, *passed.outputs.values()]
     in_backward = [*own, *passed.cotangents.values(), *passed.gradients.values()]
     of_constants = frozenset(b.name for b in own if _is_of_constants(module, b))
@@ -103,7 +105,7 @@ def compiled_cost(
             for b in kept
         ),
         forward=forward.phase(is_kept, of_constants),
-        backward=backward.phase(is_kept | passed.names, of_constants)._replace(
+        backward=backward.phase(is_kept | is_passed, of_constants)._replace(
             cotangents=tuple((i, backward.live_range(b)) for i, b in passed.cotangents.items()),
             gradients=tuple((i, backward.live_range(b)) for i, b in passed.gradients.items()),
         ),

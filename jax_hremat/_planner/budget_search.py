@@ -131,7 +131,8 @@ class BudgetSearch:
             candidate = self._with_more_barriers(candidate)
             candidate = self._with_fewer_barriers(candidate)
             predicted_bytes = aim.promise.peak_bytes
-            spare_bytes = self._spare_bytes(candidate, predicted_bytes)
+            # What is expected to be left by a plan that exceeds that peak as much as this one does.
+            spare_bytes = self._limit - predicted_bytes - candidate.excess_bytes
             if candidate.peak_bytes > self._limit:
                 self._missed = True
                 if self._misses_widely(candidate) and candidate.selection.groups:
@@ -161,11 +162,6 @@ class BudgetSearch:
         first_bytes = int((1 - SLACK) * self._limit) - excess_bytes
         most_bytes = self._candidates.plain.prediction.peak_bytes
         return PeakBound(self._limit, first_bytes, most_bytes)
-
-    def _spare_bytes(self, candidate: Candidate, predicted_bytes: int) -> int:
-        """What is expected to be left of the limit by a plan of that predicted peak which exceeds
-        it as much as this one does."""
-        return self._limit - predicted_bytes - candidate.excess_bytes
 
     def _likely_barriers(self) -> Barriers:
         """The barriers that the next plan is likely to need: those of the plans like the fastest

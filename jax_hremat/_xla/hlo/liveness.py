@@ -93,16 +93,19 @@ def part_timeline(
     Unchecked: As for `buffer_timeline`.
     """
     values = Values(module, module.entry)
-    results = values.leaves[module.entry.root.name]
-    returned = {label(module.entry, key) for key in results}
-    made = {label(module.entry, results[number]) for number in passed_on}
+    last_read, results = _reads_and_results(values)
+    made = {results[number] for number in passed_on}
     last = len(module.entry.instructions) - 1
-    ends = {label(module.entry, key): position for key, position in values.end.items()}
+    starts = {
+        label(module.entry, key): given[number]
+        for key, number in flat_parameters(values).items()
+        if number in given
+    }
 
     def in_whole(buffer: Buffer) -> Buffer:
-        start = given.get(-1 if buffer.parameter_index is None else buffer.parameter_index)
+        start = starts.get(buffer.name)
         if start is not None:
-            end = last if buffer.name in returned else max(start, ends[buffer.name])
+            end = last if buffer.name in results else max(start, last_read[buffer.name])
             return replace(buffer, kind="temp", start=start, end=end)
         is_made = buffer.kind == "output" and buffer.name in made
         return replace(buffer, kind="temp") if is_made else buffer
@@ -148,8 +151,11 @@ def reads_and_results(module: HloModule) -> tuple[Mapping[str, int], tuple[str, 
         For each buffer's name the position of its last reader (of its writer if nothing reads it;
         being returned is not a read), and for each flattened result the name of its buffer.
     """
-    entry = module.entry
-    values = Values(module, entry)
+    return _reads_and_results(Values(module, module.entry))
+
+
+def _reads_and_results(values: Values) -> tuple[Mapping[str, int], tuple[str, ...]]:
+    entry = values.computation
     last_read = {label(entry, key): position for key, position in values.end.items()}
     return last_read, tuple(label(entry, key) for key in values.leaves[entry.root.name])
 
