@@ -20,7 +20,7 @@ from jax_hremat._solve.regions import Barriers
 # Compile another plan only if its predicted step is shorter by this part.
 _WORTH = 0.002
 # Compile one that is expected to miss, as most of them will, only if it is shorter by this part.
-_WORTH_A_RISK = 0.02
+_WORTH_A_RISK = 0.01
 # A plan that leaves at most this part of the limit unused is not improved.
 SLACK = 0.0025
 # Solve at most this often for a schedule that is expected to fit, and to leave no more unused.

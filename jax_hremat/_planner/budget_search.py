@@ -114,18 +114,15 @@ class BudgetSearch:
         for number in range(_PATIENCE * (self._max_rounds + 1)):
             if number > self._max_rounds and self._fits:
                 break
-            aim = self._aims.next(chain, bound, groups=groups)
-            if aim is None and number == 0 and self._is_used_up():
-                # The bound is corrected by the error of the very plan that uses up the limit.
-                # Other plans need not share it, and asking no more would teach nothing.
-                aim, self._fits = self._aims.uncorrected(chain), True
-            elif aim and aim.expected_bytes > self._limit and self._best() is not None:
-                # A single one that is expected to miss: gaps are not always as predicted.
-                if is_bold or not self._aims.is_worth_a_risk(aim):
+            is_used_up = self._is_used_up()
+            self._fits |= is_used_up
+            aim = None if is_used_up else self._aims.next(chain, bound, groups=groups)
+            if aim is None or (aim.expected_bytes > self._limit and self._best() is not None):
+                # A single one that is expected to miss: predictions are not always right.
+                aim = aim or self._aims.uncorrected(chain)
+                if is_bold or aim is None or not self._aims.is_worth_a_risk(aim):
                     break
                 is_bold = True
-            if aim is None:
-                break
             outcome = aim.schedule.outcome
             candidate = self._candidates.add(chain, aim.selection, outcome, aim.barriers)
             candidate = self._with_more_barriers(candidate)
@@ -148,8 +145,6 @@ class BudgetSearch:
                 )
             else:
                 is_bold = False
-                if self._limit - candidate.peak_bytes <= SLACK * self._limit:
-                    break
                 bound.fitted(predicted_bytes, spare_bytes, candidate.barriers)
 
     def _first_bound(self) -> PeakBound:
