@@ -65,7 +65,7 @@ class Aims:
 
     Attributes:
         bound_step_s: No selection of all options is predicted to make a faster step within the
-            first target; None as long as there was none.
+            first predicted peak within which there is any; None as long as there was none.
         is_undecided: Whether the solver reached its limit with neither a schedule nor a proof that
             there is none.
     """
@@ -103,8 +103,6 @@ class Aims:
                 else:
                     break
                 continue
-            if self.bound_step_s is None and chain is self._candidates.chains.full:
-                self.bound_step_s = self._candidates.whole_step_s(aim.schedule.bound_s)
             if not aims and not self._is_worth_it(aim):
                 return None
             if any(aim.selection == other.selection for other in aims):
@@ -201,6 +199,8 @@ class Aims:
         self.is_undecided |= schedule.outcome.status is Status.UNDECIDED
         if schedule.selection is None:
             return None
+        if self.bound_step_s is None and chain is candidates.chains.full:
+            self.bound_step_s = candidates.whole_step_s(schedule.bound_s)
         selection = schedule.selection
         promise = candidates.context.predict(chain, selection)
         barriers = self._barriers(selection, promise)
