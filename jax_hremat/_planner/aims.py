@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from jax_hremat._planner.barriers import (
@@ -125,9 +126,16 @@ class Aims:
 
     def uncorrected(self, chain: Chain) -> Aim | None:
         """The fastest schedule whose predicted peak is within the limit, whatever the errors of
-        other predictions; None if there is none, or none that is faster than the best plan."""
+        other predictions; None if there is none, or none that would be worth a risk."""
+        best = self._candidates.fastest_within(self._limit)
+        if best is not None:
+            bound_s = self._candidates.bound_step_s(self._limit)
+            if self.bound_step_s is None and bound_s < math.inf:
+                self.bound_step_s = bound_s
+            if bound_s > (1 - _WORTH_A_RISK) * best.step_s:
+                return None
         aim = self._solved(chain, self._limit, groups=True)
-        return aim if aim is not None and self._is_worth_it(aim) else None
+        return aim if aim is not None and self.is_worth_a_risk(aim) else None
 
     def is_worth_a_risk(self, aim: Aim) -> bool:
         """Whether a schedule that is expected to miss is predicted to be so much faster than the

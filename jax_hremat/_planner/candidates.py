@@ -15,7 +15,7 @@ from jax_hremat._planner.context import PlanningContext, uniform
 from jax_hremat._planner.corrections import Corrections
 from jax_hremat._planner.cost_table import timed
 from jax_hremat._shared.progress import Progress
-from jax_hremat._solve.assumed_reuse import reuse_shown_by
+from jax_hremat._solve.assumed_reuse import AssumedReuse, reuse_shown_by
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
 from jax_hremat._solve.chain import Chain, Schedule, Selection
 from jax_hremat._solve.prediction import Prediction
@@ -151,18 +151,29 @@ class Candidates:
         to lower the peak by so many bytes; infinite if none can. Of both steps only bounds are
         found, with as much output-buffer reuse as the plan of the nearest peak shows to be worth
         something. Times rise in steps, so a few bytes are a part of more."""
-        chain, solver, results = self.chains.full, self.context.config.solver, self.context.results
-        schedules = self.chains.schedules(chain)
-        like = min(self.compiled, key=lambda c: abs(c.prediction.peak_bytes - peak_bytes))
-        reused = reuse_shown_by(like.prediction, results, len(chain))
+        reused = self._reused_near(peak_bytes)
         priced_bytes = max(lower_bytes, int(_PRICED * peak_bytes))
+        lower_s = self._bound_step_s(peak_bytes - priced_bytes, reused)
+        if math.isinf(lower_s):
+            return math.inf
+        return lower_bytes / priced_bytes * (lower_s - self._bound_step_s(peak_bytes, reused))
+
+    def bound_step_s(self, peak_bytes: int) -> float:
+        """A step time that no selection with a predicted peak of at most `peak_bytes` is predicted
+        to undercut; infinite if there is none. It is found in a fraction of the time of `solve`."""
+        return self._bound_step_s(peak_bytes, self._reused_near(peak_bytes))
+
+    def _bound_step_s(self, peak_bytes: int, reused: AssumedReuse) -> float:
+        schedules = self.chains.schedules(self.chains.full)
         with self._solving():
-            lower_s = schedules.least_possible_s(peak_bytes - priced_bytes, solver, reused)
-            if math.isinf(lower_s):
-                return math.inf
-            higher_s = schedules.least_possible_s(peak_bytes, solver, reused)
-        added_s = self.whole_step_s(lower_s) - self.whole_step_s(higher_s)
-        return lower_bytes / priced_bytes * added_s
+            bound_s = schedules.least_possible_s(peak_bytes, self.context.config.solver, reused)
+        return self.whole_step_s(bound_s)
+
+    def _reused_near(self, peak_bytes: int) -> AssumedReuse:
+        """What output-buffer reuse is assumed to save at the prices that the plan of the nearest
+        predicted peak shows."""
+        like = min(self.compiled, key=lambda c: abs(c.prediction.peak_bytes - peak_bytes))
+        return reuse_shown_by(like.prediction, self.context.results, len(self.chains.full))
 
     def least_possible_step_s(self, peak_bytes: int) -> float:
         """A step time that no selection of the strategy's options with a predicted peak of at most
