@@ -234,9 +234,7 @@ def test_barriers_that_take_time_are_left_out_where_a_plan_is_expected_to_fit_wi
         monkeypatch.setattr(Corrections, "peak_without_bytes", peak_without_bytes)
         monkeypatch.setattr(aims, "needed_barriers", lambda *_: MANY)
         chain = found.chains.full
-        aim = aims.Aims(found, limit, solver).next(
-            chain, PeakBound(limit, limit, limit), groups=True
-        )
+        aim = aims.Aims(found, limit, solver).next(chain, PeakBound(limit, limit), groups=True)
         assert aim is not None
         return aim.barriers
 
@@ -304,7 +302,7 @@ def test_between_a_plan_that_fits_and_one_that_misses_is_one_that_reaches_the_li
 
     monkeypatch.setattr(Corrections, "expected_bytes", expected)
     targets = asked_for(monkeypatch)
-    aim = aims.Aims(found, limit, solver).next(chain, PeakBound(limit, limit, limit), groups=True)
+    aim = aims.Aims(found, limit, solver).next(chain, PeakBound(limit, limit), groups=True)
     assert aim is not None and aim.expected_bytes <= limit
     # As much lower as the first misses, then on the line between the two.
     first, lower, *between = targets
@@ -332,7 +330,7 @@ def test_where_nothing_can_be_as_low_as_needed_the_search_goes_halfway(
     monkeypatch.setattr(Corrections, "expected_bytes", expected)
     targets = asked_for(monkeypatch)
     target = int(0.9 * least_bytes)
-    aim = aims.Aims(found, limit, solver).next(full, PeakBound(limit, target, limit), groups=True)
+    aim = aims.Aims(found, limit, solver).next(full, PeakBound(limit, target), groups=True)
     # Nothing is within the target; what misses does so by more than it is above the least peak.
     assert targets[:2] == [target, limit]
     assert targets[2] > least_bytes
@@ -361,7 +359,7 @@ def test_a_search_passes_over_schedules_that_gaps_keep_from_fitting(
     search = aims.Aims(found, limit, solver)
 
     def next_aim() -> aims.Aim | None:
-        return search.next(chain, PeakBound(limit, limit, limit), groups=True)
+        return search.next(chain, PeakBound(limit, limit), groups=True)
 
     aim = next_aim()
     assert aim is not None and aim.expected_bytes <= limit

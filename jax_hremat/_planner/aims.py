@@ -42,7 +42,7 @@ class Aim:
         selection: The selection in it.
         promise: Its predicted cost.
         barriers: The barriers to compile it with.
-        expected_bytes: The compiled peak to expect.
+        expected_bytes: The compiled peak to expect, or the one that it was compiled to.
     """
 
     schedule: Schedule
@@ -98,9 +98,9 @@ class Aims:
                 nothing_within = target
                 if misses is not None:
                     target = self._between(fits, misses, nothing_within, num_missed)
-                elif target < bound.highest_bytes:
+                elif target < self._limit:
                     # The correction of the bound may be that of an unlike plan.
-                    target = bound.highest_bytes
+                    target = self._limit
                 else:
                     break
                 continue
@@ -212,7 +212,11 @@ class Aims:
         selection = schedule.selection
         promise = candidates.context.predict(chain, selection)
         barriers = self._barriers(selection, promise)
-        expected_bytes = candidates.corrections.expected_bytes(selection, promise, barriers)
+        known = candidates.known(chain, selection, barriers)
+        if known is None:
+            expected_bytes = candidates.corrections.expected_bytes(selection, promise, barriers)
+        else:
+            expected_bytes = known.peak_bytes
         return Aim(schedule, selection, promise, barriers, expected_bytes)
 
     def _barriers(self, selection: Selection, promise: Prediction) -> Barriers:

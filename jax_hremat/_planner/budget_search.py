@@ -138,15 +138,10 @@ class BudgetSearch:
                     # other groups of nearly the same predicted peak first, then no groups.
                     groups, wide_misses = wide_misses == 0, wide_misses + 1
                     spare_bytes = 0
-                bound.missed(
-                    predicted_bytes,
-                    spare_bytes,
-                    candidate.barriers,
-                    any_fits=self._fits,
-                )
+                bound.missed(predicted_bytes, spare_bytes, any_fits=self._fits)
             else:
                 is_bold = False
-                bound.fitted(predicted_bytes, spare_bytes, candidate.barriers)
+                bound.fitted(predicted_bytes, spare_bytes)
 
     def _first_bound(self) -> PeakBound:
         """The bound of the first plan. Plans of about the same peak have about the same prediction
@@ -156,8 +151,7 @@ class BudgetSearch:
             self._limit, self._likely_barriers()
         )
         first_bytes = int((1 - SLACK) * self._limit) - excess_bytes
-        most_bytes = self._candidates.plain.prediction.peak_bytes
-        return PeakBound(self._limit, first_bytes, most_bytes)
+        return PeakBound(self._limit, first_bytes)
 
     def _likely_barriers(self) -> Barriers:
         """The barriers that the next plan is likely to need: those of the plans like the fastest

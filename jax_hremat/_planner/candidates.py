@@ -116,8 +116,7 @@ class Candidates:
         barriers: Barriers = Barriers.USUAL,
     ) -> Candidate:
         """The plan of a selection, compiled unless it already was."""
-        waiting_bytes = int(WORTH_A_BARRIER * self.context.baseline.memory.peak_bytes)
-        root = selection_region(self.context.costs.graph, chain, selection, barriers, waiting_bytes)
+        root = self._root(chain, selection, barriers)
         if root not in self._found:
             self._progress("whole steps compiled", self.num_compiled, 0)
             with timed(self._timings_s, "certify"):
@@ -127,6 +126,14 @@ class Candidates:
                 chain, selection, root, barriers, prediction, step, outcome
             )
         return self._found[root]
+
+    def known(self, chain: Chain, selection: Selection, barriers: Barriers) -> Candidate | None:
+        """The plan of a selection, if it was compiled."""
+        return self._found.get(self._root(chain, selection, barriers))
+
+    def _root(self, chain: Chain, selection: Selection, barriers: Barriers) -> Region:
+        waiting_bytes = int(WORTH_A_BARRIER * self.context.baseline.memory.peak_bytes)
+        return selection_region(self.context.costs.graph, chain, selection, barriers, waiting_bytes)
 
     def solve(
         self,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from jax_hremat._solve.regions import Barriers
-
 # After a plan above the limit, the next is predicted lower by at least this part of the limit.
 _LEAST_LOWER = 0.001
 # If none fits yet, it is lower by up to this part more where that takes hardly more time, and by up
@@ -17,60 +15,33 @@ class PeakBound:
     Args:
         limit: The search's limit on compiled peaks.
         first_bytes: The bound of the first plan.
-        most_bytes: A predicted peak that no plan exceeds.
 
     Attributes:
         bytes: The bound.
         margin_bytes: A plan that is lower by up to this is preferred if it takes hardly longer.
     """
 
-    def __init__(self, limit: int, first_bytes: int, most_bytes: int) -> None:
+    def __init__(self, limit: int, first_bytes: int) -> None:
         self.bytes = first_bytes
         self.margin_bytes = 0
         self._limit = limit
-        self._most_bytes = most_bytes
-        self._missed_at: dict[Barriers, int] = {}
-        self._barriers = Barriers.NONE
         self._next_margin_bytes = int(_MARGIN * limit)
 
-    @property
-    def highest_bytes(self) -> int:
-        """A bound for which it is worth trying if no plan is within the present one."""
-        return min(self._limit, self._below_misses)
-
-    @property
-    def _below_misses(self) -> int:
-        """The most that is predicted below the plans that missed with the last plan's barriers.
-        Without some of its barriers, or with more, a plan may fit where others missed."""
-        return self._missed_at.get(self._barriers, self._most_bytes + 1) - 1
-
-    def missed(
-        self,
-        predicted_bytes: int,
-        spare_bytes: int,
-        barriers: Barriers,
-        *,
-        any_fits: bool,
-    ) -> None:
+    def missed(self, predicted_bytes: int, spare_bytes: int, *, any_fits: bool) -> None:
         """Move the bound below that of a plan above the limit.
 
         Args:
             predicted_bytes: The predicted peak of the plan.
             spare_bytes: What is expected to be left of the limit.
-            barriers: Its barriers.
             any_fits: Whether a plan is known that fits. If not, the next goes lower than the
                 error of this one tells, or it might just miss too.
         """
-        least_bytes = int(_LEAST_LOWER * self._limit)
         if not any_fits:
             self.margin_bytes = self._next_margin_bytes
             self._next_margin_bytes *= 2
-        self._barriers = barriers
-        self._missed_at[barriers] = min(self._below_misses + 1, predicted_bytes - least_bytes)
-        self.bytes = predicted_bytes + min(spare_bytes, -least_bytes)
+        self.bytes = predicted_bytes + min(spare_bytes, -int(_LEAST_LOWER * self._limit))
 
-    def fitted(self, predicted_bytes: int, spare_bytes: int, barriers: Barriers) -> None:
+    def fitted(self, predicted_bytes: int, spare_bytes: int) -> None:
         """Move the bound above that of a plan within the limit, which leaves so much of it."""
         self.margin_bytes = 0
-        self._barriers = barriers
-        self.bytes = min(predicted_bytes + spare_bytes, self._below_misses)
+        self.bytes = predicted_bytes + spare_bytes
