@@ -111,12 +111,12 @@ class BudgetSearch:
         """Solve, compile, compare, and solve again within a predicted peak that is corrected by the
         prediction errors seen."""
         bound = self._first_bound()
-        groups, wide_misses, is_bold = True, 0, False
+        groups, wide_misses = True, 0
+        is_bold = is_used_up = False
+        self._fits |= self._uses_up(self._best())
         for number in range(_PATIENCE * (self._max_rounds + 1)):
             if number > self._max_rounds and self._fits:
                 break
-            is_used_up = self._is_used_up()
-            self._fits |= is_used_up
             aim = None if is_used_up else self._aims.next(chain, bound, groups=groups)
             if aim is None or (aim.expected_bytes > self._limit and self._best() is not None):
                 # A single one that is expected to miss: predictions are not always right.
@@ -140,7 +140,7 @@ class BudgetSearch:
                     spare_bytes = 0
                 bound.missed(predicted_bytes, spare_bytes, any_fits=self._fits)
             else:
-                is_bold = False
+                is_bold, is_used_up = False, self._uses_up(candidate)
                 bound.fitted(predicted_bytes, spare_bytes)
 
     def _first_bound(self) -> PeakBound:
@@ -161,10 +161,9 @@ class BudgetSearch:
             self._candidates.compiled, likely.selection, self._limit, self._candidates.price_s
         )
 
-    def _is_used_up(self) -> bool:
-        """Whether a plan that fits leaves hardly any of the limit unused."""
-        best = self._best()
-        return best is not None and self._limit - best.peak_bytes <= SLACK * self._limit
+    def _uses_up(self, fitting: Candidate | None) -> bool:
+        """Whether there is a plan that fits and leaves hardly any of the limit unused."""
+        return fitting is not None and self._limit - fitting.peak_bytes <= SLACK * self._limit
 
     def _try_standard(self) -> None:
         """Compile the standard plans that may fit and be faster, without barriers, as a user would
