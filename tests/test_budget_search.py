@@ -571,3 +571,42 @@ def test_a_search_learns_more_than_the_error_of_the_plan_that_uses_up_the_limit(
     assert best is not None and best.peak_bytes <= first.peak_bytes
     assert best.prediction.peak_bytes > first.prediction.peak_bytes
     assert best.step_s < first.step_s
+
+
+class ErringBelow(Altered):
+    """Compiled plans of which those predicted below a peak take more memory than predicted."""
+
+    exact_from_bytes = math.inf
+
+    def altered(self, candidate: Candidate) -> Candidate:
+        errs = candidate.prediction.peak_bytes < self.exact_from_bytes
+        return larger(candidate, int(0.08 * candidate.peak_bytes) if errs else 0)
+
+
+def test_a_plan_that_errs_less_than_all_others_is_found() -> None:
+    context = of_layers(8)
+    found = ErringBelow(context, lambda *_: None)
+    chain, limit = found.chains.full, int(0.6 * found.plain.peak_bytes)
+    fastest = found.solve(chain, limit, context.config.solver).selection
+    assert fastest is not None
+    found.exact_from_bytes = context.predict(chain, fastest).peak_bytes
+    best = BudgetSearch(found, limit).search()
+    assert best is not None and best.selection == fastest and best.peak_bytes <= limit
+    others = [c for c in found.within(limit) if c is not best]
+    assert others and min(c.step_s for c in others) > 1.01 * best.step_s
+
+
+def test_a_compiled_plan_is_expected_to_take_what_it_took() -> None:
+    context = of_layers(4)
+    found = ErringBelow(context, lambda *_: None)
+    chain, limit = found.chains.full, int(0.8 * found.plain.peak_bytes)
+    schedule = found.solve(chain, limit, context.config.solver)
+    assert schedule.selection is not None
+    assert found.known(chain, schedule.selection, Barriers.USUAL) is None
+    first = found.add(chain, schedule.selection, schedule.outcome)
+    assert found.known(chain, schedule.selection, Barriers.USUAL) is first
+    # The compiler delayed part of its backward, which tells nothing about other plans.
+    found._found[first.root] = larger(first, first.peak_bytes)
+    expected = aims.Aims(found, limit, context.config.solver).uncorrected(chain)
+    assert expected is not None and expected.selection == first.selection
+    assert expected.expected_bytes == 2 * first.peak_bytes
