@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from jax_hremat._planner.barriers import (
@@ -66,7 +65,7 @@ class Aims:
 
     Attributes:
         bound_step_s: No selection of all options is predicted to make a faster step within the
-            first predicted peak within which there is any; None as long as there was none.
+            first target; None as long as there was none.
         is_undecided: Whether the solver reached its limit with neither a schedule nor a proof that
             there is none.
     """
@@ -104,6 +103,8 @@ class Aims:
                 else:
                     break
                 continue
+            if self.bound_step_s is None and chain is self._candidates.chains.full:
+                self.bound_step_s = self._candidates.whole_step_s(aim.schedule.bound_s)
             if not aims and not self._is_worth_it(aim):
                 return None
             if any(aim.selection == other.selection for other in aims):
@@ -126,16 +127,13 @@ class Aims:
 
     def uncorrected(self, chain: Chain) -> Aim | None:
         """The fastest schedule whose predicted peak is within the limit, whatever the errors of
-        other predictions; None if there is none, or none that would be worth a risk."""
+        other predictions; None if there is none, or a bound tells that none is worth a risk."""
         best = self._candidates.fastest_within(self._limit)
         if best is not None:
             bound_s = self._candidates.bound_step_s(self._limit)
-            if self.bound_step_s is None and bound_s < math.inf:
-                self.bound_step_s = bound_s
             if bound_s > (1 - _WORTH_A_RISK) * best.step_s:
                 return None
-        aim = self._solved(chain, self._limit, groups=True)
-        return aim if aim is not None and self.is_worth_a_risk(aim) else None
+        return self._solved(chain, self._limit, groups=True)
 
     def is_worth_a_risk(self, aim: Aim) -> bool:
         """Whether a schedule that is expected to miss is predicted to be so much faster than the
@@ -207,8 +205,6 @@ class Aims:
         self.is_undecided |= schedule.outcome.status is Status.UNDECIDED
         if schedule.selection is None:
             return None
-        if self.bound_step_s is None and chain is candidates.chains.full:
-            self.bound_step_s = candidates.whole_step_s(schedule.bound_s)
         selection = schedule.selection
         promise = candidates.context.predict(chain, selection)
         barriers = self._barriers(selection, promise)

@@ -77,8 +77,7 @@ class BudgetSearch:
         that was not asked, or if none is predicted to fit.
 
         The limit on the predicted peak is corrected by the error seen in a plan of about the same
-        peak, unless a plan known before uses up the limit; a plan whose own error is larger may fit
-        and be faster.
+        peak; a plan whose own error is larger may fit and be faster.
         """
         return self._aims.bound_step_s
 

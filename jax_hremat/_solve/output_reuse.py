@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import reduce
 from itertools import accumulate
-from operator import and_, itemgetter
+from operator import and_
 from typing import NamedTuple
 
 from jax_hremat._cost.option_cost import LiveRange
@@ -73,7 +73,7 @@ def placed_in_results(timeline: Timeline, results: Sequence[Result], num_blocks:
     places = [*map(_Places, written.values())]
     change = [0] * (end + 1)
     others: list[LiveRange] = []
-    for buffer in sorted(sorted(timeline.buffers), key=itemgetter(0), reverse=True):
+    for buffer in sorted(timeline.buffers, key=lambda b: (-b.size_bytes, *b[1:])):
         size, first, last, _ = buffer
         lives = _positions(first, last)
         fitting = itertools.islice(places, bisect_left(sizes, size), None)
