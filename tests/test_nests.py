@@ -40,9 +40,10 @@ QUICK = settings(
 
 
 def option(forward_s: float, backward_s: float, *sizes_mib: int) -> Option:
-    kept, forward_peak, backward_peak = (s * MIB for s in sizes_mib)
+    kept, forward_peak, backward_peak, *ending_peak = (s * MIB for s in sizes_mib)
     cost = OptionCost(forward_s, backward_s, kept, (), (), forward_peak, backward_peak)
-    return Option(Region(0, 4), cost, "plain")
+    at_end = replace(cost, backward_peak_bytes=ending_peak[0]) if ending_peak else None
+    return Option(Region(0, 4), cost, "plain", at_end=at_end)
 
 
 @st.composite
@@ -54,7 +55,7 @@ def stacks(draw: st.DrawFn) -> tuple[Chain, list[int]]:
     kinds = [9, *list(range(period)) * draw(st.integers(4, 7)), 7, 8]
     layer = {
         kind: [
-            option(*(draw(time_s) for _ in range(2)), *(draw(size) for _ in range(3)))
+            option(*(draw(time_s) for _ in range(2)), *(draw(size) for _ in range(4)))
             for _ in range(draw(st.integers(1, 2)))
         ]
         for kind in sorted(set(kinds))
@@ -164,6 +165,10 @@ def replayed(chain: Chain, selection: Selection) -> tuple[int, float]:
             v for v, c in enumerate(chain.boundary_values) if pair in c.needed
         }
 
+    def backward_bytes(block: int, ends_a_group: bool) -> int:
+        option = chain.options[block][selection.options[block]]
+        return (option.ending if ends_a_group else option.cost).backward_peak_bytes
+
     def rerun_s(item: int | tuple[Group, list], is_last: bool) -> float:
         if isinstance(item, int):
             last_s = chain.last_recompute_s[item][selection.options[item]]
@@ -194,7 +199,8 @@ def replayed(chain: Chain, selection: Selection) -> tuple[int, float]:
             _, values = forward(item)
             if isinstance(item, int):
                 passed = sum(value_bytes[v] for v in held_before | values)
-                own = cost(item).backward_peak_bytes + chain.pending_cotangent_bytes(item)
+                ends_a_group = not first_forward and item is items[-1]
+                own = backward_bytes(item, ends_a_group) + chain.pending_cotangent_bytes(item)
                 peak = max(peak, kept_before + passed + own)
             else:
                 inner = item[1]
@@ -256,6 +262,20 @@ def test_what_a_group_ends_with_is_not_run_again_for_it() -> None:
     # not in the outer one, for nothing reads what they make.
     assert recompute_s(chain, selection) == [2.0, 4.0, 2.0, 2.0, 0.0, 0.0]
     assert predict(chain, selection).time_s == 6 * 7 + 10
+
+
+@pytest.mark.parametrize("groups", [((0, 4), (1, 2)), ((0, 2), (1, 2)), ((1, 2),)])
+def test_the_last_block_of_a_group_takes_what_it_takes_there(groups: tuple[Group, ...]) -> None:
+    chain = equal_layers(6)
+    costly = option(2, 3, 9, 4, 10, 99)
+    options = [*chain.options]
+    options[2] = (costly, *options[2][1:])
+    chain = replace(chain, options=tuple(options))
+    prediction = predict(chain, Selection((0,) * 6, groups))
+    assert (prediction.peak.block, prediction.peak.in_backward) == (2, True)
+    assert prediction.peak.working_bytes == 99 * MIB
+    # In the middle of a group it takes no more than elsewhere.
+    assert predict(chain, Selection((0,) * 6, ((1, 3),))).peak.working_bytes == 10 * MIB
 
 
 def depth(groups: Sequence[Group]) -> int:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from integer_program import fastest_of_columns
 from tracing import trace_loss
@@ -65,6 +65,11 @@ def option(
     return Option(Region(0, 4), cost, origin)
 
 
+def at_the_end(one: Option, backward_peak: int) -> Option:
+    """The option, where that is the peak of its backward, in MiB, at the end of a group."""
+    return replace(one, at_end=replace(one.cost, backward_peak_bytes=backward_peak * MIB))
+
+
 def make(
     options: list[list[Option]],
     recompute_ms: list[float],
@@ -103,7 +108,10 @@ def chains(draw: st.DrawFn) -> Chain:
     others = st.sampled_from(["checkpointed", "names", "names"])
     options = [
         [
-            option(*(draw(time_ms) for _ in range(2)), *(draw(size) for _ in range(3)), origin)
+            at_the_end(
+                option(*(draw(time_ms) for _ in range(2)), *(draw(size) for _ in range(3)), origin),
+                draw(size),
+            )
             for origin in ("plain", *(draw(others) for _ in range(draw(st.integers(0, most)))))
         ]
         for _ in range(num_blocks)
@@ -349,6 +357,52 @@ def test_a_group_that_keeps_something_is_chosen_where_it_pays() -> None:
         assert predict(chain, selection).time_s == pytest.approx(best_s, abs=1e-9)
         chosen += bool(selection.keeps)
     assert chosen
+
+
+def test_options_that_are_alike_but_at_the_end_of_a_group_are_told_apart() -> None:
+    alone = option(2, 3, 9, 10, 14)
+    blocks = [[at_the_end(alone, 30), at_the_end(alone, 12)]] * 6
+    stream = [
+        BoundaryValue(8 * MIB, k, (k + 1,), True, frozenset({(k + 1, 0), (k + 1, 1)}))
+        for k in range(5)
+    ]
+    chain = make(blocks, [2.0] * 6, stream)
+    columns = group_columns(chain)
+    columns += nest_columns(chain, block_tree(range(6)))
+    assert any(column.inner for column in columns)
+    for column in columns:
+        for _, last in ((column.first, column.last), *column.inner):
+            assert column.options[last - column.first] == 1
+
+
+def test_the_last_block_of_a_group_takes_what_it_takes_with_the_values_kept_of_it() -> None:
+    blocks = [[option(2, 3, 9, 10, 14), option(2, 4, 2, 6, 99, "names")]] * 4
+    chain = make(blocks, [2.0] * 4, [])
+    for block, working in ((2, 99), (1, 14)):
+        peak = predict(chain, Selection((0,) * 4, ((0, 2),), ((block, 1),))).peak
+        assert peak.working_bytes == working * MIB
+
+
+@given(chains(), st.data())
+@QUICK
+def test_what_a_group_that_keeps_something_takes_is_what_is_predicted(
+    chain: Chain, data: st.DataObject
+) -> None:
+    columns = keeping_columns(chain)
+    assume(columns)
+    column = data.draw(st.sampled_from(columns))
+    inside = range(column.first, column.last + 1)
+    options = tuple(
+        column.options[b - column.first] if b in inside else 0 for b in range(len(chain))
+    )
+    group = Selection(options, ((column.first, column.last),), column.keeps)
+    found = predict(chain, group)
+    singles = {(p.first, p.options): p for p in single_columns(chain)}
+    others = [singles[b, (0,)] for b in range(len(chain)) if b not in inside]
+    for less_bytes, fits in ((0, True), (2 * ROUNDING_BYTES, False)):
+        peak_bytes = found.peak_bytes - less_bytes
+        selection = fastest_of_columns(chain, [column, *others], peak_bytes, EXACT)
+        assert selection == (group if fits else None)
 
 
 @pytest.mark.parametrize("first", ["plain", "checkpointed"])

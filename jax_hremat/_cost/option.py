@@ -26,6 +26,8 @@ class Option:
             outputs are made of, beyond what the block's own backward makes recomputed. A group that
             keeps these values spends them, because its next blocks read the outputs.
         outputs_bytes: Bytes of the named values that are kept only for that.
+        at_end: The cost where the block is the last of a group, if it is known and another one
+            (`ending`).
     """
 
     region: Region
@@ -33,6 +35,14 @@ class Option:
     origin: Origin
     outputs_s: float = 0.0
     outputs_bytes: int = 0
+    at_end: OptionCost | None = None
+
+    @property
+    def ending(self) -> OptionCost:
+        """The cost where the block is the last of a group. Nothing reads the outputs of its
+        forward in the group's recompute, so XLA makes one of that and the backward, as it does of
+        a block under a checkpoint of its own."""
+        return self.cost if self.at_end is None else self.at_end
 
     def dominates(self, other: Option) -> bool:
         """Whether this option is at least as good as `other` in every respect that matters to a

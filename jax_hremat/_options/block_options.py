@@ -90,13 +90,20 @@ def block_options(
         measured: The cost of each region that was compiled or timed.
     """
 
+    whole = checkpointed if checkpointed in measured else plain
+
     def option(region: Region) -> Option:
-        return option_of(region.shifted(-start), measured[region])
+        at_end = replace(whole, children=region.children)
+        is_plain = whole.checkpointed and not region.checkpointed
+        return replace(
+            option_of(region.shifted(-start), measured[region]),
+            at_end=measured.get(at_end) if is_plain else None,
+        )
 
     return BlockOptions(
         options=pareto(option(region) for region in measured),
         plain=option(plain),
-        checkpointed=option(checkpointed if checkpointed in measured else plain),
+        checkpointed=option(whole),
         by_hand=tuple(
             (name, option(region)) for name, region in by_hand.items() if region in measured
         ),

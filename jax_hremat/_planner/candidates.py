@@ -222,4 +222,4 @@ class Candidates:
             if prediction.peak_bytes < self.least.peak_bytes:
                 candidate = self.add(chain, selection, outcome)
                 if candidate.is_delayed(prediction.peak_bytes):
-                    self.add(chain, selection, outcome, Barriers.USUAL | Barriers.PLAIN)
+                    self.add(chain, selection, outcome, Barriers.USUAL | Barriers.GRADIENTS)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -102,6 +102,7 @@ class _BlockOption:
         added_ms: Time above that of the fastest option, the block's recompute included.
         spared_ms: The part of `added_ms` that is not run if the group ends with the block.
         backward_bytes: Peak of the block's backward, pending cotangents included.
+        ending_bytes: The same if the group ends with the block.
         kept_bytes: Bytes kept until the block's backward, boundary values not counted.
         needs: Boundary values made in the group that the block's backward reads.
     """
@@ -110,14 +111,27 @@ class _BlockOption:
     added_ms: float
     spared_ms: float
     backward_bytes: int
+    ending_bytes: int
     kept_bytes: int
     needs: frozenset[int]
+
+    @property
+    def as_last(self) -> _BlockOption:
+        """The block at the end of the group."""
+        added_ms = self.added_ms - self.spared_ms
+        return replace(self, added_ms=added_ms, backward_bytes=self.ending_bytes)
 
     def dominates(self, other: _BlockOption, is_first: bool) -> bool:
         """Whether this option is at least as good as `other` in any group; of equal ones, the first
         is."""
         mine, others = (
-            (w.added_ms, w.added_ms - w.spared_ms, w.backward_bytes, w.kept_bytes)
+            (
+                w.added_ms,
+                w.added_ms - w.spared_ms,
+                w.backward_bytes,
+                w.ending_bytes,
+                w.kept_bytes,
+            )
             for w in (self, other)
         )
         no_worse = all(a <= b for a, b in zip(mine, others, strict=True))
@@ -163,6 +177,7 @@ class _GroupStart:
                 added_ms=(option.cost.time_s - fastest_s + chain.recompute_s[k]) * 1e3,
                 spared_ms=(chain.recompute_s[k] - chain.last_recompute_s[k][o]) * 1e3,
                 backward_bytes=option.cost.backward_peak_bytes + pending,
+                ending_bytes=option.ending.backward_peak_bytes + pending,
                 kept_bytes=option.cost.kept_bytes,
                 needs=frozenset(
                     v for v in needs[o] if chain.boundary_values[v].producer >= self.first
@@ -190,14 +205,10 @@ def _columns(start: _GroupStart) -> Iterator[Column]:
                 taken = option.needs - held
                 taken_bytes = sum(values[v].size_bytes for v in taken)
                 extended = _extended(beginnings, option, taken_bytes)
+                at_end = _extended(beginnings, option.as_last, taken_bytes)
                 still = frozenset(v for v in held | taken if values[v].readers[-1] > k)
                 longer.setdefault(still, []).append(extended)
-                ends.append(
-                    extended._replace(
-                        added_ms=extended.added_ms - option.spared_ms,
-                        held_bytes=np.zeros_like(extended.held_bytes),
-                    )
-                )
+                ends.append(at_end._replace(held_bytes=np.zeros_like(at_end.held_bytes)))
         labels = {held: _undominated(_together(some)) for held, some in longer.items()}
         if i > 0:
             yield from _ended(start, i, _undominated(_together(ends)))

@@ -20,13 +20,14 @@ is the set S of values that the checkpoint keeps.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.column import MAX_GROUP, Column
 from jax_hremat._solve.kinds import found_once
-from jax_hremat._solve.lifetimes import kept_cost
+from jax_hremat._solve.lifetimes import ending_cost, kept_cost
 from jax_hremat._solve.prediction import block_recompute_s
 
 # The most choices of kept values per range of blocks, spread over the bytes kept.
@@ -138,10 +139,7 @@ def _columns(
     blocks = range(first, first + len(options))
     read = set(chain.held_throughout(chain.read_from_before(blocks), blocks))
     costs = [chain.options[k][o].cost for k, o in zip(blocks, options, strict=True)]
-    own_bytes = [
-        cost.backward_peak_bytes + chain.pending_cotangent_bytes(k)
-        for k, cost in zip(blocks, costs, strict=True)
-    ]
+    pending = [chain.pending_cotangent_bytes(k) for k in blocks]
     over_fastest_s = sum(
         cost.time_s - chain.fastest_s(k) for k, cost in zip(blocks, costs, strict=True)
     )
@@ -151,6 +149,9 @@ def _columns(
         holds = read | {(v, chain.boundary_values[v].producer) for v in label.held}
         held = {v for v, _ in holds}
         inside_bytes = backward_bytes = 0
+        last = ending_cost(chain, blocks[-1], options[-1], dict(label.keeps).get(blocks[-1]))
+        peaks = [cost.backward_peak_bytes for cost in (*costs[:-1], last)]
+        own_bytes = map(operator.add, peaks, pending)
         for k, o, cost, own in zip(blocks, options, costs, own_bytes, strict=True):
             read_here = [v for v in needs[k][o] if v not in held]
             inside_bytes += sum(chain.boundary_values[v].size_bytes for v in read_here)

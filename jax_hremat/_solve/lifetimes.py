@@ -63,7 +63,7 @@ class Memory:
         around = groups_around(chain, selection)
         self._chain = chain
         self._around = [frozenset(groups) for groups in around]
-        self._costs = [chain.options[b][o].cost for b, o in enumerate(selection.options)]
+        self._costs = _backward_costs(chain, selection, around)
         self._of_group = {b: kept_cost(chain, around[b][0], b, o) for b, o in selection.keeps}
         values = chain.boundary_values
         self._holders = [_holders(selection, value, around) for value in values]
@@ -269,6 +269,36 @@ def kept_cost(chain: Chain, group: Group, block: int, option: int) -> OptionCost
         kept_bytes=saving.cost.kept_bytes + saving.outputs_bytes,
         kept_buffers=(*saving.cost.kept_buffers, outputs),
     )
+
+
+def _backward_costs(
+    chain: Chain, selection: Selection, around: Sequence[Sequence[Group]]
+) -> list[OptionCost]:
+    """For each block, the cost that says what is alive in its backward."""
+    keeps = dict(selection.keeps)
+    costs = []
+    for block, (option, groups) in enumerate(zip(selection.options, around, strict=True)):
+        if groups and block == groups[-1][1]:
+            kept = keeps.get(block) if len(groups) == 1 else None
+            costs.append(ending_cost(chain, block, option, kept))
+        else:
+            costs.append(chain.options[block][option].cost)
+    return costs
+
+
+def ending_cost(chain: Chain, block: int, option: int, kept: int | None) -> OptionCost:
+    """The cost of the last block of a group.
+
+    Args:
+        chain: Blocks and their options.
+        block: The block.
+        option: Position of the option with which the group's recompute runs it.
+        kept: Position of the option whose saved values the group keeps, if any. The block then
+            takes what it takes under that option, with a checkpoint of its own.
+    """
+    if kept is not None:
+        return chain.options[block][kept].cost
+    return chain.options[block][option].ending
 
 
 def groups_around(chain: Chain, selection: Selection) -> list[list[Group]]:

@@ -13,7 +13,9 @@ What a group takes, as any larger group sees it, adds up over its children c = 1
     T = Σ_c (t_c + a_c) with a_m = z_m    t_c: the child's own time, with the recomputes inside it;
                                           a_c: its forward in the group's recompute; z_c: the same
                                           where nothing of the group follows, 0 for a group
-    B = max_c (H_c + B_c)                 H_c: what the group holds for its earlier children and c
+    B = max_c (H_c + B_c)                 H_c: what the group holds for its earlier children and c;
+                                          B_c: the peak of c's backward, of the last block's as in
+                                          a checkpoint of its own
 
 Glossary
     option    one way to run a child or a node inside a larger group
@@ -57,6 +59,7 @@ class _NodeOption:
         kept_bytes: Bytes kept until its backward, boundary values not counted.
         backward_bytes: Peak of its backward, with everything held since its own recompute and the
             cotangents pending there.
+        ending_bytes: The same where the group around it ends with it.
         needs: Boundary values that its backward reads.
     """
 
@@ -69,6 +72,7 @@ class _NodeOption:
     ending_s: float
     kept_bytes: int
     backward_bytes: int
+    ending_bytes: int
     needs: frozenset[int]
 
     def moved(self, by: int, value_of: Mapping[int, int]) -> _NodeOption:
@@ -212,6 +216,7 @@ class _Maker:
                 ending_s=chain.last_recompute_s[k][o],
                 kept_bytes=option.cost.kept_bytes,
                 backward_bytes=option.cost.backward_peak_bytes + self._pending[k],
+                ending_bytes=option.ending.backward_peak_bytes + self._pending[k],
                 needs=frozenset(self._needs[k][o]),
             )
             for o, option in enumerate(chain.options[k])
@@ -241,12 +246,13 @@ class _Maker:
         taken = self.made_since(first, option) - held
         taken_bytes = sum(values[v].size_bytes for v in taken)
         added_s = option.added_s + (option.ending_s if at_end else option.again_s)
+        backward_bytes = option.ending_bytes if at_end else option.backward_bytes
         for label in labels:
             yield _Label(
                 added_s=label.added_s + added_s,
                 held_bytes=label.held_bytes + taken_bytes + option.kept_bytes,
                 backward_bytes=max(
-                    label.backward_bytes, label.held_bytes + taken_bytes + option.backward_bytes
+                    label.backward_bytes, label.held_bytes + taken_bytes + backward_bytes
                 ),
                 options=label.options + option.options,
                 groups=label.groups + option.groups,
@@ -267,6 +273,7 @@ class _Maker:
             ending_s=0.0,
             kept_bytes=sum(chain.shared_bytes[k] for k in blocks),
             backward_bytes=label.backward_bytes,
+            ending_bytes=label.backward_bytes,
             needs=frozenset(chain.read_from_before(blocks)),
         )
 
@@ -306,6 +313,7 @@ def _at_least_as_good(one: _NodeOption, other: _NodeOption) -> bool:
         and one.again_s <= other.again_s
         and one.kept_bytes <= other.kept_bytes
         and one.backward_bytes <= other.backward_bytes
+        and one.ending_bytes <= other.ending_bytes
         and one.needs <= other.needs
     )
 
