@@ -19,7 +19,7 @@ from jax_hremat._solve.regions import Barriers
 from jax_hremat._xla.compile import MemoryStats
 from jax_hremat._xla.target import get_target
 
-FEW, MANY = Barriers.USUAL, Barriers.USUAL | Barriers.GRADIENTS
+FEW, MANY = Barriers.USUAL, Barriers.USUAL | Barriers.PLAIN
 PREDICTED_BYTES = 100_000
 
 
@@ -57,9 +57,7 @@ def compiled(
     """
     peak_bytes = PREDICTED_BYTES + more_bytes
     late = Barriers.LATE_ARGUMENTS in barriers
-    child = Region(
-        plan, plan + 1, True, barrier=Barriers.GRADIENTS in barriers, late_arguments=late
-    )
+    child = Region(plan, plan + 1, True, barrier=Barriers.PLAIN in barriers, late_arguments=late)
     return replace(
         plain,
         root=Region(0, 99, children=(child,)),

@@ -94,7 +94,7 @@ def test_late_arguments_are_left_out_where_the_nearest_plan_did_not_need_them(
     assert needed_barriers(known, plain.selection, 800, dear) == FEW
     assert needed_barriers(known, plain.selection, 1800, dear) == fewest
     # With barriers at plain blocks or without: what is compared is alike but for late arguments.
-    known += both(plain, 2, fewest | Barriers.GRADIENTS, 3000, MANY, 2900)
+    known += both(plain, 2, fewest | Barriers.PLAIN, 3000, MANY, 2900)
     # Those of checkpointed regions are no exception.
     few = both(plain, 3, Barriers.NONE, 5000, fewest, 5000)
     assert needed_barriers([plain, *few], plain.selection, 5000, dear) == Barriers.LATE_ARGUMENTS
@@ -109,7 +109,7 @@ def test_late_arguments_are_left_out_where_the_nearest_plan_did_not_need_them(
 
 
 def test_a_plan_whose_peak_other_barriers_lower_tells_nothing(plain: Candidate) -> None:
-    fewest, with_plain = Barriers.CHECKPOINTED, Barriers.CHECKPOINTED | Barriers.GRADIENTS
+    fewest, with_plain = Barriers.CHECKPOINTED, Barriers.CHECKPOINTED | Barriers.PLAIN
     # By themselves late arguments do nothing here; but barriers at plain blocks lower the peak.
     delayed = both(plain, 0, fewest, 2000, FEW, 2000)
     assert needed_barriers([plain, *delayed], plain.selection, 2000, dear) == fewest
@@ -140,11 +140,11 @@ def test_a_plan_may_do_without_barriers_that_take_time_if_it_is_expected_to_fit(
         return may_do_without(pair, without_bytes, 1040)
 
     known = [plain, *both(plain, 0, FEW, 1000, MANY, 800), *both(plain, 1, FEW, 3000, MANY, 2000)]
-    assert allowed(known, Barriers.GRADIENTS, 1040)
-    assert not allowed(known, Barriers.GRADIENTS, 1041)
+    assert allowed(known, Barriers.PLAIN, 1040)
+    assert not allowed(known, Barriers.PLAIN, 1041)
     # What others take is not known.
     assert allowed(known, Barriers.LATE_ARGUMENTS, 1040)
     assert not allowed(known, Barriers.LATE_ARGUMENTS, 1041)
     # Where they took no time, nothing is gained.
     idle = [plain, *both(plain, 0, FEW, 1000, MANY, 800, longer=0.0001)]
-    assert not allowed(idle, Barriers.GRADIENTS, 1040)
+    assert not allowed(idle, Barriers.PLAIN, 1040)

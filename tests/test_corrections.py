@@ -117,7 +117,7 @@ def test_a_plan_without_some_barriers_is_expected_to_be_like_others_without_them
     def expected_excess(more_bytes: int) -> int:
         other = compiled(plain, plan=9, more_bytes=more_bytes)
         expected_bytes = corrections.peak_without_bytes(
-            Barriers.GRADIENTS, other.selection, other.prediction, MANY
+            Barriers.PLAIN, other.selection, other.prediction, MANY
         )
         return expected_bytes - other.prediction.peak_bytes
 

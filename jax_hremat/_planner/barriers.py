@@ -12,7 +12,12 @@ from jax_hremat._solve.chain import Selection
 from jax_hremat._solve.regions import Barriers
 
 # The barriers that a plan may be compiled without, those that usually take least time first.
-OPTIONAL_BARRIERS = (Barriers.CHECKPOINTED, Barriers.LATE_ARGUMENTS, Barriers.GRADIENTS)
+OPTIONAL_BARRIERS = (
+    Barriers.CHECKPOINTED,
+    Barriers.LATE_ARGUMENTS,
+    Barriers.PLAIN,
+    Barriers.GRADIENTS,
+)
 
 # A peak that is higher by at most this part is as good. A plan is compiled without some of its
 # barriers if its step is longer than predicted by more than this part.

@@ -11,10 +11,10 @@ from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers
 from jax_hremat._xla.certify import CompiledStep
 
-# `Barriers.GRADIENTS`, which take time, are at plain blocks in no group only for cotangents of at
-# least this part of the peak without rematerialization.
+# Barriers at plain blocks, which take time, are tried only for cotangents of at least this part of
+# the peak without rematerialization.
 WORTH_A_BARRIER = 0.01
-# A plan is compiled with `Barriers.GRADIENTS` as well if it exceeds the peak expected of it by more
+# A plan is compiled with more than the usual barriers if it exceeds the peak expected of it by more
 # than this part, which is more than expectations usually err.
 _DELAYED = 0.02
 

@@ -217,9 +217,9 @@ class Candidates:
 
     def compile_lowest(self) -> None:
         """Compile the schedules of least peak that are predicted below the least peak so far, with
-        more barriers too where they seem delayed."""
+        all barriers too where they seem delayed."""
         for chain, selection, prediction, outcome in self._lowest:
             if prediction.peak_bytes < self.least.peak_bytes:
                 candidate = self.add(chain, selection, outcome)
                 if candidate.is_delayed(prediction.peak_bytes):
-                    self.add(chain, selection, outcome, Barriers.USUAL | Barriers.GRADIENTS)
+                    self.add(chain, selection, outcome, Barriers.ALL)

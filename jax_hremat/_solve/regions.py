@@ -21,18 +21,22 @@ class Barriers(Flag):
             backward the compiler could delay.
         LATE_ARGUMENTS: Of the arguments (`Region.late_arguments`): the blocks and groups that make
             anything of arguments alone.
-        GRADIENTS: Of the cotangents and of the gradients of arguments: every block that is
-            checkpointed or in a group, so that what its backward reads, which is recomputed, can be
-            dropped after it; plain blocks in no group that make many cotangents wait; and that at
-            the loss, so that its backward ends before any other begins.
+        PLAIN: Of the cotangents and of the gradients of arguments: every plain block in a group, so
+            that what its backward reads, which is recomputed, can be dropped after it; plain blocks
+            in no group that make many cotangents wait; and that at the loss, so that its backward
+            ends before any other begins.
+        GRADIENTS: The same of every checkpointed block, in a group or in none.
         USUAL: Those that usually take next to no time.
+        ALL: All of these.
     """
 
     NONE = 0
     CHECKPOINTED = auto()
     LATE_ARGUMENTS = auto()
+    PLAIN = auto()
     GRADIENTS = auto()
     USUAL = CHECKPOINTED | LATE_ARGUMENTS
+    ALL = USUAL | PLAIN | GRADIENTS
 
 
 def selection_region(
@@ -49,7 +53,7 @@ def selection_region(
         chain: Its blocks and their options.
         selection: The selection.
         barriers: Which regions are behind barriers.
-        waiting_bytes: For `Barriers.GRADIENTS`: a plain block in no group has one only if
+        waiting_bytes: For `Barriers.PLAIN`: a plain block in no group has one only if
             cotangents of at least so many bytes, made in its backward, wait for those of earlier
             blocks.
     """
@@ -68,20 +72,17 @@ def selection_region(
     def of_block(block: int, *, in_group: bool) -> tuple[Region, ...]:
         region = blocks[block]
         late = not in_group and is_late(region.start, region.stop)
-        behind = Barriers.GRADIENTS in barriers and (
-            in_group
-            or region.checkpointed
-            or block == last_block
-            or chain.made_to_wait_bytes(block) >= waiting_bytes
-        )
-        if region.checkpointed and not behind:
-            return (replace(region, late_arguments=late),)
-        if not behind and not late:
-            return region.children
         if region.checkpointed:
+            if Barriers.GRADIENTS not in barriers:
+                return (replace(region, late_arguments=late),)
             # A barrier around a checkpoint takes in the gradients of arguments, too.
             around = Region(region.start, region.stop, children=(replace(region, barrier=False),))
             return (replace(around, barrier=True, late_arguments=late),)
+        behind = Barriers.PLAIN in barriers and (
+            in_group or block == last_block or chain.made_to_wait_bytes(block) >= waiting_bytes
+        )
+        if not behind and not late:
+            return region.children
         return (replace(region, barrier=behind, late_arguments=late),)
 
     def regions(
