@@ -373,6 +373,9 @@ def test_options_that_are_alike_but_at_the_end_of_a_group_are_told_apart() -> No
     for column in columns:
         for _, last in ((column.first, column.last), *column.inner):
             assert column.options[last - column.first] == 1
+        if not column.inner:
+            # Of the blocks before the last, each keeps 9 and its input.
+            assert column.backward_bytes == (17 * (column.last - column.first) + 12) * MIB
 
 
 def test_the_last_block_of_a_group_takes_what_it_takes_with_the_values_kept_of_it() -> None:
