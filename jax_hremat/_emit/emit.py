@@ -15,6 +15,7 @@ from jax_hremat._emit.check import check_region
 from jax_hremat._emit.checkpoint import checkpoint, checkpoint_name
 from jax_hremat._emit.loop import run_scan
 from jax_hremat._emit.naming import Reading, reading_of_results, run_named
+from jax_hremat._jax.describe import equation_key
 from jax_hremat._jax.equations import bind_equation, chooser_of, context_of, switch
 from jax_hremat._jax.jaxprs import Literal, jaxpr_consts, open_jaxpr
 from jax_hremat._jax.keys import data_of, from_data
@@ -104,6 +105,7 @@ class _Emitter:
         self._made_at = {v: i for i, e in enumerate(self._jaxpr.eqns) for v in e.outvars}
         self._differentiated = active_variables(self._jaxpr, program.differentiated)
         self._moving = active_variables(self._jaxpr, program.moving)
+        self._readings: dict[tuple[Any, ...], Reading] = {}
 
     @functools.cached_property
     def _compared(self) -> frozenset[Any]:
@@ -164,7 +166,7 @@ class _Emitter:
         eqn = self._jaxpr.eqns[index]
         names = self._names(index, saved)
         moving = are_in(self._moving, eqn.invars)
-        reading = reading_of_results(eqn, moving, names) if names else Reading.NONE
+        reading = self._reading(eqn, moving, tuple(names)) if names else Reading.NONE
         if reading is Reading.COMPARED:
             return self._assign(index, frozenset(), lambda inputs: bind_equation(eqn, inputs))
         if reading is Reading.NONE:
@@ -175,6 +177,13 @@ class _Emitter:
             env.update(zip(eqn.outvars, run_named(eqn, given, names), strict=True))
 
         return step
+
+    def _reading(self, eqn: Any, moving: Sequence[bool], positions: tuple[int, ...]) -> Reading:
+        """`reading_of_results`, found once for equal equations: it differentiates them."""
+        key = (*equation_key(eqn), *moving, positions)
+        if key not in self._readings:
+            self._readings[key] = reading_of_results(eqn, moving, positions)
+        return self._readings[key]
 
     def _bound(self, index: int) -> Callable[[list[Any]], list[Any]]:
         eqn = self._jaxpr.eqns[index]

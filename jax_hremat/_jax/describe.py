@@ -69,6 +69,15 @@ def functions_key(eqn: Any) -> tuple[Any, ...]:
     return (id(eqn),) if inside else ()
 
 
+def equation_key(eqn: Any) -> tuple[Any, ...]:
+    """A key for an equation without its variables. Equations with equal keys do the same, and have
+    the same derivatives, as long as they exist."""
+    literals = [str(v.val) if isinstance(v, Literal) else None for v in eqn.invars]
+    avals = (v.aval for v in (*eqn.invars, *eqn.outvars))
+    own = eqn.primitive, describe_params(eqn.params), functions_key(eqn)
+    return (*own, *literals, *avals)
+
+
 def _is_code(value: Any) -> bool:
     return isinstance(value, linear_util.WrappedFun) or (
         callable(value) and not isinstance(value, (type, Mesh, AbstractMesh))

@@ -153,18 +153,22 @@ def what_may_follow(
 ) -> Sequence[Ahead]:
     """What may follow before each block, and after the last, as far as it matters for schedules
     that add at most this time."""
-    ahead = [NOTHING]
+    most_ms = within_ms + ROUNDING_MS
     # By the number of blocks that follow.
+    ahead = [NOTHING]
     for block, some in reversed([*enumerate(families)]):
         found = _NONE
         # Shorter ones come first. Most of the longer are no better than what is found by then.
         for each in some:
-            stock_bytes, added_ms = _before(each, ahead[-len(each.blocks)], room)
-            better = added_ms < np.minimum(found.least_ms(stock_bytes), within_ms + ROUNDING_MS)
+            after = ahead[-len(each.blocks)]
+            if each.added_ms.min() + after.added_ms[0] >= most_ms:
+                continue
+            stock_bytes, added_ms = _before(each, after, room)
+            better = added_ms < np.minimum(found.least_ms(stock_bytes), most_ms)
             if better.any():
                 found = found.joined(stock_bytes[better], added_ms[better])
         whole_ms = found.added_ms[:-1] + beginnings.least_ms(block, found.stock_bytes)
-        ahead.append(found.only(whole_ms <= within_ms + ROUNDING_MS))
+        ahead.append(found.only(whole_ms <= most_ms))
     return ahead[::-1]
 
 

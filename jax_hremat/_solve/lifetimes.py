@@ -221,15 +221,17 @@ def timeline(alive: Sequence[Held]) -> Timeline:
     at consecutive moments is one."""
     begins = [*accumulate((len(held.working_bytes) for held in alive), initial=0)]
     buffers: list[LiveRange] = []
-    begun: dict[_Key, list[LiveRange]] = {}
+    # The first position of the moment at which each began, and what was known of it then.
+    begun: dict[_Key, tuple[int, Sequence[LiveRange]]] = {}
     everything = pairwise(({}, *(held.buffers for held in alive), {}))
     for moment, (before, now) in enumerate(everything):
         for key in (key for key in before if key not in now):
-            for part, begin in zip(before[key], begun.pop(key), strict=True):
-                last = min(begins[moment - 1] + part.last, begins[moment] - 1)
-                buffers.append(begin._replace(last=last))
+            begin, parts = begun.pop(key)
+            for (size, first, _, of_constants), ending in zip(parts, before[key], strict=True):
+                last = min(begins[moment - 1] + ending.last, begins[moment] - 1)
+                buffers.append(LiveRange(size, begin + first, last, of_constants))
         for key in (key for key in now if key not in before):
-            begun[key] = [part._replace(first=begins[moment] + part.first) for part in now[key]]
+            begun[key] = begins[moment], now[key]
     num_forward = sum(len(held.working_bytes) for held in alive if not held.in_backward)
     return _made_at_once(buffers, begins, num_forward)
 
@@ -246,11 +248,11 @@ def _made_at_once(
     change = [0] * (begins[-1] + 1)
     moved: list[LiveRange] = []
     for buffer in buffers:
-        size, first, _, of_constants = buffer
+        size, first, last, of_constants = buffer
         if of_constants and first < num_forward:
             change[first_of[size]] += size
             change[first] -= size
-            buffer = buffer._replace(first=first_of[size])
+            buffer = LiveRange(size, first_of[size], last, of_constants)
         moved.append(buffer)
     return Timeline(moved, begins, [*accumulate(change[:-1])])
 

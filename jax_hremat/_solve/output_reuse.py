@@ -76,10 +76,11 @@ def placed_in_results(timeline: Timeline, results: Sequence[Result], num_blocks:
     for buffer in sorted(timeline.buffers, key=lambda b: (-b.size_bytes, *b[1:])):
         size, first, last, _ = buffer
         lives = _positions(first, last)
-        fitting = itertools.islice(places, bisect_left(sizes, size), None)
-        if any(some.take(lives) for some in fitting):
-            change[first] += size
-            change[last + 1] -= size
+        for some in itertools.islice(places, bisect_left(sizes, size), None):
+            if some.take(lives):
+                change[first] += size
+                change[last + 1] -= size
+                break
         else:
             others.append(buffer)
     return Placement([*accumulate(change[:-1])], others)
