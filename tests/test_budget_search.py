@@ -490,14 +490,19 @@ def test_plain_blocks_with_a_skip_connection_can_have_barriers() -> None:
     assert [chain.starts.index(r.start) for r in inside] == [*range(first, last)]
     assert all(r.barrier and not r.checkpointed for r in inside)
 
-    values = [normal(seed, *s.shape) for seed, s in enumerate([*args[0], args[1]])]
-    params, x = values[:6], values[6]
-    wanted = jax.tree.leaves(jax.jit(jax.value_and_grad(u_shaped))(params, x))
-    for selection in (plain, alone, group):
-        root = selection_region(costs.graph, chain, selection, Barriers.ALL)
-        found = jax.tree.leaves(jax.jit(jax.value_and_grad(emit(call, root)))(params, x))
-        for ours, theirs in zip(found, wanted, strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
+    # In 64 bits, so that what XLA rounds otherwise is far below what a wrong gradient would be.
+    roots = [selection_region(costs.graph, chain, s, Barriers.ALL) for s in (plain, alone, group)]
+    with jax.enable_x64(True):
+        *params, x = (
+            jnp.asarray(normal(seed, *s.shape), float) for seed, s in enumerate([*args[0], args[1]])
+        )
+        wide = loss_call(u_shaped, (params, x))
+        wanted = jax.tree.leaves(jax.jit(jax.value_and_grad(u_shaped))(params, x))
+        for root in roots:
+            found = jax.tree.leaves(jax.jit(jax.value_and_grad(emit(wide, root)))(params, x))
+            for ours, theirs in zip(found, wanted, strict=True):
+                assert ours.dtype == float
+                np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-14)
 
 
 class Larger(Altered):
