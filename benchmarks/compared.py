@@ -176,7 +176,7 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         "to undercut. A free schedule drops and computes blocks in any order, which checkpoints "
         "cannot express: it is simulated, not compiled, and the plan in the row above is a nest "
         "near it. Only `tree` compiles a plan that exceeds its budget widely once more, with "
-        "[barriers at plain blocks](explanation/emission.md#the-cotangent-barrier). "
+        "[more barriers](explanation/emission.md#the-cotangent-barrier). "
         "Planning is for all three budgets, with an empty cache; most of it was timed while other "
         "programs ran on the machine, so these seconds are too high, some by several times.",
         "",
