@@ -82,6 +82,18 @@ def test_barriers_are_tried_first_where_the_nearest_plan_needed_them(plain: Cand
     )
 
 
+def test_barriers_that_were_only_tried_together_are_judged_together(plain: Candidate) -> None:
+    known = [plain, *both(plain, 0, FEW, 1000, Barriers.ALL, 900)]
+    assert needed_barriers(known, plain.selection, 800, dear) == Barriers.ALL
+    assert needed_barriers(known, plain.selection, 800, cheap) == FEW
+    # Once it is known what one of them does alone, that counts.
+    known.append(compiled(plain, plan=0, excess_bytes=950 - PREDICTED_BYTES, barriers=MANY))
+    assert needed_barriers(known, plain.selection, 800, dear) == Barriers.ALL
+    known[-1] = compiled(plain, plan=0, excess_bytes=1000 - PREDICTED_BYTES, barriers=MANY)
+    only_gradients = FEW | Barriers.GRADIENTS
+    assert needed_barriers(known, plain.selection, 800, dear) == only_gradients
+
+
 def test_late_arguments_are_left_out_where_the_nearest_plan_did_not_need_them(
     plain: Candidate,
 ) -> None:

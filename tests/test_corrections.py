@@ -46,10 +46,12 @@ def test_a_peak_is_corrected_by_the_plans_most_like_it(plain: Candidate) -> None
     assert expected_excess(compiled(plain, plan=9, more_bytes=1500, groups=True)) == -30
     assert expected_excess(compiled(plain, plan=9, groups=True, block=1)) == -40
     assert expected_excess(compiled(plain, plan=9, groups=True, block=1, barriers=MANY)) == 50
-    assert Corrections(known, 0).excess_near(PREDICTED_BYTES - 29, FEW) == -30
-    assert Corrections(known, 0).excess_near(2 * PREDICTED_BYTES, FEW) == 20
-    assert Corrections(known, 0).excess_near(2 * PREDICTED_BYTES, MANY) == 50
-    assert Corrections(known, 0).excess_near(2 * PREDICTED_BYTES, Barriers.NONE) == 20
+    assert Corrections(known, 0).excess_near(PREDICTED_BYTES - 29, plain.selection, FEW) == -30
+    assert Corrections(known, 0).excess_near(2 * PREDICTED_BYTES, plain.selection, FEW) == 20
+    assert Corrections(known, 0).excess_near(2 * PREDICTED_BYTES, plain.selection, MANY) == 50
+    assert (
+        Corrections(known, 0).excess_near(2 * PREDICTED_BYTES, plain.selection, Barriers.NONE) == 20
+    )
 
 
 def test_a_smaller_plan_is_expected_to_err_less(plain: Candidate) -> None:
@@ -57,9 +59,12 @@ def test_a_smaller_plan_is_expected_to_err_less(plain: Candidate) -> None:
     known = [compiled(plain, plan=0, excess_bytes=-2000)]
     # Halfway between what no plan changes and the plan known.
     peak_bytes = (fixed_bytes + known[0].peak_bytes) // 2
-    assert Corrections(known, fixed_bytes).excess_near(peak_bytes, FEW) == -1000
-    assert Corrections(known, fixed_bytes).excess_near(fixed_bytes, FEW) == 0
-    assert Corrections(known, fixed_bytes).excess_near(2 * PREDICTED_BYTES, FEW) == -2000
+    assert Corrections(known, fixed_bytes).excess_near(peak_bytes, plain.selection, FEW) == -1000
+    assert Corrections(known, fixed_bytes).excess_near(fixed_bytes, plain.selection, FEW) == 0
+    assert (
+        Corrections(known, fixed_bytes).excess_near(2 * PREDICTED_BYTES, plain.selection, FEW)
+        == -2000
+    )
     half = compiled(plain, plan=1, more_bytes=(fixed_bytes - PREDICTED_BYTES) // 2)
     expected_bytes = Corrections(known, fixed_bytes).expected_bytes(
         half.selection, half.prediction, FEW
@@ -83,9 +88,11 @@ def test_a_plan_that_uses_more_than_one_predicted_higher_is_taken_for_delayed(
     # … but that is no error of the prediction.
     assert corrections.undelayed_bytes(*asked) == PREDICTED_BYTES - 5000 + 9
     for delayed in known[1:]:
-        assert corrections.excess_near(delayed.peak_bytes, FEW) == 10
+        assert corrections.excess_near(delayed.peak_bytes, plain.selection, FEW) == 10
     # A plan alone may be delayed or badly predicted.
-    assert corrections.but_for(known[0]).excess_near(known[1].peak_bytes, FEW) == 2010
+    assert (
+        corrections.but_for(known[0]).excess_near(known[1].peak_bytes, plain.selection, FEW) == 2010
+    )
 
 
 def test_without_the_barriers_that_would_help_a_plan_is_expected_to_be_like_those_without(
@@ -101,7 +108,26 @@ def test_without_the_barriers_that_would_help_a_plan_is_expected_to_be_like_thos
             other.selection, other.prediction, barriers
         )
         assert expected_bytes == PREDICTED_BYTES + excess_bytes
-        assert Corrections(known, 0).excess_near(2 * PREDICTED_BYTES, barriers) == excess_bytes
+        assert (
+            Corrections(known, 0).excess_near(2 * PREDICTED_BYTES, plain.selection, barriers)
+            == excess_bytes
+        )
+
+
+def test_what_barriers_do_is_not_expected_of_plans_of_another_family(plain: Candidate) -> None:
+    known = [
+        compiled(plain, plan=0, excess_bytes=3000, barriers=FEW),
+        compiled(plain, plan=0, excess_bytes=-100, barriers=Barriers.ALL),
+    ]
+    corrections = Corrections(known, 0)
+    for groups, excess_bytes in ((False, 3000), (True, -100)):
+        other = compiled(plain, plan=1, groups=groups, barriers=FEW)
+        figures = other.selection, other.prediction, FEW
+        assert corrections.expected_bytes(*figures) == PREDICTED_BYTES + excess_bytes
+        assert corrections.undelayed_bytes(*figures) == PREDICTED_BYTES + excess_bytes
+        at = 2 * PREDICTED_BYTES
+        assert corrections.excess_near(at, other.selection, FEW) == excess_bytes
+        assert corrections.excess_near(at, other.selection, Barriers.ALL) == -100
 
 
 def test_a_plan_without_some_barriers_is_expected_to_be_like_others_without_them(
@@ -132,7 +158,10 @@ def test_what_checkpoints_nothing_is_never_taken_for_delayed(plain: Candidate) -
     for root in (Region(0, 99), Region(0, 99, children=(behind,))):
         excess_bytes = PREDICTED_BYTES // 2
         alone = replace(compiled(plain, plan=0, excess_bytes=excess_bytes), root=root)
-        assert Corrections([alone], 0).excess_near(alone.peak_bytes, FEW) == excess_bytes
+        assert (
+            Corrections([alone], 0).excess_near(alone.peak_bytes, plain.selection, FEW)
+            == excess_bytes
+        )
         other = compiled(plain, plan=1)
         expected_bytes = Corrections([alone], 0).expected_bytes(
             other.selection, other.prediction, FEW

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, cast
@@ -24,14 +24,18 @@ class Point:
 
 class Curve:
     """A program all of whose plans lie on a curve; stands for `Candidates` and the search, which
-    also compiles plans that are not the answer, by the budget they are found for."""
+    also compiles plans that are not the answer, by the budget they are found for, and finds nothing
+    for some budgets."""
 
-    def __init__(self, points: Sequence[Point], by_the_way: Mapping[int, Point]) -> None:
+    def __init__(
+        self, points: Sequence[Point], by_the_way: Mapping[int, Point], in_vain: Collection[int]
+    ) -> None:
         self.points = sorted(points, key=lambda p: p.peak_bytes)
         self.plain = self.points[-1]
         self.found = {self.plain}
         self.asked: list[int] = []
         self.by_the_way = by_the_way
+        self.in_vain = in_vain
 
     def within(self, peak_bytes: int) -> list[Point]:
         fitting = [p for p in self.found if p.peak_bytes <= peak_bytes]
@@ -45,8 +49,9 @@ class Curve:
         self.asked.append(limit)
         if limit in self.by_the_way:
             self.found.add(self.by_the_way[limit])
-        fitting = [p for p in self.points if p.peak_bytes <= limit]
-        self.found.add(min(fitting, key=lambda p: p.step_s))
+        if limit not in self.in_vain:
+            fitting = [p for p in self.points if p.peak_bytes <= limit]
+            self.found.add(min(fitting, key=lambda p: p.step_s))
 
 
 @dataclass(frozen=True)
@@ -66,9 +71,10 @@ def spread(
     num_points: int,
     monkeypatch: pytest.MonkeyPatch,
     by_the_way: Mapping[int, Point] = MappingProxyType({}),
+    in_vain: Collection[int] = (),
 ) -> tuple[list[Any], list[int]]:
     monkeypatch.setattr(tradeoff, "search_for", CurveSearch)
-    curve = Curve(points, by_the_way)
+    curve = Curve(points, by_the_way, in_vain)
     front = tradeoff.spread(cast(Candidates, curve), num_points)
     return front, curve.asked
 
@@ -123,6 +129,14 @@ def test_a_slow_plan_found_by_the_way_is_improved(monkeypatch: pytest.MonkeyPatc
     # Neither is one that is hardly slower.
     near = Point(700, 1.43 + 0.004)
     assert 700 not in spread(points, 12, monkeypatch, {first: near})[1][:3]
+
+
+def test_a_slow_answer_leaves_open_what_is_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [Point(peak, 1000 / peak) for peak in range(100, 1101)]
+    # The least peak takes 10; the best of a peak of 300 takes 3.3, but is not found.
+    front, asked = spread(points, 8, monkeypatch, {600: Point(300, 9.9)}, in_vain=[300])
+    assert asked[:5] == [1100, 600, 300, 450, 200]
+    assert Point(200, 5.0) in front
 
 
 def test_how_far_points_are_above_their_hull() -> None:

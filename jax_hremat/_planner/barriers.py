@@ -12,12 +12,8 @@ from jax_hremat._solve.chain import Selection
 from jax_hremat._solve.regions import Barriers
 
 # The barriers that a plan may be compiled without, those that usually take least time first.
-OPTIONAL_BARRIERS = (
-    Barriers.CHECKPOINTED,
-    Barriers.LATE_ARGUMENTS,
-    Barriers.PLAIN,
-    Barriers.GRADIENTS,
-)
+_MORE = (Barriers.PLAIN, Barriers.GRADIENTS)
+OPTIONAL_BARRIERS = (Barriers.CHECKPOINTED, Barriers.LATE_ARGUMENTS, *_MORE)
 
 # A peak that is higher by at most this part is as good. A plan is compiled without some of its
 # barriers if its step is longer than predicted by more than this part.
@@ -110,15 +106,19 @@ def needed_barriers(
 ) -> Barriers:
     """The barriers with which a plan for a compiled peak is compiled first, if they do here what
     they did in the nearest plan like it that was compiled with and without them: the usual ones
-    unless they may be left out, and others that are worth it."""
+    unless they may be left out, and others that are worth it. Of the others together, if it is not
+    known what one of them does alone."""
     needed = Barriers.NONE
-    for some in OPTIONAL_BARRIERS:
+    for some in (Barriers.CHECKPOINTED, Barriers.LATE_ARGUMENTS):
         pair = nearest_pair(compiled, like, peak_bytes, some)
-        if some in Barriers.USUAL:
-            is_needed = pair is None or not pair.may_be_left_out(peak_bytes, price)
-        else:
-            is_needed = pair is not None and pair.are_worth_it(peak_bytes, price)
-        if is_needed:
+        if pair is None or not pair.may_be_left_out(peak_bytes, price):
+            needed |= some
+    pairs = {some: nearest_pair(compiled, like, peak_bytes, some) for some in _MORE}
+    if all(pair is None for pair in pairs.values()):
+        together = Barriers.ALL & ~Barriers.USUAL
+        pairs = {together: nearest_pair(compiled, like, peak_bytes, together)}
+    for some, pair in pairs.items():
+        if pair is not None and pair.are_worth_it(peak_bytes, price):
             needed |= some
     return needed
 

@@ -146,18 +146,21 @@ class BudgetSearch:
         """The bound of the first plan. Plans of about the same peak have about the same prediction
         error, which is corrected at once. A plan that leaves a little unused is as good, and one
         that takes a little more than predicted then still fits."""
+        like = self._likely().selection
         excess_bytes = self._candidates.corrections.excess_near(
-            self._limit, self._likely_barriers()
+            self._limit, like, self._needed_barriers(like)
         )
         first_bytes = int((1 - SLACK) * self._limit) - excess_bytes
         return PeakBound(self._limit, first_bytes)
 
-    def _likely_barriers(self) -> Barriers:
-        """The barriers that the next plan is likely to need: those of the plans like the fastest
-        that fits, or like that of least peak."""
-        likely = self._best() or self._candidates.least
+    def _likely(self) -> Candidate:
+        """What the next plan is likely to be like: the fastest that fits, or that of least peak."""
+        return self._best() or self._candidates.least
+
+    def _needed_barriers(self, like: Selection) -> Barriers:
+        """The barriers that a plan is likely to need: those that others like it do."""
         return needed_barriers(
-            self._candidates.compiled, likely.selection, self._limit, self._candidates.price_s
+            self._candidates.compiled, like, self._limit, self._candidates.price_s
         )
 
     def _uses_up(self, fitting: Candidate | None) -> bool:

@@ -59,7 +59,7 @@ class Corrections:
         Plans are alike in whether there are groups, whether groups keep values, which barriers
         there are, and which block's forward or backward sets the predicted peak.
         """
-        known = self._as_predicted(barriers)
+        known = self._as_predicted(selection, barriers)
         return self._corrected_bytes(known, selection, prediction, barriers)
 
     def peak_without_bytes(
@@ -74,19 +74,25 @@ class Corrections:
         self, selection: Selection, prediction: Prediction, barriers: Barriers
     ) -> int:
         """The compiled peak to expect of a plan if the compiler delays no part of its backward."""
-        return self._corrected_bytes(self._undelayed(barriers), selection, prediction, barriers)
+        known = self._undelayed(selection, barriers)
+        return self._corrected_bytes(known, selection, prediction, barriers)
 
-    def excess_near(self, peak_bytes: int, barriers: Barriers) -> int:
+    def excess_near(self, peak_bytes: int, selection: Selection, barriers: Barriers) -> int:
         """Bytes by which a compiled peak is expected to exceed the predicted one and the predicted
         gaps, if no part of a backward is delayed: those of the plan whose compiled peak is nearest,
         among plans with these barriers if there are any. If that is larger, its error counts in
         proportion to what the plans take beyond the bytes that no plan changes.
+
+        Args:
+            peak_bytes: The compiled peak.
+            selection: One of the family of the plan in question.
+            barriers: The barriers of the plan in question.
         """
 
         def distance(c: Candidate) -> tuple[bool, int, float]:
             return c.barriers != barriers, abs(c.peak_bytes - peak_bytes), c.step_s
 
-        nearest = min(self._undelayed(barriers), key=distance)
+        nearest = min(self._undelayed(selection, barriers), key=distance)
         changed_bytes = max(1, nearest.peak_bytes - self.fixed_bytes)
         part = min(1.0, max(0, peak_bytes - self.fixed_bytes) / changed_bytes)
         return int(part * nearest.excess_bytes)
@@ -123,12 +129,17 @@ class Corrections:
         ]
         return max(1.0, *ratios) if ratios else None
 
-    def _as_predicted(self, barriers: Barriers) -> list[Candidate]:
+    def _as_predicted(self, selection: Selection, barriers: Barriers) -> list[Candidate]:
         """The plans but for those part of whose backward the compiler delayed: those far above
-        their prediction, and those that are lower with other barriers, unless they have these. The
-        plan that checkpoints nothing is always among them."""
+        their prediction, and those that are lower with other barriers, unless they have these and
+        are of the selection's family: what barriers do in one family tells nothing about another.
+        The plan that checkpoints nothing is always among them."""
+
+        def has_others(c: Candidate) -> bool:
+            return c.barriers != barriers or family(c.selection) != family(selection)
+
         best = [
-            min(alike, key=lambda c: (c.barriers != barriers, c.peak_bytes, c.step_s))
+            min(alike, key=lambda c: (has_others(c), c.peak_bytes, c.step_s))
             for alike in but_for_barriers(self.compiled)
         ]
         return [
@@ -137,10 +148,10 @@ class Corrections:
             if c.excess_bytes <= _PUT_OFF * c.prediction.peak_bytes or not _recomputes(c.root)
         ]
 
-    def _undelayed(self, barriers: Barriers) -> list[Candidate]:
+    def _undelayed(self, selection: Selection, barriers: Barriers) -> list[Candidate]:
         """The same but for those that use at least as much as a plan that is predicted higher: the
         compiler delayed part of their backward, and will not do so everywhere."""
-        known = self._as_predicted(barriers)
+        known = self._as_predicted(selection, barriers)
 
         def is_delayed(c: Candidate) -> bool:
             return _recomputes(c.root) and any(

@@ -34,9 +34,12 @@ class StrategySearch:
         """No selection of the strategy's options, in groups of the root program, is predicted to
         make a faster step within the limit, corrected as in `BudgetSearch`; None without a plan
         that fits."""
-        if not self._candidates.within(self._limit):
+        best = self._candidates.fastest_within(self._limit)
+        if best is None:
             return None
-        excess_bytes = self._candidates.corrections.excess_near(self._limit, Barriers.USUAL)
+        excess_bytes = self._candidates.corrections.excess_near(
+            self._limit, best.selection, Barriers.USUAL
+        )
         return self._candidates.least_possible_step_s(self._limit - excess_bytes)
 
     @property

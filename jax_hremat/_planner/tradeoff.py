@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
+import numpy as np
+
 from jax_hremat._planner.candidate import Candidate
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.search_for import Search, search_for
-from jax_hremat._shared.hull import above_lower_hull
+from jax_hremat._shared.hull import above_lower_hull, lower_hull
 
 # The peak of a plan is asked for if the plan's step is longer, by more than this part of the step
 # without rematerialization, than the lower convex hull of all plans allows at that peak.
@@ -24,9 +26,10 @@ def spread(candidates: Candidates, num_points: int) -> list[Candidate]:
     """The fastest plans at up to `num_points` budgets between the least peak and the peak without
     rematerialization; lowest peak first, dominated plans left out.
 
-    Each budget is placed where the plans so far leave most open. For budgets between one asked for
-    and the peak of the next answer, the step takes a time between those of the two answers: the
-    budget in the middle of the interval where bytes times seconds are most is asked for next.
+    Each budget is placed where the plans so far leave most open: between one asked for and the peak
+    of the next answer, where the bytes from one to the other are most, times the seconds that the
+    lower convex hull of all plans falls from one to the other. The budget in the middle is asked
+    for next. An answer far above the hull leaves as much open as one on it.
 
     All plans compiled on the way count, so there may be more plans than budgets. Where one is slow
     for its peak, that peak is asked for first: the plan was made for another budget.
@@ -40,7 +43,7 @@ def spread(candidates: Candidates, num_points: int) -> list[Candidate]:
         asked.add(budget)
         front = _front(candidates, high)
         slowest = _slowest_for_its_peak(front, asked, candidates.plain.step_s)
-        budget = slowest or _most_open(candidates, sorted(asked))
+        budget = slowest or _most_open(candidates, front, sorted(asked))
     return _front(candidates, high)
 
 
@@ -67,17 +70,26 @@ def _slowest_for_its_peak(
     return max(slow)[1] if slow else None
 
 
-def _most_open(candidates: Candidates, asked: Sequence[int]) -> int | None:
+def _most_open(
+    candidates: Candidates, front: Sequence[Candidate], asked: Sequence[int]
+) -> int | None:
     """A budget between two of those asked for, which are sorted; None if nothing is open."""
+    corners = lower_hull([(c.peak_bytes, c.step_s) for c in front])
+    corners_bytes, corners_s = zip(*corners, strict=True)
     answers = [candidates.within(budget)[0] for budget in asked]
     intervals = [
-        (budget, above.peak_bytes, below.step_s - above.step_s)
+        (budget, above.peak_bytes)
         for budget, (below, above) in zip(asked, pairwise(answers), strict=False)
         if below.step_s > above.step_s and budget + 1 < above.peak_bytes
     ]
     if not intervals:
         return None
-    low, high, _ = max(intervals, key=lambda i: (i[1] - i[0]) * i[2])
+
+    def open_area(interval: tuple[int, int]) -> float:
+        from_s, to_s = np.interp(interval, corners_bytes, corners_s)
+        return float((interval[1] - interval[0]) * (from_s - to_s))
+
+    low, high = max(intervals, key=open_area)
     return (low + high) // 2
 
 

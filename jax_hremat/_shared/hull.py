@@ -10,11 +10,12 @@ import numpy as np
 def above_lower_hull(points: Sequence[tuple[float, float]]) -> list[float]:
     """Of each point, how far above the lower convex hull of all of them it lies, by its second
     coordinate; no less than 0. (Monotone chain, Andrew 1979.)"""
-    xs, ys = zip(*_lower_hull(points), strict=True)
+    xs, ys = zip(*lower_hull(points), strict=True)
     return [max(y - float(np.interp(x, xs, ys)), 0.0) for x, y in points]
 
 
-def _lower_hull(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+def lower_hull(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The corners of the lower convex hull of points, by ascending first coordinate."""
     hull: list[tuple[float, float]] = []
     for point in sorted(set(points)):
         if hull and hull[-1][0] == point[0]:
