@@ -1,4 +1,4 @@
-"""Plans of the same models by every strategy of the field, certified alike.
+"""Plans of the same models by every strategy, certified alike.
 
     python -m benchmarks.compared --models gpt2-small unet --target h200
 
@@ -164,7 +164,7 @@ def _point(fraction: float, one: StrategyPlan) -> Point:
 def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
     """The Markdown page made of all measurements of a target."""
     lines = [
-        f"# Strategies of the field compared, for the target {target}",
+        f"# Strategies compared, for the target {target}",
         "",
         f"Made by `python -m benchmarks.compared --models … --target {target}`, then `--page`. "
         "What each strategy is, and what it leaves out of its paper: [strategies]"

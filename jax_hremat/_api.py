@@ -64,19 +64,20 @@ def plan_remat(
         headroom_bytes: Subtracted from the budget first, for memory the compiler does not see:
             library workspaces and the allocator. A number of bytes, or a text such as "512MiB".
         config: How much effort planning takes, in detail.
-        effort: In place of a configuration: "low" compiles about half as much, "high" takes
-            about three times as long as "normal", the default; see `PlannerConfig.of_effort`.
+        effort: In place of a configuration: "low" compiles about half as much as "normal", the
+            default, and "high" up to twice as much; see `PlannerConfig.of_effort`.
         progress: Called as `progress(stage, done, total)` while planning; `total` is 0 while it is
             unknown. If None, progress is shown on standard error; see `jax_hremat.progress`.
 
     Returns:
         A function of the loss's arguments (arrays or `jax.ShapeDtypeStruct`s in any pytrees, NNX
-        objects) that returns the plan. Nothing is allocated or run. Python numbers are inputs, as
+        objects) that returns the plan. The loss is not run. Python numbers are inputs, as
         in `jax.jit`, unless the loss needs their values. Such numbers, and flags, strings and
         everything else that is not an array, are static: part of the program the plan is for.
 
     Raises:
-        InfeasibleBudgetError: No plan fits; the error gives the smallest budget that would do.
+        InfeasibleBudgetError: No plan fits; the error gives the smallest budget that a plan was
+            found for, and that plan.
         BudgetFormatError: The budget has none of the forms above, or not exactly one of a
             budget and a slowdown was given.
         UnknownTargetError, TargetUnavailableError: The target, or its compiler.
@@ -147,7 +148,7 @@ def pareto(
         ValueError: Fewer than two points.
     """
     if num_points < 2:
-        raise ValueError(f"num_points={num_points}: a curve takes at least its two ends")
+        raise ValueError(f"num_points={num_points}: give 2 or more, since a curve has two ends")
     request = PlanRequest.make(target, headroom_bytes, config, effort, progress)
     positions = positions_of(argnums)
 
@@ -173,7 +174,7 @@ def compare(
     effort: Effort | None = None,
     progress: Progress | None = None,
 ) -> Callable[..., Comparison]:
-    """Plans of several strategies of the field for the same loss and the same budgets.
+    """Plans by several published methods for the same loss and the same budgets.
 
     All of them are emitted, compiled and certified alike, so that they can be compared. What a
     strategy implements, and what it leaves out, is in its `source` and `leaves_out`

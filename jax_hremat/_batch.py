@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from rich.text import Text
 
 from jax_hremat._emit.step import LossFunction, MakeStep
@@ -17,6 +16,7 @@ from jax_hremat._plan.infeasible import InfeasibleBudgetError
 from jax_hremat._planner.config import config_of
 from jax_hremat._shared.format import format_bytes, format_seconds, format_signed_percent
 from jax_hremat._shared.text import plain_table, plain_text
+from jax_hremat._shared.units import parse_budget
 
 _LEGEND = (
     "Peaks are certified, times estimated. Added time: compared with the same batch without "
@@ -31,7 +31,7 @@ class BatchTrial:
     Attributes:
         size: The batch size.
         fitted: The step and its plan; None if no plan fits.
-        min_budget_bytes: The smallest budget that would do, where no plan fits.
+        min_budget_bytes: The smallest budget that a plan was found for, where no plan fits.
     """
 
     size: int
@@ -118,7 +118,7 @@ def max_batch(
 
     Args:
         make_step, loss_fn: As in `fit_step`; the step takes a state and a batch.
-        budget: As in `fit_step`, in bytes.
+        budget: As in `fit_step`, but no share, which would be other bytes for each size.
         sizes: The batch sizes to choose from.
         max_trials: How many sizes are planned at most; each takes as long as one `fit_step`.
         **options: As in `fit_step`.
@@ -138,9 +138,10 @@ def max_batch(
     ordered = sorted(set(sizes))
     if not ordered or ordered[0] < 1:
         raise ValueError(f"sizes={sizes!r}: give the batch sizes to choose from, all positive")
-    if isinstance(budget, float | np.floating):
+    if budget != "device" and parse_budget(budget).fraction is not None:
         raise ValueError(
-            f"budget={budget!r}: a fraction would be another budget for each batch; give bytes"
+            f"budget={budget!r}: a share means another number of bytes for each batch size; give "
+            'bytes, such as "70GiB", or "device"'
         )
     chosen = config_of(options.pop("config", None), options.pop("effort", None))
     config = replace(chosen, floor_rounds=0)
@@ -153,7 +154,11 @@ def max_batch(
                 "batch, such as `lambda size: jax.ShapeDtypeStruct((size, 224, 224, 3), "
                 "jnp.float32)`, and not a batch"
             )
-        trials = {0: BatchTrial(ordered[0], fit(state, batch_of(ordered[0])))}
+        try:
+            trials = {0: BatchTrial(ordered[0], fit(state, batch_of(ordered[0])))}
+        except InfeasibleBudgetError as error:
+            error.add_note(f"This is the smallest of the batch sizes, {ordered[0]}.")
+            raise
         while len(trials) < max_trials:
             index = next(_untried(trials, ordered, len(trials) <= max_trials // 2), None)
             if index is None:

@@ -72,8 +72,9 @@ def fit_step(
     Args:
         make_step: Takes a loss function and returns the training step that differentiates it.
         loss_fn: The loss, as for `plan_remat`.
-        budget: As in `plan_remat`, for the whole step; or `"device"`: the memory of the target's
-            GPU.
+        budget: As in `plan_remat`, for the whole step; or `"device"`: the memory that JAX may use
+            on the attached GPU (by default about three quarters of it), or that of the target if
+            one is named.
         max_slowdown: In place of a budget, as in `plan_remat`, for the whole step.
         argnums, has_aux: As in `jax.grad`, for the loss.
         donate_argnums: Arguments of the step that are donated: usually the state.
@@ -88,7 +89,7 @@ def fit_step(
 
     Returns:
         A function of the step's arguments, arrays or `jax.ShapeDtypeStruct`s, that returns the
-        jitted step and its plan. Nothing is allocated or run.
+        jitted step and its plan. The step is not run.
 
     Raises:
         UnsupportedProgramError: The step does not call the loss, or calls it with differing
@@ -121,8 +122,8 @@ def fit_step(
     goal = parse_goal(budget, max_slowdown)
     if given is not None and not isinstance(goal, Budget):
         raise BudgetFormatError(
-            f"max_slowdown={max_slowdown!r} was given with a plan, whose time is what it is; give "
-            f"a budget, or neither for the plan's own"
+            f"max_slowdown={max_slowdown!r} was given with a plan, which is only certified again; "
+            f"give a budget, or neither for the plan's own"
         )
     request = PlanRequest.make(chosen, headroom_bytes or 0, config, effort, progress)
     positions, donated = positions_of(argnums), positions_of(donate_argnums)

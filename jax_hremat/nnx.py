@@ -38,7 +38,7 @@ def remat(
     has_aux: bool = False,
     wrt: Any = nnx.Param,
     target: str | os.PathLike[str] | Target | None = None,
-    headroom_bytes: int = 0,
+    headroom_bytes: int | str = 0,
     config: PlannerConfig | None = None,
     effort: Effort | None = None,
     progress: Progress | None = None,

@@ -1,4 +1,4 @@
-"""The systems of the field as strategies, by name, and what a strategy of one's own is made of."""
+"""Published methods as strategies, by name, and what a strategy of one's own is made of."""
 
 from jax_hremat._options.block_options import BlockOptions as BlockOptions
 from jax_hremat._options.config import SearchConfig as SearchConfig

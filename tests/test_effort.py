@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 
 import jax_hremat
-from jax_hremat import PlannerConfig
+from jax_hremat import PlannerConfig, SearchConfig, SolverConfig
 
 
 def loss_fn(w: jax.Array, x: jax.Array) -> jax.Array:
@@ -55,6 +55,23 @@ def test_more_effort_searches_more() -> None:
     assert low.search.max_packings < normal.search.max_packings < high.search.max_packings
     assert low.max_rounds < normal.max_rounds < high.max_rounds
     assert set(high.forms) > set(normal.forms)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SearchConfig(max_packings=-1),
+        lambda: SearchConfig(max_candidates=-1),
+        lambda: SearchConfig(fair_share=0.0),
+        lambda: SearchConfig(max_workers=0),
+        lambda: SolverConfig(max_nodes=-1),
+        lambda: PlannerConfig(max_rounds=-1),
+        lambda: PlannerConfig(floor_rounds=-1),
+    ],
+)
+def test_limits_are_not_negative(make: Callable[[], Any]) -> None:
+    with pytest.raises(ValueError, match="negative"):
+        make()
 
 
 def test_normal_is_the_default(plans: dict[str, jax_hremat.RematPlan]) -> None:

@@ -270,12 +270,24 @@ def test_the_batch_of_the_highest_throughput_is_found(
     [
         (dict(budget="1GiB", sizes=[]), "to choose from"),
         (dict(budget="1GiB", sizes=[0, 8]), "all positive"),
-        (dict(budget=0.5, sizes=[8]), "another budget for each batch"),
+        (dict(budget=0.5, sizes=[8]), "for each batch size; give bytes"),
+        (dict(budget="50%", sizes=[8]), "for each batch size; give bytes"),
     ],
 )
 def test_bad_batch_searches(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         jax_hremat.max_batch(make_step, loss_fn, **options)
+
+
+def test_if_no_batch_fits_the_smallest_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise InfeasibleBudgetError(min_budget_bytes=2000, budget_bytes=1000, bottleneck="it")
+
+    monkeypatch.setattr(_batch, "fit_step", lambda *_, **__: refused)
+    search = jax_hremat.max_batch(make_step, loss_fn, budget=1000, sizes=[16, 8])
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        search(None, lambda size: size)
+    assert caught.value.__notes__ == ["This is the smallest of the batch sizes, 8."]
 
 
 def test_a_batch_search_needs_batches_of_all_sizes() -> None:

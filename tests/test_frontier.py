@@ -116,7 +116,8 @@ def test_least_memory_within_a_slowdown(frontier: Frontier, ratio: float) -> Non
 @pytest.mark.parametrize(
     ("goal", "message"),
     [
-        (dict(), "budget=None cannot be read"),
+        (dict(), "no budget was given: give budget="),
+        (dict(budget="device"), "only `fit_step` and `max_batch`"),
         (dict(budget=0.5, max_slowdown=1.1), "both given"),
         (dict(max_slowdown=0.9), "not a ratio of 1 or more"),
         (dict(max_slowdown="10%"), "not a number"),

@@ -302,10 +302,10 @@ def check_plan_is_for(program: Program, plan: RematPlan, name: str) -> None:
     if difference is not None:
         raise StalePlanError(
             f"the plan {plan.fingerprint.digest[:8]} is not for `{name}` as it was traced now: "
-            f"{difference}. Shapes, dtypes, which arguments are passed by keyword, static "
-            f"arguments (for a plan Python bools and strings, for `jax.jit` those in "
-            f"`static_argnums`), the model's code or a version of JAX or Flax have changed since "
-            f"the plan was made; make it again with `jax_hremat.plan_remat`"
+            f"{difference}. Shapes, dtypes, static arguments, which arguments are passed by "
+            f"keyword, the model's code or a version of JAX or Flax have changed since the plan "
+            f"was made. Make it again with `jax_hremat.plan_remat`; if only shapes or a version "
+            f"changed, `jax_hremat.certify` may keep its regions"
         )
 
 

@@ -185,7 +185,10 @@ def pareto(
     _refuse_without_matplotlib(plot)
     loss = _load(problem, options["target"])
     if loss.make_step is not None:
-        raise click.UsageError(f"{problem} is a whole training step; the trade-off is for a loss")
+        raise click.UsageError(
+            f"{problem} is a whole training step; the trade-off is for a loss: return "
+            f"(loss_fn, args) from it"
+        )
     planning = jax_hremat.pareto(loss.loss_fn, num_points=points, **_planning(quiet, **options))
     found = planning(*loss.args)
     click.echo(json.dumps([_figures(p) for p in found], indent=1) if as_json else str(found))
@@ -195,7 +198,7 @@ def pareto(
         _write(found.plot().figure.savefig, plot)
 
 
-@main.command(help=f"Compare strategies of the field at the same budgets.\n\n{_PROBLEM_HELP}")
+@main.command(help=f"Compare published methods at the same budgets.\n\n{_PROBLEM_HELP}")
 @_problem_options
 @_planning_options
 @click.option("--budgets", required=True, help="As for `jax-hremat plan`, with commas: 0.8,40GiB.")
@@ -227,7 +230,10 @@ def compare(
         )
     loss = _load(problem, options["target"])
     if loss.make_step is not None:
-        raise click.UsageError(f"{problem} is a whole training step; strategies are for a loss")
+        raise click.UsageError(
+            f"{problem} is a whole training step; strategies are for a loss: return "
+            f"(loss_fn, args) from it"
+        )
     found = jax_hremat.compare(
         loss.loss_fn,
         budgets=[_budget(text) for text in budgets.split(",")],
@@ -299,7 +305,7 @@ def explain(path: str, html: str | None, as_json: bool) -> None:
 
 @main.command()
 def strategies() -> None:
-    """List the strategies of the field, those of `compare` and those of `solve`."""
+    """List the published methods, those of `compare` and those of `solve`."""
     summaries = {TREE: TREE_SUMMARY} | {name: s.summary for name, s in STRATEGIES.items()}
     for title, lines in (
         ("compare: plans of a loss, compiled", summaries),
@@ -387,7 +393,7 @@ def doctor(target: str) -> None:
             click.echo(f"      {check.advice}")
         failed += check.needed and not check.passed
     if failed:
-        raise click.ClickException(f"{failed} of the things that planning takes are missing")
+        raise click.ClickException(f"{failed} of what planning needs: see FAIL above")
 
 
 def _planning(
@@ -416,7 +422,9 @@ def _positions(text: str | None, option: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",")) if text else ()
     except ValueError as error:
-        raise click.BadParameter(f"{text!r} is not 0 or 0,1", param_hint=option) from error
+        raise click.BadParameter(
+            f"{text!r} is not a list of positions, such as 0 or 0,1", param_hint=option
+        ) from error
 
 
 def _refuse_donation(donate_argnums: str | None, problem: str) -> None:

@@ -62,6 +62,7 @@ def check_some(graph: Graph, found: Sequence[Found], budget_bytes: int) -> None:
         budget_bytes=budget_bytes,
         bottleneck=f"what is there while {graph.operations[run.peak_operation].name!r} runs, in "
         f"the schedule of least peak of the strategy {name!r}",
+        advice="make the outputs of operations smaller",
     )
 
 

@@ -20,16 +20,21 @@ class SearchConfig:
     holds less gets fewer.
 
     Attributes:
-        max_packings: The most sets of runs checkpointed together, and single runs beside them, each
-            time that such are chosen: for time, and for the peak of the block's backward.
-        max_saved_sets: The same of sets of values that a wholly checkpointed block keeps.
-        max_segments: The most lengths of checkpointed segments of a scan.
+        max_packings: A run is a range of a block's operations under a checkpoint of its own. The
+            most sets of runs, and the most single runs, that are tried each time they are chosen:
+            for time, and for the peak of the block's backward. At 0 none are tried.
+        max_saved_sets: The most sets of values to keep that are tried for a block that is
+            checkpointed as a whole, each time likewise.
+        max_segments: The most lengths of checkpointed segments that are tried for a scan.
         fair_share: Share of the program's residual bytes from which a kind gets the maximum.
         max_candidates: The most candidates of the whole program, the plain, checkpointed and
             standard ones of each kind not counted; with very many kinds, each kind gets fewer.
-        policies: Whether the block is also compiled under each policy by which a user would write
-            it.
+        policies: Whether blocks are also compiled under the standard policies, such as
+            `dots_saveable`.
         max_workers: The most compilations at a time.
+
+    Raises:
+        ValueError: A limit is negative, or `fair_share` or `max_workers` is not positive.
     """
 
     max_packings: int = 6
@@ -39,6 +44,13 @@ class SearchConfig:
     max_candidates: int = 200
     policies: bool = True
     max_workers: int = max(2, min(8, os.cpu_count() or 1))
+
+    def __post_init__(self) -> None:
+        counts = self.max_packings, self.max_saved_sets, self.max_segments, self.max_candidates
+        if min(counts) < 0 or self.fair_share <= 0 or self.max_workers < 1:
+            raise ValueError(
+                f"{self}: limits may not be negative, and fair_share and max_workers are positive"
+            )
 
     def for_shares(self, shares: Mapping[int, float]) -> dict[int, SearchConfig]:
         """The limits of each kind of block, given the kind's share of the residuals."""

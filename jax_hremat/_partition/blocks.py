@@ -106,7 +106,10 @@ def partition_graph(graph: Graph, partitioner: Partitioner) -> Partition:
     cuts = partitioner(graph)
     odd = [c for c in cuts if not 0 <= c <= count]
     if odd:
-        raise ValueError(f"the partitioner cuts at {odd[0]}, in a program of {count} operations")
+        raise ValueError(
+            f"the partitioner cuts at {odd[0]}, and the program has {count} operations; return "
+            f"positions from 0 to {count}"
+        )
     alone = [op.id for op in graph.operations if is_loop(op) or is_cond(op) or op.effectful]
     inner = {*cuts, *(edge for op in alone for edge in (op, op + 1))} - {0, count}
     cuts = _split_long(widths(graph), [0, *sorted(inner), count])

@@ -30,12 +30,12 @@ class Certificate:
         platform: The platform of the target, "cpu" or "cuda"; None for a plan saved before the
             platform was recorded.
         device_bytes: Memory of one device of the target; None where it is not known, as for a CPU.
-        attached: Whether the step was compiled on the attached GPU, where XLA tries out kernels. If
-            not, other kernels may be chosen where it runs, and need more memory.
+        attached: Whether the step was compiled on the attached GPU, where XLA autotunes. If not,
+            other kernels may be chosen where it runs, and need more memory.
 
     Unchecked: workspaces that cuBLAS and cuDNN choose at run time, fragmentation of the
-    allocator's pool, and arrays alive outside the step; that another process, which tries out
-    kernels anew, finds the same ones fastest.
+    allocator's pool, and arrays alive outside the step; that autotuning in another process picks
+    the same kernels.
     """
 
     peak_bytes: int

@@ -70,7 +70,8 @@ class Frontier:
             raise InfeasibleBudgetError(
                 min_budget_bytes=lowest,
                 budget_bytes=budget_bytes,
-                bottleneck="the peak of the first plan of this frontier",
+                bottleneck="the first plan of this frontier",
+                advice="plan for less with `plan_remat`",
                 plan=self.plans[0],
                 headroom_bytes=headroom_bytes,
             )

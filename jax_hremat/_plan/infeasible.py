@@ -13,7 +13,7 @@ from jax_hremat._shared.format import format_bytes
 class InfeasibleBudgetError(HRematError):
     """No plan keeps the step's peak memory at or under the budget.
 
-    The smallest peak any plan reaches is above the budget: the arguments, the outputs and the
+    No plan that was compiled has a peak within the budget: the arguments, the outputs and the
     largest working set of a single region cannot be recomputed away.
 
     Failing example, with parameters that alone take 6 GiB::
@@ -38,6 +38,7 @@ class InfeasibleBudgetError(HRematError):
         headroom_bytes: What was subtracted from the budget, and is part of both budgets above.
         more_effort: The next higher effort of planning, which may find a smaller budget; None if
             there is none, or the configuration was not an effort's.
+        advice: What else can be done, in words.
     """
 
     min_budget_bytes: int
@@ -46,6 +47,7 @@ class InfeasibleBudgetError(HRematError):
     plan: RematPlan | None
     headroom_bytes: int
     more_effort: str | None
+    advice: str
 
     def __init__(
         self,
@@ -56,6 +58,8 @@ class InfeasibleBudgetError(HRematError):
         plan: RematPlan | None = None,
         headroom_bytes: int = 0,
         more_effort: str | None = None,
+        advice: str = "make that part of the step smaller (smaller batch, donated arguments, "
+        "narrower dtype)",
     ) -> None:
         self.min_budget_bytes = min_budget_bytes
         self.budget_bytes = budget_bytes
@@ -63,13 +67,14 @@ class InfeasibleBudgetError(HRematError):
         self.plan = plan
         self.headroom_bytes = headroom_bytes
         self.more_effort = more_effort
+        self.advice = advice
         headroom = f", {format_bytes(headroom_bytes)} of it headroom" if headroom_bytes else ""
         effort = f"plan with effort={more_effort!r}, which may find less, " if more_effort else ""
         super().__init__(
             f"no plan fits the budget of {format_bytes(budget_bytes)}{headroom}; the smallest "
             f"budget that a plan was found for is {format_bytes(min_budget_bytes)}, set by "
-            f"{bottleneck}. Raise the budget to at least {min_budget_bytes} bytes, {effort}or make "
-            "that part of the step smaller (smaller batch, donated arguments, narrower dtype)."
+            f"{bottleneck}. Raise the budget to at least {min_budget_bytes} bytes, {effort}or "
+            f"{advice}."
         )
 
     def with_plan(self, plan: RematPlan | None) -> InfeasibleBudgetError:
@@ -85,6 +90,7 @@ class InfeasibleBudgetError(HRematError):
             plan=self.plan,
             headroom_bytes=self.headroom_bytes,
             more_effort=self.more_effort,
+            advice=self.advice,
         )
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -30,9 +30,9 @@ _FIGURE_WIDTHS = (11, 11, 10)
 _NAME_WIDTH = 40
 _KINDS = {"parameter": "argument", "output": "result", "temp": "temporary"}
 _LEGEND = (
-    "Residuals: what is held from the forward for the backward. Every row is the sum over "
-    "all that it stands for; the indented rows below it are its parts. Values are listed "
-    "for a single block: where several are equal (4 ×), for the first. Times are estimates."
+    "Residuals: values kept from the forward for the backward. A row marked 4 × is the sum over "
+    "four equal blocks, and the values listed are those of the first. Indented rows are parts "
+    "of the row above them. Times are estimates."
 )
 
 

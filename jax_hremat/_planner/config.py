@@ -33,7 +33,7 @@ class PlannerConfig:
             from a graph to positions of operations. With a tuple of several, the program is
             planned with each, and the best plan is returned.
         max_rounds: How many more plans of the solver are compiled, after the first, to meet the
-            budget or to use what is left of it; twice as many as long as none fits.
+            budget or to use what is left of it; twice as many while none fits.
         floor_rounds: How many searches, each for a plan a hundredth below the least peak found, are
             made before a budget is refused; the refusal names the least peak found.
         cost: Where the costs of blocks come from: "compiled", a roofline over XLA's compiled
@@ -58,8 +58,8 @@ class PlannerConfig:
             longer scans or conds stay scans). The better plan is returned. In the second form each
             step is planned on its own, and what it keeps is not copied into a stack and back;
             but compilation takes longer. "Without rematerialization" means with scans.
-        strategy: Which system of the field chooses the plan: "tree", the library's own and the
-            default; the name of another (`jax-hremat strategies` lists them); or a
+        strategy: Which method chooses the plan: "tree", the library's own and the default; the
+            name of a published one (`jax-hremat strategies` lists them); or a
             `jax_hremat.Strategy` of your own, whose plans are not cached. A strategy decides where
             the program is cut and which options of blocks are priced; plans of all of them are
             emitted, compiled and certified alike.
@@ -80,8 +80,13 @@ class PlannerConfig:
     def __post_init__(self) -> None:
         if self.unroll_scans < 0:
             raise ValueError(
-                f"PlannerConfig(unroll_scans={self.unroll_scans}): a number of steps, up to which "
-                f"scans are written out, or 0 for none"
+                f"PlannerConfig(unroll_scans={self.unroll_scans}) is negative: give the most steps "
+                f"that a scan may have to be unrolled, or 0 for none"
+            )
+        if self.max_rounds < 0 or self.floor_rounds < 0:
+            raise ValueError(
+                f"PlannerConfig(max_rounds={self.max_rounds}, floor_rounds={self.floor_rounds}): "
+                f"neither may be negative"
             )
         if not self.partitioners:
             raise ValueError("PlannerConfig(partitioner=()): at least one partitioner is needed")

@@ -104,7 +104,7 @@ def bottleneck_words(names: Names, partition: Partition, block: int, step: Compi
     if not step.buffers:
         return "its arguments and results"
     where = f", {place.line}" if place.line else ""
-    return f"{largest_words(step)} (the largest at the peak, which is in `{place}`{where})"
+    return f"{largest_words(step)}, the largest at the peak, which is in the block `{place}`{where}"
 
 
 def largest_words(step: CompiledStep) -> str:

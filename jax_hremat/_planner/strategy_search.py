@@ -1,4 +1,4 @@
-"""The search for one budget by a strategy of the field: the strategy chooses, the whole step is
+"""The search for one budget by a published method: the strategy chooses, the whole step is
 compiled, and the limit on the predicted peak is corrected by the error seen."""
 
 from __future__ import annotations

@@ -58,9 +58,9 @@ def certified_again(
         raise InfeasibleBudgetError(
             min_budget_bytes=peak_bytes + headroom_bytes,
             budget_bytes=budget_bytes,
-            bottleneck=f"this plan, at whose peak {largest_words(planned)} is the largest; a plan "
-            f"made for these shapes may do with less",
+            bottleneck=f"this plan, at whose peak {largest_words(planned)} is the largest",
             headroom_bytes=headroom_bytes,
+            advice="make a plan for these shapes, which may do with less",
         )
     return replace(
         plan,

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 
 class HRematError(Exception):
-    """Base of every error raised by the library.
+    """Base of the library's own exceptions.
 
-    Catch it to handle any refusal of the library without catching errors of your own code::
+    Other invalid arguments raise `ValueError` or `TypeError`. Catch it to handle refusals of the
+    library without catching errors of your own code::
 
         try:
             step = jax_hremat.hremat(loss_fn, budget="10GiB")(params, batch)
@@ -38,7 +39,7 @@ class HRematWarning(UserWarning):
 class BudgetFormatError(HRematError, ValueError):
     """A budget is not in a form that the library reads.
 
-    Failing examples (no unit's B, an integral float, nothing)::
+    Failing examples (a unit without its B, a float above 1, zero)::
 
         jax_hremat.hremat(loss_fn, budget="70G")
         jax_hremat.hremat(loss_fn, budget=2.0)
@@ -112,8 +113,8 @@ class PlanFormatError(HRematError, ValueError):
 
         jax_hremat.RematPlan.load("params.json")
 
-    Fix: read a file that ``RematPlan.save`` wrote, with the library version that wrote it or a
-    later one; otherwise make the plan again::
+    Fix: read a file that ``RematPlan.save`` wrote, with a library version of the same plan format;
+    otherwise make the plan again::
 
         plan = jax_hremat.RematPlan.load("plan.json")
     """
@@ -189,9 +190,11 @@ class SolverError(HRematError, RuntimeError):
 
 
 class UnsupportedConfigError(HRematError, RuntimeError):
-    """A JAX setting changes what ``jax.checkpoint`` means, so plans would not hold.
+    """A setting rules this out: one of JAX's that changes what ``jax.checkpoint`` means, or one of
+    how the plan is made; the message names it.
 
-    Failing example: ``jax_remat3`` treats nested checkpoints differently::
+    Failing example: with ``jax_remat3`` nested checkpoints mean something else, and plans would
+    not hold::
 
         jax.config.update("jax_remat3", True)
         jax_hremat.hremat(loss_fn, budget="70GiB")(params, batch)

@@ -94,6 +94,11 @@ def parse_goal(
     Raises:
         BudgetFormatError: Not exactly one of the two was given, or it cannot be read.
     """
+    if max_slowdown is None and budget is None:
+        raise BudgetFormatError(
+            f"no budget was given: give budget=…, {_ACCEPTED}; or max_slowdown=1.1 for the least "
+            "memory within 1.1 times the time without rematerialization"
+        )
     if max_slowdown is None:
         return parse_budget(budget)
     if budget is not None:
@@ -108,10 +113,15 @@ def parse_headroom(headroom_bytes: int | str) -> int:
     """Reads what is set aside of a budget: a whole number of bytes, or a text with a unit.
 
     Raises:
-        BudgetFormatError: It is neither.
+        BudgetFormatError: It is neither, or negative.
     """
     given, cause = _plain(headroom_bytes), None
     if isinstance(given, int) and not isinstance(given, bool):
+        if given < 0:
+            raise BudgetFormatError(
+                f"headroom_bytes={given} is negative: give the number of bytes to set aside of the "
+                "budget, 0 or more"
+            )
         return given
     if isinstance(given, str):
         try:
@@ -172,12 +182,16 @@ def _share(text: str) -> float:
 
 
 def _text_bytes(text: str) -> int:
+    if text == "device":
+        raise _refuse(
+            text, "only `fit_step` and `max_batch`, which bound a whole training step, take it"
+        )
     match = _AMOUNT.fullmatch(text.strip().lower())
     if match is None:
         raise _refuse(text, "it is not a positive number with an optional unit")
     mantissa, exponent, unit = match.groups()
     if unit and unit not in _UNITS_BYTES:
-        hint = f'; did you mean "{text.strip()}iB"?' if f"{unit}ib" in _UNITS_BYTES else ""
+        hint = f' (did you mean "{text.strip()}iB"?)' if f"{unit}ib" in _UNITS_BYTES else ""
         raise _refuse(
             text, f"its unit is not one of B, kB, KiB, MB, MiB, GB, GiB, TB, TiB, PB, PiB{hint}"
         )

@@ -30,7 +30,7 @@ class SolverConfig:
     Attributes:
         max_nodes: The most nodes of the branch-and-bound tree of one integer program. The best
             solution found at the limit is a result, with its gap.
-        max_labels: The most beginnings of schedules that are kept before one block, where label
+        max_labels: The most partial schedules that are kept before one block, where label
             setting solves the root program. The best schedule found is a result, with its gap.
         relative_gap: Relative distance between solution and bound at which the search stops.
 

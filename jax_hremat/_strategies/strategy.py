@@ -1,4 +1,4 @@
-"""What a strategy is: a system of the field as a way to choose a plan, beside the library's own.
+"""What a strategy is: a published method as a way to choose a plan, beside the library's own.
 
 A strategy decides three things: where the program is cut into blocks, which options of each kind of
 block are priced, and which selection of them is the plan for a budget. Everything else is the same

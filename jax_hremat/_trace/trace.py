@@ -281,7 +281,7 @@ def _nothing_to_differentiate(
         dtypes = sorted({str(invars[i].aval.dtype) for i in chosen})
         return UnsupportedProgramError(
             f"nothing to differentiate: the arguments that are differentiated (`argnums`) hold "
-            f"{len(chosen)} arrays of dtype {', '.join(dtypes)}, and gradients need a floating "
+            f"only arrays of dtype {', '.join(dtypes)}, and gradients need a floating "
             f"dtype. Cast the parameters, or point `argnums` at them"
         )
     floating = (n for n, v in zip(names, invars, strict=True) if is_inexact(v.aval.dtype))

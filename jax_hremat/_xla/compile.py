@@ -195,7 +195,8 @@ def memory_stats(executable: jax.stages.Compiled) -> MemoryStats:
     stats = executable.memory_analysis()
     if stats is None:
         raise TargetUnavailableError(
-            "XLA gives no memory statistics for this platform in this version of JAX"
+            "XLA gives no memory statistics for this platform in this version of JAX; plan for "
+            'target="cpu" or for a GPU (`jax_hremat.list_targets()`)'
         )
     return MemoryStats(
         argument_bytes=stats.argument_size_in_bytes,

@@ -49,8 +49,9 @@ class Target:
         bandwidth_efficiency: Share of the bandwidth that is sustained, in (0, 1].
         link_efficiency: Share of the rates to other devices and to the host that is sustained, in
             (0, 1].
-        launch_s: Time between two kernels, in seconds: 2e-6 on GPUs, which is what a kernel in
-            a stream costs once the host runs ahead; 0 for "cpu", where kernels are calls.
+        launch_s: Fixed time that each kernel takes besides its work, in seconds: 2e-6 on GPUs,
+            which is what a kernel in a stream costs once the host runs ahead; 0 for "cpu", where
+            kernels are calls.
         compiler_options: The options that a step must be compiled with for its plan to hold on this
             target, as passed to ``jax.jit(..., compiler_options=...)``.
         source: Where the figures come from.
