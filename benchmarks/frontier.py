@@ -206,15 +206,15 @@ def page(target: str, found: Sequence[Mapping[str, Any]]) -> str:
         "",
         f"## {NUM_BUDGETS} budgets from the floor to no rematerialization",
         "",
-        "Each budget is placed where the plans before it leave the most memory and time between "
-        "them, or at the peak of a plan that is more than 1 % above the hull, since it was made "
-        "for another budget. For each the fastest of all certified plans that fit is taken, so "
-        "none is left without one and no larger budget has a slower one. Plans are the different "
-        "ones that no other beats; steps is how many whole steps were compiled for them all. The "
-        "error is that of the peak as predicted before the step was compiled, of all plans of "
-        "this page. Above the hull is how much more time a plan takes, as a part of the step "
-        "without rematerialization, than the lower convex hull of all points of its own frontier "
-        "allows at its peak: the median and the worst.",
+        "Each budget is placed where the lower hull of the plans before it spans the most memory "
+        "and time, or at the peak of a plan that is more than 1 % above the hull, since it was "
+        "made for another budget. For each the fastest of all certified plans that fit is taken, "
+        "so none is left without one and no larger budget has a slower one. Plans are the "
+        "different ones that no other beats; steps is how many whole steps were compiled for them"
+        " all. The error is that of the peak as predicted before the step was compiled, of all "
+        "plans of this page. Above the hull is how much more time a plan takes, as a part of the "
+        "step without rematerialization, than the lower convex hull of all points of its own "
+        "frontier allows at its peak: the median and the worst.",
         "",
         "| model | plans | steps compiled, a budget | peak error: median | worst "
         "| above the hull: median | worst |",

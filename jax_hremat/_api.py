@@ -129,10 +129,10 @@ def pareto(
 ) -> Callable[..., Frontier]:
     """The whole trade-off between memory and time of a loss function's training step.
 
-    Plans for budgets from the smallest possible one to that of no rematerialization. Each budget in
-    between is placed where the plans before it leave the most bytes times seconds open, or at the
-    peak of a plan that seems slow for it, since it was made for another budget. Block costs are
-    determined once for all of them; each plan is compiled and certified.
+    Plans for budgets from the least peak found to that of no rematerialization. Each budget in
+    between is placed where the lower hull of the plans before it spans the most bytes times
+    seconds, or at the peak of a plan that seems slow for it, since it was made for another budget.
+    Block costs are determined once for all of them; each plan is compiled and certified.
 
     Args:
         fun, argnums, has_aux, target, headroom_bytes, config, effort, progress: As in
