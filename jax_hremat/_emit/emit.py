@@ -391,12 +391,12 @@ def _step(
 
 
 def _of_one_type(joined: Sequence[Any], env: dict[Any, Any]) -> list[list[Any]]:
-    """Groups of two or more values that vary along the same axes of an enclosing `shard_map`: a
-    barrier makes all values that go through it vary along the same axes."""
+    """Groups of values that vary along the same axes of an enclosing `shard_map`: a barrier makes
+    all values that go through it vary along the same axes."""
     groups: dict[Any, list[Any]] = {}
     for var in joined:
         groups.setdefault(_axes(env[var]), []).append(var)
-    return [group for group in groups.values() if len(group) > 1]
+    return [*groups.values()]
 
 
 def _axes(value: Any) -> Any:
@@ -430,11 +430,14 @@ def _available_after_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 @jax.custom_jvp
 def _tie(*values: Any) -> tuple[Any, ...]:
-    """Identity; the cotangents of all values become available together.
+    """Identity; the cotangents of all values become available together, and no kernel makes one of
+    them and reads it too.
 
     Without this barrier XLA's scheduler may delay the part of a region's backward that leads to one
     input, and the values that the region recomputed stay alive until then. An example is an
-    encoder's memory, which every decoder layer reads: its cotangent is summed at the end.
+    encoder's memory, which every decoder layer reads: its cotangent is summed at the end. And a
+    kernel of XLA in JAX 0.10 that reads what was handed to a region both inside and outside of it
+    may overwrite it (`_xla/hlo/overwrites.py`).
     """
     return values
 

@@ -100,6 +100,16 @@ class Region:
             children=tuple(c.shifted(offset) for c in self.children),
         )
 
+    def with_barriers(self) -> Region:
+        """The same region with a barrier of cotangents at every checkpointed region in it."""
+        return replace(
+            self,
+            barrier=self.barrier or self.checkpointed,
+            children=tuple(child.with_barriers() for child in self.children),
+            branches=tuple(branch.with_barriers() for branch in self.branches),
+            loop=self.loop and replace(self.loop, body=self.loop.body.with_barriers()),
+        )
+
     def without_barriers(self) -> Region:
         """The same region without any barriers of cotangents or arguments, and without the plain
         regions inside that are there for a barrier alone."""

@@ -78,7 +78,14 @@ class Candidates:
     @property
     def least(self) -> Candidate:
         """The plan of least compiled peak; of equal ones the fastest."""
-        return min(self._found.values(), key=lambda c: (c.peak_bytes, c.step_s))
+        return min(self._usable, key=lambda c: (c.peak_bytes, c.step_s))
+
+    @property
+    def _usable(self) -> Sequence[Candidate]:
+        """The plans none of whose kernels may read what they have overwritten, but for as many as
+        without checkpoints, which are the program's own."""
+        own = len(self.plain.step.overwrites)
+        return [c for c in self._found.values() if len(c.step.overwrites) <= own]
 
     @property
     def compiled(self) -> Sequence[Candidate]:
@@ -101,7 +108,7 @@ class Candidates:
 
     def within(self, peak_bytes: int) -> list[Candidate]:
         """The plans whose compiled peak is at most `peak_bytes`, fastest first, then by peak."""
-        fitting = [c for c in self._found.values() if c.peak_bytes <= peak_bytes]
+        fitting = [c for c in self._usable if c.peak_bytes <= peak_bytes]
         return sorted(fitting, key=lambda c: (c.step_s, c.peak_bytes))
 
     def fastest_within(self, peak_bytes: int) -> Candidate | None:
@@ -120,10 +127,10 @@ class Candidates:
         if root not in self._found:
             self._progress("whole steps compiled", self.num_compiled, 0)
             with timed(self._timings_s, "certify"):
-                step = self.context.compile_step(root)
+                emitted, step = self.context.compile_step.without_overwriting(root)
             prediction = self.context.predict(chain, selection)
             self._found[root] = Candidate(
-                chain, selection, root, barriers, prediction, step, outcome
+                chain, selection, emitted, barriers, prediction, step, outcome
             )
         return self._found[root]
 

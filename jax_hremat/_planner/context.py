@@ -165,6 +165,7 @@ def prepare(
         with timed(timings, "baseline"):
             compiled = baseline.result()
     _warn_of_unpriced(compiled)
+    _warn_of_overwrites(compiled)
     context = PlanningContext(
         step=step,
         costs=costs,
@@ -189,6 +190,16 @@ def _warn_of_unpriced(step: CompiledStep) -> None:
             "PlannerConfig(kernel_costs={%r: lambda operands, results: (flops, bytes)})",
             ", ".join(step.unpriced_kernels),
             step.unpriced_kernels[0],
+        )
+
+
+def _warn_of_overwrites(step: CompiledStep) -> None:
+    if step.overwrites:
+        _logger.warning(
+            "without a plan, kernels of this step may read what they have overwritten, by a fault "
+            "of XLA before JAX 0.12 that checkpoints in the program can bring about: %s. Its "
+            "gradients may be wrong, with a plan and without",
+            ", ".join(step.overwrites),
         )
 
 

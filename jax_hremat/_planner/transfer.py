@@ -37,7 +37,10 @@ def certified_again(
     form = step.with_opened(plan.opened)
     own = fingerprint(form.program, build_graph(form.program))
     _check_same_operations(plan.fingerprint, own)
-    planned = StepCompiler(form, target, kernels=kernel_book(form, {}))(plan.root)
+    compile_form = StepCompiler(form, target, kernels=kernel_book(form, {}))
+    root, planned = compile_form.without_overwriting(plan.root)
+    if root != plan.root:
+        plan = replace(plan, root=root)
     terms = Terms(plan.argnums, plan.has_aux, headroom_bytes)
     budget_bytes = budget.resolve_bytes(plan.baseline_peak_bytes + headroom_bytes)
     if own == plan.fingerprint and planned.memory.peak_bytes + headroom_bytes <= budget_bytes:

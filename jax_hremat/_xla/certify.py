@@ -20,6 +20,7 @@ from jax_hremat._xla.cache import CompileCache
 from jax_hremat._xla.compile import MemoryStats, compile_flat, never_run
 from jax_hremat._xla.hlo.buffer import Buffer, own_temps
 from jax_hremat._xla.hlo.liveness import live_at_peak
+from jax_hremat._xla.hlo.overwrites import may_overwrite
 from jax_hremat._xla.hlo.parse import Computation, HloModule, Instruction, parse_hlo
 from jax_hremat._xla.hlo.roofline import estimate_step
 from jax_hremat._xla.rates import rates
@@ -44,6 +45,7 @@ class CompiledStep:
             runs at the peak, its buffers are included.
         unknown: Operations that the estimate does not price, with their number.
         unpriced_kernels: Targets of the called kernels among them.
+        overwrites: Kernels that may read what they have overwritten, by a fault of XLA.
         attached: Whether it was compiled on the attached device.
         mesh: The devices that the step runs on, where there are several.
     """
@@ -56,6 +58,7 @@ class CompiledStep:
     buffers: tuple[BufferReport, ...]
     unknown: tuple[tuple[str, int], ...]
     unpriced_kernels: tuple[str, ...] = ()
+    overwrites: tuple[str, ...] = ()
     attached: bool = False
     mesh: DeviceMesh | None = None
 
@@ -108,6 +111,7 @@ def compile_step(
         ),
         unknown=tuple(sorted(roofline.unknown.items())),
         unpriced_kernels=roofline.unpriced_kernels,
+        overwrites=may_overwrite(module),
         attached=device is not None,
         mesh=step.mesh if step.mesh is not None and step.mesh.num_devices > 1 else None,
     )
@@ -187,6 +191,14 @@ class StepCompiler:
                 self._kernel_directory,
             )
         return self._steps[root]
+
+    def without_overwriting(self, root: Region) -> tuple[Region, CompiledStep]:
+        """The regions and the compiled step; with barriers at all checkpointed regions, if without
+        them kernels may read what they have overwritten. With them, they should not."""
+        step = self(root)
+        if not step.overwrites:
+            return root, step
+        return root.with_barriers(), self(root.with_barriers())
 
 
 def _scope(op_name: str) -> str:
