@@ -164,9 +164,8 @@ def test_barriers_keep_such_kernels_apart(running: Callable[[jax.Array], jax.Arr
     assert_equal(jax.jit(jax.value_and_grad(emit(call, alone.with_barriers())))(*args), original)
 
 
-@pytest.mark.parametrize("running", RUNNING.values(), ids=RUNNING)
-def test_no_plan_overwrites_what_it_reads(running: Callable[[jax.Array], jax.Array]) -> None:
-    loss, args = layers(running)
+def test_no_plan_overwrites_what_it_reads() -> None:
+    loss, args = layers(RUNNING["maximum"])
     plan = jax_hremat.plan_remat(loss, max_slowdown=50.0, target="cpu", effort="low")(*args)
     planned = jax_hremat.apply_plan(loss, plan)
     # Of the running maximum alone, as above.
