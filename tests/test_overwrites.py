@@ -89,6 +89,12 @@ def test_another_buffer_may_be_read_elsewhere() -> None:
     assert may_overwrite(module) == ()
 
 
+def test_an_argument_is_not_overwritten() -> None:
+    text = MODULE.format(body=MOVED, other="again", result="f32[8,4]{1,0}")
+    text = text.replace("tuple(%h)", "tuple(%x)").replace("fusion(%h,", "fusion(%x,")
+    assert may_overwrite(parse_hlo(text)) == ()
+
+
 def test_a_smaller_result_has_a_buffer_of_its_own() -> None:
     body = MOVED.replace("ROOT %sum", "%sum") + (
         "\n  ROOT %few = f32[2,4]{1,0} slice(%sum), slice={[0:2], [0:4]}"

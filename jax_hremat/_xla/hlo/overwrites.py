@@ -61,11 +61,13 @@ def _found(module: HloModule, computation: Computation) -> Iterator[Instruction]
     if not fusions:
         return
     values = Values(module, computation)
+    # Arguments are not overwritten; those that are donated have their own rules.
+    fixed = {"constant", "parameter"} if computation is module.entry else {"constant"}
     for position, fusion in fusions:
         read_as: dict[Key, set[int]] = {}
         for number, operand in enumerate(fusion.operands):
             for key in values.leaves[operand]:
-                if values.end[key] == position:
+                if values.end[key] == position and computation[key[0]].opcode not in fixed:
                     read_as.setdefault(key, set()).add(number)
         sizes_bytes = {leaf.nbytes for leaf in fusion.shape.leaves}
         body = module.computations[fusion.called[0]]
