@@ -295,7 +295,7 @@ def test_doctor_with_an_unwritable_cache(
     monkeypatch.setenv("JAX_HREMAT_CACHE_DIR", str(tmp_path / "file"))
     shown = run("doctor", "--target", "cpu")
     assert shown.exit_code == 1
-    assert "FAIL  cache" in shown.output and "are missing" in shown.output
+    assert "FAIL  cache" in shown.output and "marked FAIL: 1" in shown.output
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_doctor_with_an_unwritable_cache(
             1,
             "smallest budget that a plan was found for is",
         ),
-        (("plan", "cli_problem:problem", "--budget", "1GB", "--argnums", "a"), 2, "is not 0 or"),
+        (("plan", "cli_problem:problem", "--budget", "1GB", "--argnums", "a"), 2, "such as 0 or"),
         (
             ("plan", "cli_problem:problem", "--budget", "1GB", "--effort", "all"),
             2,

@@ -321,5 +321,5 @@ def test_merging_by_score_stops_when_few_are_left() -> None:
 
 
 def test_a_partitioner_outside_the_program_is_told() -> None:
-    with pytest.raises(ValueError, match="cuts at 1000, in a program of"):
+    with pytest.raises(ValueError, match="cuts at 1000, .* return positions from 0"):
         partition_graph(layers_with_ends(1), lambda graph: [3, 1000])

@@ -308,7 +308,7 @@ def refuse(fun: Callable[..., Any], *args: Any, **options: Any) -> None:
         (0, "budget=0"),
         (0.0, "not positive"),
         (float("nan"), "not finite"),
-        (None, "None"),
+        (None, "no budget was given"),
         (True, "True"),
     ],
 )
@@ -337,7 +337,7 @@ def test_a_plan_for_another_program(plans: dict[float, RematPlan]) -> None:
 
     with pytest.raises(StalePlanError, match=r"`other`.*operation 0 was dot_general.* is sin"):
         jax.eval_shape(jax_hremat.apply_plan(other, plan), *TRANSFORMER)
-    with pytest.raises(StalePlanError, match="make it again with `jax_hremat.plan_remat`"):
+    with pytest.raises(StalePlanError, match="Make it again with `jax_hremat.plan_remat`"):
         jax.eval_shape(applied, params[:2], x)
 
 

@@ -393,7 +393,7 @@ def doctor(target: str) -> None:
             click.echo(f"      {check.advice}")
         failed += check.needed and not check.passed
     if failed:
-        raise click.ClickException(f"{failed} of what planning needs: see FAIL above")
+        raise click.ClickException(f"required checks that failed, marked FAIL: {failed}")
 
 
 def _planning(
