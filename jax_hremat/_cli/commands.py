@@ -183,12 +183,7 @@ def pareto(
     **options: Any,
 ) -> None:
     _refuse_without_matplotlib(plot)
-    loss = _load(problem, options["target"])
-    if loss.make_step is not None:
-        raise click.UsageError(
-            f"{problem} is a whole training step; the trade-off is for a loss: return "
-            f"(loss_fn, args) from it"
-        )
+    loss = _load_loss(problem, options["target"], "the trade-off is")
     planning = jax_hremat.pareto(loss.loss_fn, num_points=points, **_planning(quiet, **options))
     found = planning(*loss.args)
     click.echo(json.dumps([_figures(p) for p in found], indent=1) if as_json else str(found))
@@ -228,12 +223,7 @@ def compare(
         raise click.UsageError(
             f"--strategies: {', '.join(map(repr, unknown))} is none of {', '.join(ALL_STRATEGIES)}"
         )
-    loss = _load(problem, options["target"])
-    if loss.make_step is not None:
-        raise click.UsageError(
-            f"{problem} is a whole training step; strategies are for a loss: return "
-            f"(loss_fn, args) from it"
-        )
+    loss = _load_loss(problem, options["target"], "strategies are")
     found = jax_hremat.compare(
         loss.loss_fn,
         budgets=[_budget(text) for text in budgets.split(",")],
@@ -454,6 +444,16 @@ def _load(problem: str, target: str | None) -> Problem:
     if target is not None or not _has_gpu():
         _without_gpu()
     return load_problem(problem)
+
+
+def _load_loss(problem: str, target: str | None, what: str) -> Problem:
+    """The same, for what a whole training step cannot be given to."""
+    loss = _load(problem, target)
+    if loss.make_step is not None:
+        raise click.UsageError(
+            f"{problem} is a whole training step; {what} for a loss: return (loss_fn, args) from it"
+        )
+    return loss
 
 
 def _has_gpu() -> bool:

@@ -11,8 +11,9 @@ from jax_hremat._planner.candidate import Candidate
 from jax_hremat._solve.chain import Selection
 from jax_hremat._solve.regions import Barriers
 
-# The barriers that a plan may be compiled without, those that usually take least time first.
+# The sorts of barriers that plans are not compiled with first.
 _MORE = (Barriers.PLAIN, Barriers.GRADIENTS)
+# The barriers that a plan may be compiled without, those that usually take least time first.
 OPTIONAL_BARRIERS = (Barriers.CHECKPOINTED, Barriers.LATE_ARGUMENTS, *_MORE)
 
 # A peak that is higher by at most this part is as good. A plan is compiled without some of its

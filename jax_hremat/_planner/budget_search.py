@@ -146,22 +146,12 @@ class BudgetSearch:
         """The bound of the first plan. Plans of about the same peak have about the same prediction
         error, which is corrected at once. A plan that leaves a little unused is as good, and one
         that takes a little more than predicted then still fits."""
-        like = self._likely().selection
-        excess_bytes = self._candidates.corrections.excess_near(
-            self._limit, like, self._needed_barriers(like)
-        )
+        candidates = self._candidates
+        like = (self._best() or candidates.least).selection
+        barriers = needed_barriers(candidates.compiled, like, self._limit, candidates.price_s)
+        excess_bytes = candidates.corrections.excess_near(self._limit, like, barriers)
         first_bytes = int((1 - SLACK) * self._limit) - excess_bytes
         return PeakBound(self._limit, first_bytes)
-
-    def _likely(self) -> Candidate:
-        """What the next plan is likely to be like: the fastest that fits, or that of least peak."""
-        return self._best() or self._candidates.least
-
-    def _needed_barriers(self, like: Selection) -> Barriers:
-        """The barriers that a plan is likely to need: those that others like it do."""
-        return needed_barriers(
-            self._candidates.compiled, like, self._limit, self._candidates.price_s
-        )
 
     def _uses_up(self, fitting: Candidate | None) -> bool:
         """Whether there is a plan that fits and leaves hardly any of the limit unused."""

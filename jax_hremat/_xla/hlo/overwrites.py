@@ -18,19 +18,13 @@ from typing import TypeAlias
 
 from jax_hremat._xla.hlo.aliases import Key, Values
 from jax_hremat._xla.hlo.parse import Computation, HloModule, Instruction
+from jax_hremat._xla.hlo.reuse import ELEMENTWISE
 
 # How far along each dimension an element has moved from its place in the buffer; None if it has not
 # moved by the same distance as all others.
 _Offset: TypeAlias = tuple[int, ...] | None
 
-# Makes each element of those at the same place in the operands.
-_ELEMENTWISE = frozenset(
-    """abs add and atan2 bitcast-convert cbrt ceil clamp compare complex convert cosine divide erf
-    exponential exponential-minus-one floor imag is-finite log log-plus-one logistic maximum minimum
-    multiply negate not or popcnt power real reduce-precision remainder round-nearest-afz
-    round-nearest-even rsqrt select shift-left shift-right-arithmetic shift-right-logical sign sine
-    sqrt stochastic-convert subtract tan tanh tuple xor""".split()
-)
+_SAME_PLACE = ELEMENTWISE | {"complex", "stochastic-convert"}
 
 
 def may_overwrite(module: HloModule) -> tuple[str, ...]:
@@ -111,10 +105,10 @@ def _moved(instruction: Instruction, body: Computation, number: int, offset: _Of
     """Where an instruction moves elements of one of its operands to, that have moved already."""
     if offset is None:
         return None
-    if instruction.opcode in _ELEMENTWISE:
-        return offset
     if instruction.opcode in ("bitcast", "reshape"):
         return None if any(offset) else (0,) * len(instruction.shape.dims)
+    if instruction.opcode in _SAME_PLACE:
+        return offset
     if instruction.opcode == "slice":
         limits = re.findall(r"\[(\d+):\d+(?::(\d+))?\]", instruction.attribute("slice") or "")
         if any(stride not in ("", "1") for _, stride in limits):

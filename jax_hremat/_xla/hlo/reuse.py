@@ -15,7 +15,8 @@ from jax_hremat._xla.hlo.aliases import Values, label
 from jax_hremat._xla.hlo.buffer import Buffer
 from jax_hremat._xla.hlo.parse import Computation, HloModule, Instruction
 
-_ELEMENTWISE = frozenset(
+# Makes each element of those at the same place in the operands.
+ELEMENTWISE = frozenset(
     "abs add and bitcast bitcast-convert cbrt ceil clamp compare convert cosine divide erf"
     " exponential exponential-minus-one floor imag is-finite log log-plus-one logistic maximum"
     " minimum multiply negate not or popcnt power real reduce-precision remainder"
@@ -83,7 +84,7 @@ def _overwritable(module: HloModule, instruction: Instruction) -> Iterator[tuple
     """Pairs of a result's leaf and an operand that is read at the same places where the leaf is
     written."""
     opcode = instruction.opcode
-    if opcode in _ELEMENTWISE and not instruction.shape.is_tuple:
+    if opcode in ELEMENTWISE and not instruction.shape.is_tuple:
         yield from ((0, operand) for operand in range(len(instruction.operands)))
     if opcode == "sort":
         yield from ((operand, operand) for operand in range(len(instruction.operands)))
@@ -113,7 +114,7 @@ def _first_reduction(fused: Computation, results: Sequence[str]) -> str | None:
             instruction = fused[waiting.pop()]
             if instruction.opcode == "reduce":
                 return instruction.name
-            if instruction.opcode in _ELEMENTWISE:
+            if instruction.opcode in ELEMENTWISE:
                 waiting.extend(instruction.operands)
     return None
 
@@ -129,7 +130,7 @@ def _reached_elementwise(
         for user in users.get(waiting.pop(), ()):
             if user.name == hero:
                 continue
-            if user.opcode not in _ELEMENTWISE:
+            if user.opcode not in ELEMENTWISE:
                 return None
             if user.name not in reached:
                 reached.add(user.name)
