@@ -76,6 +76,8 @@ class Aims:
         self._solver = solver
         self.bound_step_s: float | None = None
         self.is_undecided = False
+        # No schedule within the limit is faster, as those found within it or within more show.
+        self._shown_least_s = 0.0
 
     def next(self, chain: Chain, bound: PeakBound, *, groups: bool) -> Aim | None:
         """The fastest schedule with a predicted peak within a bound, or within its highest if there
@@ -127,11 +129,14 @@ class Aims:
 
     def uncorrected(self, chain: Chain) -> Aim | None:
         """The fastest schedule whose predicted peak is within the limit, whatever the errors of
-        other predictions; None if there is none, or a bound tells that none is worth a risk."""
+        other predictions; None if there is none, or if a bound, or the fastest schedule found
+        within a higher peak, tells that none is worth a risk."""
         best = self._candidates.fastest_within(self._limit)
         if best is not None:
-            bound_s = self._candidates.bound_step_s(self._limit)
-            if bound_s > (1 - _WORTH_A_RISK) * best.step_s:
+            worth_s = (1 - _WORTH_A_RISK) * best.step_s
+            if self._shown_least_s > worth_s or (
+                self._candidates.bound_step_s(self._limit) > worth_s
+            ):
                 return None
         return self._solved(chain, self._limit, groups=True)
 
@@ -207,6 +212,8 @@ class Aims:
             return None
         selection = schedule.selection
         promise = candidates.context.predict(chain, selection)
+        if groups and chain is candidates.chains.full and peak_bytes >= self._limit:
+            self._shown_least_s = max(self._shown_least_s, candidates.step_s(promise))
         barriers = self._barriers(selection, promise)
         known = candidates.known(chain, selection, barriers)
         if known is None:
