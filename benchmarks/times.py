@@ -162,10 +162,10 @@ def _different(candidates: Candidates) -> list[Candidate]:
     for fraction in FRACTIONS:
         BudgetSearch(candidates, int(fraction * whole_bytes)).search()
     candidates.compile_lowest()
-    for chain, selection, _ in candidates.chains.standard:
+    for plan in sorted(candidates.chains.standard, key=lambda plan: plan.prediction.peak_bytes):
         if candidates.num_compiled >= MAX_PLANS:
             break
-        candidates.add(chain, selection, candidates.plain.outcome)
+        candidates.add(plan.chain, plan.selection, candidates.plain.outcome)
     others = [c for c in candidates.within(10 * whole_bytes) if c is not candidates.plain]
     others.sort(key=lambda c: c.peak_bytes)
     # Both ends and evenly between.

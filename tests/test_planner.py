@@ -156,8 +156,8 @@ def test_where_the_solver_finds_nothing_a_plan_by_hand_that_fits_is_returned(
     by_hand = Candidates(context, quiet)
     least = min(
         (
-            by_hand.add(chain, selection, NO_SOLVE, Barriers.NONE)
-            for chain, selection, _ in by_hand.chains.standard
+            by_hand.add(plan.chain, plan.selection, NO_SOLVE, Barriers.NONE)
+            for plan in by_hand.chains.standard
         ),
         key=lambda c: c.peak_bytes,
     )

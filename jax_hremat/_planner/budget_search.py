@@ -13,9 +13,10 @@ from jax_hremat._planner.barriers import (
 )
 from jax_hremat._planner.candidate import Candidate
 from jax_hremat._planner.candidates import NO_SOLVE, Candidates
+from jax_hremat._planner.chains import StandardPlan
 from jax_hremat._planner.peak_bound import PeakBound
 from jax_hremat._solve.backend import SolverConfig, undecided
-from jax_hremat._solve.chain import Chain, Selection
+from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.prediction import Prediction
 from jax_hremat._solve.regions import Barriers
 
@@ -159,24 +160,27 @@ class BudgetSearch:
 
     def _try_standard(self) -> None:
         """Compile the standard plans that may fit and be faster, without barriers, as a user would
-        write them."""
-        for chain, selection, prediction in self._candidates.chains.standard:
-            if self._may_be_faster(prediction) and self._may_fit_by_hand(selection, prediction):
-                candidate = self._candidates.add(chain, selection, NO_SOLVE, Barriers.NONE)
-                if self._misses_widely(candidate) and prediction.peak_bytes <= self._limit:
+        write them, those of the lowest predicted peak first."""
+        faster = filter(self._may_be_faster, self._candidates.chains.standard)
+        for plan in sorted(faster, key=lambda plan: plan.prediction.peak_bytes):
+            if self._may_be_faster(plan) and self._may_fit_by_hand(plan):
+                candidate = self._candidates.add(
+                    plan.chain, plan.selection, NO_SOLVE, Barriers.NONE
+                )
+                if self._misses_widely(candidate) and plan.prediction.peak_bytes <= self._limit:
                     self._with_barriers(candidate, Barriers.USUAL)
 
-    def _may_be_faster(self, prediction: Prediction) -> bool:
-        best = self._best()
-        return best is None or self._candidates.step_s(prediction) < _TIME_TOLERANCE * best.step_s
+    def _may_be_faster(self, plan: StandardPlan) -> bool:
+        best, planned_s = self._best(), self._candidates.whole_step_s(plan.time_s)
+        return best is None or planned_s < _TIME_TOLERANCE * best.step_s
 
-    def _may_fit_by_hand(self, selection: Selection, prediction: Prediction) -> bool:
+    def _may_fit_by_hand(self, plan: StandardPlan) -> bool:
         corrections = self._candidates.corrections
-        tolerance, seen = _TOLERANCE, corrections.worst_overestimate(selection)
+        tolerance, seen = _TOLERANCE, corrections.worst_overestimate(plan.selection)
         if seen is not None:
             tolerance = min(tolerance, _TOLERANCE_SEEN * seen)
         fixed_bytes = corrections.fixed_bytes
-        optimistic_bytes = corrections.optimistic_peak_bytes(prediction) - fixed_bytes
+        optimistic_bytes = corrections.optimistic_peak_bytes(plan.prediction) - fixed_bytes
         return optimistic_bytes <= tolerance * (self._limit - fixed_bytes)
 
     def _with_more_barriers(self, candidate: Candidate) -> Candidate:

@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from jax_hremat._planner.context import PlanningContext
 from jax_hremat._solve.chain import Chain, Selection
-from jax_hremat._solve.prediction import Prediction
+from jax_hremat._solve.prediction import Prediction, step_s
 from jax_hremat._solve.schedule import Schedules
 from jax_hremat._strategies.registry import strategy_of
 from jax_hremat._strategies.strategy import Choices
+
+
+@dataclass(frozen=True)
+class StandardPlan:
+    """A plan that a user could write by hand."""
+
+    context: PlanningContext
+    chain: Chain
+    selection: Selection
+
+    @functools.cached_property
+    def time_s(self) -> float:
+        """Its predicted time."""
+        return step_s(self.chain, self.selection)
+
+    @functools.cached_property
+    def prediction(self) -> Prediction:
+        """Its predicted cost, which takes longer to find."""
+        return self.context.predict(self.chain, self.selection)
 
 
 class Chains:
@@ -57,8 +78,6 @@ class Chains:
         return self._context.costs.with_nests(self.of_strategy[0])
 
     @functools.cached_property
-    def standard(self) -> list[tuple[Chain, Selection, Prediction]]:
-        """The plans that a user could write by hand, with their predicted costs, those of the
-        lowest predicted peak first."""
-        plans = [(*plan, self._context.predict(*plan)) for plan in self._context.standard_plans()]
-        return sorted(plans, key=lambda plan: plan[2].peak_bytes)
+    def standard(self) -> Sequence[StandardPlan]:
+        """The plans that a user could write by hand."""
+        return [StandardPlan(self._context, *plan) for plan in self._context.standard_plans()]

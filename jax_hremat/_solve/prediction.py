@@ -93,13 +93,23 @@ def predict(chain: Chain, selection: Selection, results: Sequence[Result] = ()) 
     number = max(range(len(moments)), key=lambda number: moments[number].live_bytes)
     buffers = itertools.chain.from_iterable(alive[number].buffers.values())
     return Prediction(
-        time_s=sum(c.time_s for c in costs) + sum(again_s),
+        time_s=_step_s(chain, selection, again_s),
         peak_bytes=chain.fixed_bytes + moments[number].live_bytes,
         peak=moments[number],
         moments=tuple(moments),
         at_peak_bytes=tuple(b.size_bytes for b in buffers if b.is_alive(positions[number])),
         buffers=others,
     )
+
+
+def step_s(chain: Chain, selection: Selection) -> float:
+    """The predicted time of a selection alone, which is found much faster."""
+    return _step_s(chain, selection, recompute_s(chain, selection))
+
+
+def _step_s(chain: Chain, selection: Selection, again_s: Sequence[float]) -> float:
+    costs = (chain.options[b][o].cost for b, o in enumerate(selection.options))
+    return sum(cost.time_s for cost in costs) + sum(again_s)
 
 
 def _highest(working_bytes: Sequence[int], reused_bytes: Sequence[int]) -> int:
