@@ -252,6 +252,8 @@ def certify(
     Raises:
         StalePlanError: The operations differ from those of the plan.
         InfeasibleBudgetError: The regions do not fit; the error gives the memory they take.
+        CertificationError: With the regions, and not without them, the compiled step may read what
+            it has overwritten, by a fault of XLA before JAX 0.12.
         What `plan_remat` raises about the budget, the target and the program.
     """
     goal = parse_budget(budget)

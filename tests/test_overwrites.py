@@ -15,6 +15,7 @@ from tracing import emit, loss_call
 import jax_hremat
 from jax_hremat._emit.step import own_step
 from jax_hremat._plan.region import Region
+from jax_hremat._xla import certify
 from jax_hremat._xla.certify import StepCompiler
 from jax_hremat._xla.hlo.overwrites import may_overwrite
 from jax_hremat._xla.hlo.parse import parse_hlo
@@ -180,3 +181,16 @@ def test_no_plan_overwrites_what_it_reads() -> None:
     assert_equal(found, jax.jit(jax.value_and_grad(loss))(*args))
     again = jax_hremat.certify(loss, plan, budget=1.0, target="cpu")(*args)
     assert again.root == plan.root
+
+
+def test_a_plan_that_overwrites_at_other_shapes_is_not_certified(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loss, (params, x) = layers(jnp.sin)
+    plan = jax_hremat.plan_remat(loss, budget=0.9, target="cpu", effort="low")(params, x)
+    # As found in the step of the plan, with all barriers too, and not in that without it.
+    answers = iter([("fusion.1",), ("fusion.1",), ()])
+    monkeypatch.setattr(certify, "may_overwrite", lambda module: next(answers))
+    with pytest.raises(jax_hremat.CertificationError, match=r"overwritten.*: fusion\.1\. .*0\.12"):
+        jax_hremat.certify(loss, plan, budget=1.0, target="cpu")(params, x[:64])
+    assert not [*answers]

@@ -13,7 +13,7 @@ from jax_hremat._plan.plan import RematPlan
 from jax_hremat._plan.region import Region
 from jax_hremat._planner.goals import Terms, certificate_of
 from jax_hremat._planner.reports import largest_words
-from jax_hremat._shared.errors import StalePlanError
+from jax_hremat._shared.errors import CertificationError, StalePlanError
 from jax_hremat._shared.units import Budget
 from jax_hremat._trace.fingerprint import fingerprint
 from jax_hremat._trace.graph import build_graph
@@ -33,6 +33,8 @@ def certified_again(
     Raises:
         StalePlanError: The program's operations differ from those of the plan's program.
         InfeasibleBudgetError: The compiled peak is above the budget.
+        CertificationError: By a fault of XLA, the step may read what it has overwritten, and
+            without the regions it does not.
     """
     form = step.with_opened(plan.opened)
     own = fingerprint(form.program, build_graph(form.program))
@@ -43,7 +45,8 @@ def certified_again(
         plan = replace(plan, root=root)
     terms = Terms(plan.argnums, plan.has_aux, headroom_bytes)
     budget_bytes = budget.resolve_bytes(plan.baseline_peak_bytes + headroom_bytes)
-    if own == plan.fingerprint and planned.memory.peak_bytes + headroom_bytes <= budget_bytes:
+    is_same = own == plan.fingerprint and not planned.overwrites
+    if is_same and planned.memory.peak_bytes + headroom_bytes <= budget_bytes:
         certificate = certificate_of(planned, target, budget_bytes, terms)
         asked = dict(budget_bytes=budget_bytes, headroom_bytes=headroom_bytes)
         before = replace(plan.certificate, **asked)
@@ -55,6 +58,12 @@ def certified_again(
     as_is = step.with_opened(replace(plan.opened, scan_steps=0))
     compile_whole = StepCompiler(as_is, target, kernels=kernel_book(as_is, {}))
     plain = compile_whole(Region(0, as_is.program.num_operations))
+    if len(planned.overwrites) > len(plain.overwrites):
+        raise CertificationError(
+            f"under this plan kernels may read what they have overwritten, by a fault of XLA "
+            f"before JAX 0.12: {', '.join(planned.overwrites)}. Its gradients may be wrong: make "
+            f"a plan for this program, or use JAX 0.12"
+        )
     budget_bytes = budget.resolve_bytes(plain.memory.peak_bytes + headroom_bytes)
     peak_bytes = planned.memory.peak_bytes
     if peak_bytes + headroom_bytes > budget_bytes:

@@ -219,10 +219,13 @@ class CompilationError(HRematError, RuntimeError):
 
 
 class CertificationError(HRematError, RuntimeError):
-    """A plan about to be returned does not hold: its compiled peak is above the budget.
+    """A plan about to be returned does not hold.
 
-    Plans that exceed the budget are discarded earlier, and a budget that no plan meets gives an
-    `InfeasibleBudgetError`, so this error is a fault of the library.
+    Its compiled peak is above the budget: plans that exceed the budget are discarded earlier, and
+    a budget that no plan meets gives an `InfeasibleBudgetError`, so this is a fault of the library.
+    Or, of a plan that is certified again, the compiled step may read what it has overwritten: a
+    fault of XLA before JAX 0.12, of which new plans are kept free.
 
-    Fix: none; please report it, with the program.
+    Fix: in the first case none; please report it, with the program. In the second, make a plan for
+    the program, or use JAX 0.12.
     """
