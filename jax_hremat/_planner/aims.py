@@ -146,14 +146,14 @@ class Aims:
         return self._is_worth_it(aim, _WORTH_A_RISK)
 
     def _is_worth_it(self, aim: Aim, part: float = _WORTH) -> bool:
-        """Whether a schedule is predicted to be faster than the best plan is, by a part. If that
-        has the same barriers and is slower than predicted, so may the schedule be: predictions are
+        """Whether a schedule is predicted to be faster than the best plan is, by a part. If that,
+        with the same barriers, is slower than predicted, so may the schedule be: predictions are
         compared."""
         best = self._candidates.fastest_within(self._limit)
         if best is None:
             return True
         best_s = best.step_s
-        if best.barriers == aim.barriers:
+        if self._candidates.known(best.chain, best.selection, aim.barriers) is not None:
             best_s = min(best_s, self._candidates.step_s(best.prediction))
         return self._candidates.step_s(aim.promise) <= (1 - part) * best_s
 
