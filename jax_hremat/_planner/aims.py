@@ -146,16 +146,16 @@ class Aims:
         return self._is_worth_it(aim, _WORTH_A_RISK)
 
     def _is_worth_it(self, aim: Aim, part: float = _WORTH) -> bool:
-        """Whether a schedule is predicted to be faster than the best plan is, by a part. If that,
-        with the same barriers, is slower than predicted, so may the schedule be: predictions are
-        compared."""
-        best = self._candidates.fastest_within(self._limit)
+        """Whether a schedule is predicted to be faster than the best plan is, by a part. It may be
+        as much slower than predicted as the best plan is with the same barriers."""
+        candidates, best = self._candidates, self._candidates.fastest_within(self._limit)
         if best is None:
             return True
-        best_s = best.step_s
-        if self._candidates.known(best.chain, best.selection, aim.barriers) is not None:
-            best_s = min(best_s, self._candidates.step_s(best.prediction))
-        return self._candidates.step_s(aim.promise) <= (1 - part) * best_s
+        like = candidates.known(best.chain, best.selection, aim.barriers)
+        longer_s = 0.0
+        if like is not None:
+            longer_s = max(like.step_s - candidates.step_s(like.prediction), 0.0)
+        return candidates.step_s(aim.promise) + longer_s <= (1 - part) * best.step_s
 
     def _over(self, aim: Aim) -> int:
         """Bytes by which a schedule is expected to exceed the limit; negative if it fits."""
