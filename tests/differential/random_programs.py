@@ -21,7 +21,11 @@ from random_plans import WIDTH, loop_losses, losses, region_trees
 from tracing import emit, loss_call
 
 from differential.check import assert_same, check_case
+from differential.operations import OPERATIONS
 from differential.program import Loss, Setting, normal
+from jax_hremat._emit.step import own_step
+from jax_hremat._xla.certify import StepCompiler
+from jax_hremat._xla.target import get_target
 
 ROWS = 16
 # Programs are drawn in so many at a time, each time from another seed.
@@ -117,6 +121,7 @@ _SIMPLE: dict[str, Layer] = {
     "dropout": _dropout,
     "noise": _noise,
     "count": _count,
+    **{name: _apply(function) for name, function in OPERATIONS.items()},
 }
 
 
@@ -211,7 +216,8 @@ class Tally:
 
 
 def check_under_regions(case: Loss, draw: st.DrawFn, count: int = 2) -> int:
-    """Any tree of regions leaves value, gradients and auxiliary outputs as they are."""
+    """Any tree of regions leaves value, gradients and auxiliary outputs as they are; where a fault
+    of XLA does not, it is found, and barriers keep it away (`_xla/hlo/overwrites.py`)."""
     call = loss_call(
         case.fun, case.args, dict(case.kwargs), argnums=case.argnums, has_aux=case.has_aux
     )
@@ -219,7 +225,15 @@ def check_under_regions(case: Loss, draw: st.DrawFn, count: int = 2) -> int:
     expected = case.run(None, setting).seen
     for _ in range(count):
         root = draw(region_trees(call.program))
-        assert_same(case.run(emit(call, root), setting).seen, expected, case.tolerance)
+        try:
+            assert_same(case.run(emit(call, root), setting).seen, expected, case.tolerance)
+        except AssertionError:
+            compile_whole = StepCompiler(own_step(call.program), get_target("cpu"))
+            safe, step = compile_whole.without_overwriting(root)
+            if safe == root:
+                raise
+            assert not step.overwrites
+            assert_same(case.run(emit(call, safe), setting).seen, expected, case.tolerance)
     return count
 
 
