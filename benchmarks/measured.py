@@ -23,7 +23,7 @@ from jax_hremat._planner.goals import Terms, plan_for
 from jax_hremat._shared.units import Budget
 from jax_hremat._solve.regions import Barriers, selection_region
 from jax_hremat._trace.trace import Program
-from jax_hremat._xla.certify import compile_step
+from jax_hremat._xla.certify import CompiledStep, compile_step
 from jax_hremat._xla.compile import compiler_versions
 
 # What may be done to a problem before it is traced.
@@ -130,8 +130,7 @@ def hand_row(
     **overrides: Any,
 ) -> Row:
     """A model with a hand-written policy, compiled."""
-    program = traced(place(zoo.make(name, size, remat=policy, **overrides)))
-    step = compile_step(own_step(program), Region(0, program.num_operations), target)
+    step = compiled(place(zoo.make(name, size, remat=policy, **overrides)), target)
     return Row(policy, step.memory.peak_bytes, step.step_s)
 
 
@@ -197,6 +196,12 @@ def traced(problem: zoo.Problem) -> Program:
     """The program of a model's loss."""
     loss = Loss(problem.loss_fn, (problem.argnums,), problem.has_aux)
     return loss.trace(problem.args, {}).program
+
+
+def compiled(problem: zoo.Problem, target: jax_hremat.Target) -> CompiledStep:
+    """A model's step as it is written, traced and compiled."""
+    program = traced(problem)
+    return compile_step(own_step(program), Region(0, program.num_operations), target)
 
 
 def say(stage: str, done: int, total: int) -> None:

@@ -24,14 +24,12 @@ import jax
 
 import jax_hremat
 from benchmarks import command, zoo
-from benchmarks.measured import Pieces, pieces_of, planner_of, say, traced
+from benchmarks.measured import Pieces, compiled, pieces_of, planner_of, say, traced
 from jax_hremat._emit.step import own_step
-from jax_hremat._plan.region import Region
 from jax_hremat._planner.context import uniform
 from jax_hremat._planner.cost_table import priced
 from jax_hremat._solve.prediction import predict
 from jax_hremat._solve.schedule import Schedules
-from jax_hremat._xla.certify import compile_step
 
 _T = TypeVar("_T")
 
@@ -108,9 +106,7 @@ def compile_by_hand(name: str, target_name: str, size: zoo.Size) -> float:
     """Seconds to trace and compile the step once, each layer with `flax.linen.remat`."""
     problem = zoo.make(name, size, remat="block")
     start_s = time.perf_counter()
-    program = traced(problem)
-    everything = Region(0, program.num_operations)
-    compile_step(own_step(program), everything, jax_hremat.get_target(target_name))
+    compiled(problem, jax_hremat.get_target(target_name))
     return time.perf_counter() - start_s
 
 

@@ -82,10 +82,10 @@ class Candidates:
 
     @property
     def _usable(self) -> Sequence[Candidate]:
-        """The plans none of whose kernels may read what they have overwritten, but for as many as
-        without checkpoints, which are the program's own."""
-        own = len(self.plain.step.overwrites)
-        return [c for c in self._found.values() if len(c.step.overwrites) <= own]
+        """The plans under which no kernels may read what they have overwritten, but for the
+        program's own."""
+        plain = self.plain.step
+        return [c for c in self._found.values() if not c.step.overwrites_more_than(plain)]
 
     @property
     def compiled(self) -> Sequence[Candidate]:

@@ -45,8 +45,8 @@ def certified_again(
         plan = replace(plan, root=root)
     terms = Terms(plan.argnums, plan.has_aux, headroom_bytes)
     budget_bytes = budget.resolve_bytes(plan.baseline_peak_bytes + headroom_bytes)
-    is_same = own == plan.fingerprint and not planned.overwrites
-    if is_same and planned.memory.peak_bytes + headroom_bytes <= budget_bytes:
+    fits = planned.memory.peak_bytes + headroom_bytes <= budget_bytes
+    if own == plan.fingerprint and fits and not planned.overwrites:
         certificate = certificate_of(planned, target, budget_bytes, terms)
         asked = dict(budget_bytes=budget_bytes, headroom_bytes=headroom_bytes)
         before = replace(plan.certificate, **asked)
@@ -58,7 +58,7 @@ def certified_again(
     as_is = step.with_opened(replace(plan.opened, scan_steps=0))
     compile_whole = StepCompiler(as_is, target, kernels=kernel_book(as_is, {}))
     plain = compile_whole(Region(0, as_is.program.num_operations))
-    if len(planned.overwrites) > len(plain.overwrites):
+    if planned.overwrites_more_than(plain):
         raise CertificationError(
             f"under this plan kernels may read what they have overwritten, by a fault of XLA "
             f"before JAX 0.12: {', '.join(planned.overwrites)}. Its gradients may be wrong: make "

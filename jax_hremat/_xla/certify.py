@@ -62,6 +62,11 @@ class CompiledStep:
     attached: bool = False
     mesh: DeviceMesh | None = None
 
+    def overwrites_more_than(self, plain: CompiledStep) -> bool:
+        """Whether there are more such kernels than in the step without checkpoints, which are the
+        program's own."""
+        return len(self.overwrites) > len(plain.overwrites)
+
 
 def compile_step(
     step: Step,

@@ -100,7 +100,7 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "segments": _segments,
     "along an axis": lambda x, w: jnp.take_along_axis(jnp.tanh(x @ w), jnp.argsort(x, 0), 0),
     "sort with keys": lambda x, w: lax.sort((jnp.tanh(x), x @ w), dimension=0, num_keys=1)[1],
-    "top": lambda x, w: lax.top_k(jnp.tanh(x @ w), x.shape[1])[0] * x,
+    "highest in order": lambda x, w: lax.top_k(jnp.tanh(x @ w), x.shape[1])[0] * x,
     "median": lambda x, w: x - jnp.median(jnp.tanh(x), axis=0),
     "largest": lambda x, w: x * jax.nn.one_hot(jnp.argmax(x, -1), x.shape[1]) + x @ w,
     "convolution": _convolved,
