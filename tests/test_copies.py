@@ -43,6 +43,31 @@ def mask_inside_a_loop(y: jax.Array) -> jax.Array:
     return jax.lax.scan(step, y, jnp.arange(3.0))[0]
 
 
+def where_kept(copy: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+    """What is done differently where a copy of a value equals it."""
+    return lambda y: jnp.where(copy(y) == y, y * y, 3.0 * y)
+
+
+def largest_around(y: jax.Array) -> jax.Array:
+    return jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, (1, 3), (1, 1), "SAME")
+
+
+def largest_so_far(y: jax.Array) -> jax.Array:
+    return jax.lax.associative_scan(jnp.maximum, y, axis=1)
+
+
+def largest_by_a_loop(y: jax.Array) -> jax.Array:
+    return jax.lax.scan(lambda most, row: (jnp.maximum(most, row), None), y[0], y)[0][None]
+
+
+def one_of_two(y: jax.Array) -> jax.Array:
+    return jax.lax.cond(y[0, 0] > 0, lambda: y[::-1], lambda: jnp.maximum(y, 0.1))
+
+
+def with_a_row_of_another(y: jax.Array) -> jax.Array:
+    return y.at[0].set(jnp.cos(y[0]))
+
+
 # Until JAX 0.11 the derivatives of these compare the result with an argument; from 0.12 on, the
 # arguments with each other.
 OF_TWO = {
@@ -55,6 +80,16 @@ COMPARED = {
     "mask of the largest": (only_the_largest, {"reduce_max", "broadcast_in_dim"}),
     "mask inside a loop": (mask_inside_a_loop, {"reduce_max", "broadcast_in_dim"}),
     "mask of the top": (above_the_third, {"top_k", "slice"}),
+    "rectified": (where_kept(jax.nn.relu), {"custom_jvp_call"}),
+    "pooled": (where_kept(largest_around), {"reduce_window_max"}),
+    "running": (where_kept(largest_so_far), {"add"}),
+    "by a loop": (where_kept(largest_by_a_loop), {"scan", "broadcast_in_dim"}),
+    "by a branch": (where_kept(one_of_two), {"cond"}),
+    "written over": (where_kept(with_a_row_of_another), {"scatter"}),
+    "with less precision": (
+        where_kept(lambda y: jax.lax.reduce_precision(y, 8, 10)),
+        {"reduce_precision"},
+    ),
     **(OF_TWO if COMPARES_RESULT else {}),
 }
 FREE = {

@@ -293,8 +293,7 @@ _RULES: Mapping[str, Rule] = MappingProxyType(
             _window,
         ),
         **dict.fromkeys(
-            "scatter scatter_add scatter_mul scatter_min scatter_max scatter-add scatter-mul"
-            " scatter-min scatter-max scatter_sub".split(),
+            "scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max".split(),
             _scatter,
         ),
         **_ATTENTION,

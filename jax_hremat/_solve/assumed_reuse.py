@@ -95,11 +95,11 @@ def most_reused(results: Sequence[Result], chain: Chain) -> AssumedReuse:
     anywhere = {0, *(value.size_bytes for value in chain.boundary_values)}
     # No group contains the last block.
     in_forward = {size for phase in chain.handing_on[:-1] for size in phase.sizes_at_peak}
-    in_backward = set[int]()
+    in_backward = {*chain.cotangent_bytes}
     for option in itertools.chain.from_iterable(chain.options):
-        anywhere |= {*option.cost.kept_sizes, option.outputs_bytes}
+        anywhere |= {*option.cost.kept_sizes, *option.ending.kept_sizes, option.outputs_bytes}
         in_forward |= {*option.cost.forward_sizes}
-        in_backward |= {*option.cost.backward_sizes}
+        in_backward |= {*option.cost.backward_sizes, *option.ending.backward_sizes}
 
     def saved(sizes: Iterable[int]) -> AssumedReuse:
         ascending = sorted(sizes)

@@ -148,6 +148,10 @@ def _columns(
         # backward, after the recompute, it keeps what the recomputed options keep.
         holds = read | {(v, chain.boundary_values[v].producer) for v in label.held}
         held = {v for v, _ in holds}
+        kept_values = [
+            (chain.boundary_values[v].producer, chain.boundary_values[v].size_bytes)
+            for v in label.held
+        ]
         inside_bytes = backward_bytes = 0
         last = ending_cost(chain, blocks[-1], options[-1], dict(label.keeps).get(blocks[-1]))
         peaks = [cost.backward_peak_bytes for cost in (*costs[:-1], last)]
@@ -156,7 +160,10 @@ def _columns(
             read_here = [v for v in needs[k][o] if v not in held]
             inside_bytes += sum(chain.boundary_values[v].size_bytes for v in read_here)
             held.update(needs[k][o])
-            backward_bytes = max(backward_bytes, inside_bytes + own)
+            # A group counts all values that it keeps at its one peak; here those made later are
+            # gone.
+            gone_bytes = sum(size for producer, size in kept_values if producer > k)
+            backward_bytes = max(backward_bytes, inside_bytes + own - gone_bytes)
             inside_bytes += cost.kept_bytes
         yield Column(
             first=first,

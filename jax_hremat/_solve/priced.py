@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import accumulate
 from itertools import chain as joined
@@ -49,8 +49,10 @@ class Spared:
     Attributes:
         kept: Of what is kept.
         kept_by_group: Of what a group keeps of a block that is not its last.
+        kept_inside: Of what is kept in a group, which may end with the block.
         forward: Of what is live at the forward's peak.
         backward: Of what is live at the backward's peak, pending cotangents included.
+        backward_inside: The same in a group, which may end with the block.
         made_before: For each block, and after the last, of the boundary values made before it.
     """
 
@@ -68,21 +70,18 @@ class Spared:
             (o.cost.forward_sizes for o in options),
             [phase.sizes_at_peak for phase in chain.handing_on],
         )
-        self.backward = each(
-            (
-                (*o.cost.backward_sizes, *waiting)
-                for some, waiting in zip(chain.options, _waiting(chain), strict=True)
-                for o in some
-            ),
-            none,
+        waiting = [
+            tuple(size for _, size in chain.pending_cotangents(block))
+            for block, some in enumerate(chain.options)
+            for _ in some
+        ]
+        self.backward, ending = (
+            each(((*c.backward_sizes, *w) for c, w in zip(costs, waiting, strict=True)), none)
+            for costs in ([o.cost for o in options], [o.ending for o in options])
         )
+        self.backward_inside = np.maximum(self.backward, ending)
+        self.kept_inside = np.maximum(self.kept, each((o.ending.kept_sizes for o in options), none))
         made = [0] * len(chain)
         for value in chain.boundary_values:
             made[value.producer] += spared((value.size_bytes,))
         self.made_before = np.array([*accumulate(made, initial=0)], float)
-
-
-def _waiting(chain: Chain) -> Iterator[_Sizes]:
-    """For each block, the sizes of the cotangents that wait during its backward."""
-    for block in range(len(chain)):
-        yield tuple(size for _, size in chain.pending_cotangents(block))

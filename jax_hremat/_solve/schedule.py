@@ -8,6 +8,7 @@ asked for more and more, from a lower bound on.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import time
 from collections.abc import Iterator
@@ -16,12 +17,11 @@ from dataclasses import replace
 from jax_hremat._solve.ahead import Room
 from jax_hremat._solve.assumed_reuse import NO_PRICES, NO_REUSE, AssumedReuse, Prices
 from jax_hremat._solve.backend import Outcome, SolverConfig, Status
-from jax_hremat._solve.chain import Chain, Schedule, selection_of
+from jax_hremat._solve.chain import Chain, Schedule
 from jax_hremat._solve.column import MIB
 from jax_hremat._solve.exchanges import exchanges
 from jax_hremat._solve.groups import group_columns, single_columns
 from jax_hremat._solve.label_search import Columns, Found, Search
-from jax_hremat._solve.prediction import predict
 from jax_hremat._solve.spans import Span, spans
 
 # The first search looks for schedules as fast as the lower bound, the second for those slower by at
@@ -147,8 +147,9 @@ class Schedules:
             )
 
     def least_peak(self, config: SolverConfig, *, groups: bool = True) -> Schedule:
-        """The least predicted peak, to a ten-thousandth; of the schedules with that peak, the
-        fastest."""
+        """The least peak that the root program counts, to a ten-thousandth; of the schedules with
+        that peak, the fastest. A prediction counts more where forwards make buffers of constants
+        ahead of time (`Timeline.early_bytes`)."""
         question = config, groups
         if question not in self._least_peaks:
             self._least_peaks[question] = self._least_peak(config, groups=groups)
@@ -161,23 +162,21 @@ class Schedules:
         def found(limit: float) -> Found:
             return Search(columns, limit, config.max_labels, NO_REUSE).feasible()
 
+        def counted_bytes(found: Found) -> int:
+            assert found.columns is not None, "some schedule has a peak of at most this"
+            return max(itertools.chain(*columns.counted_bytes(found.columns)))
+
         lowest = found(_NO_LIMIT)
-        low, high, is_exact = -1, self._peak_bytes(lowest), lowest.is_exact
+        low, high, is_exact = -1, counted_bytes(lowest), lowest.is_exact
         while high - low > max(1, _PRECISION * high):
             middle = (low + high) // 2
             lower = found(middle)
             is_exact &= lower.is_exact
-            low, high = (middle, high) if lower.columns is None else (low, self._peak_bytes(lower))
+            low, high = (middle, high) if lower.columns is None else (low, counted_bytes(lower))
         schedule = self.fastest_within(high + self.chain.fixed_bytes, config, groups=groups)
         status = schedule.outcome.status if is_exact else Status.LIMIT
         outcome = Outcome(status, high / MIB, 0.0, time.perf_counter() - began_s)
         return replace(schedule, outcome=outcome)
-
-    def _peak_bytes(self, found: Found) -> int:
-        """The predicted peak, arguments and outputs not counted."""
-        assert found.columns is not None, "some schedule has a peak of at most this"
-        chain = self.chain
-        return predict(chain, selection_of(found.columns)).peak_bytes - chain.fixed_bytes
 
     def _columns(self, groups: bool, prices: Prices) -> Columns:
         """The columns to choose from, at prices."""

@@ -93,12 +93,17 @@ class Span:
         kept[:, -1] = spared.kept[self.runs[:, -1]]
         before = np.cumsum(kept, axis=1) - kept
         forward_bytes = self.forward_bytes - spared.forward[self.runs] - before
-        backward = spared.backward[self.options].max(axis=1)
-        if len(self.blocks) > 1:
+        if len(self.blocks) == 1:
+            backward = spared.backward[self.options[:, 0]]
+        else:
+            # If values of the last block are kept, it runs as the option that keeps them.
+            of_last = spared.backward[self.runs[:, -1]][self.family]
+            backward = np.maximum(spared.backward_inside[self.options].max(axis=1), of_last)
             # What is live since the recompute: what its blocks keep, the boundary values made in
             # the group, and what the group kept.
             made = spared.made_before[self.blocks.stop] - spared.made_before[self.blocks.start]
-            backward += spared.kept[self.options].sum(axis=1) + made + kept.sum(axis=1)[self.family]
+            of_blocks = spared.kept_inside[self.options].sum(axis=1)
+            backward = backward + of_blocks + made + kept.sum(axis=1)[self.family]
         return (
             self.kept_bytes - kept.sum(axis=1),
             np.maximum(forward_bytes, 0.0),

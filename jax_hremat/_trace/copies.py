@@ -12,19 +12,21 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
-from jax_hremat._jax.custom_rules import DETACH
 from jax_hremat._jax.jaxprs import Literal, inner_jaxprs, open_jaxpr
 from jax_hremat._trace.trace import is_inexact
 
 _COMPARISONS = frozenset("eq ne lt le gt ge eq_to lt_to le_to".split())
-# What returns elements of its inputs, in another place or sign or type.
-_COPIES = frozenset(
-    """all_gather all_to_all approx_top_k broadcast_in_dim clamp concatenate convert_element_type
-    copy copy_p cummax cummin dynamic_slice dynamic_update_slice expand_dims gather max min name
-    neg optimization_barrier pad pmax pmin ppermute reduce_max reduce_min reshape rev select_n slice
-    sort split squeeze stop_gradient top_k transpose
+# What computes new numbers. Everything else may return elements of its inputs, in another place or
+# sign or type: it selects, moves or rounds them, or has a body that may.
+_COMPUTES = frozenset(
+    """acos acosh add add_any asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cholesky
+    conv_general_dilated cos cosh cumlogsumexp cumprod cumsum digamma div dot_general eigh erf
+    erf_inv erfc exp exp2 expm1 fft igamma igammac integer_pow lgamma log log1p log2 logistic lu mul
+    one_minus_square polygamma pow psum psum_scatter qr ragged_dot_general random_gamma_grad
+    reduce_prod reduce_sum reduce_window_sum regularized_incomplete_beta rem rsqrt scatter-add
+    scatter-mul scatter-sub sin sinh sqrt square sub svd tan tanh triangular_solve zeta
     """.split()
-) | {DETACH}
+)
 
 
 def compared_copies(jaxpr: Any) -> frozenset[Any]:
@@ -42,20 +44,31 @@ def _found(jaxpr: Any, sources: dict[Any, frozenset[Any]]) -> frozenset[Any]:
         return sources.get(atom, frozenset((atom,)))
 
     found: set[Any] = set()
+    padded: set[Any] = set()
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
-        if name in _COPIES:
-            read = frozenset().union(*map(sources_of, eqn.invars))
-            sources |= {v: read | {v} for v in eqn.outvars if is_inexact(v.aval.dtype)}
-        elif name in _COMPARISONS:
+        if name == "pad":
+            padded.update(eqn.outvars)
+        if name in _COMPARISONS:
             one, other = map(sources_of, eqn.invars)
             if one & other:
                 found |= one ^ other
+        elif name not in _COMPUTES or _joins(eqn, padded):
+            read = frozenset().union(*map(sources_of, eqn.invars))
+            sources |= {v: read | {v} for v in eqn.outvars if is_inexact(v.aval.dtype)}
         for body in map(open_jaxpr, inner_jaxprs(eqn)):
             # A body's inputs are the last of its equation's; the index of a branch comes first.
             pairs = zip(reversed(body.invars), reversed(eqn.invars), strict=False)
             found |= _found(body, {v: sources_of(outer) | {v} for v, outer in pairs})
     return frozenset(found)
+
+
+def _joins(eqn: Any, padded: Set[Any]) -> bool:
+    """Whether an equation adds what was padded with zeros, by which `jax.lax.associative_scan`
+    puts elements between others."""
+    return eqn.primitive.name == "add" and all(
+        not isinstance(v, Literal) and v in padded for v in eqn.invars
+    )
 
 
 def compares_results(jaxpr: Any, results: Set[Any]) -> bool:

@@ -77,6 +77,11 @@ def _spectrum(x: Any, w: Any) -> Any:
     return jnp.real(jnp.fft.ifft(0.9 * jnp.fft.fft(jnp.sin(x), axis=0), axis=0))
 
 
+def _where_kept(x: Any, w: Any, copy: Callable[[Any], Any]) -> Any:
+    y = jax.nn.silu(x @ w)
+    return jnp.where(copy(y) == y, jnp.sin(y), 0.3 * y)
+
+
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "running maximum": lambda x, w: lax.cummax(x, axis=1),
     "running maximum of tanh": lambda x, w: lax.cummax(jnp.tanh(x @ w)),
@@ -102,6 +107,13 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "sort with keys": lambda x, w: lax.sort((jnp.tanh(x), x @ w), dimension=0, num_keys=1)[1],
     "highest in order": lambda x, w: lax.top_k(jnp.tanh(x @ w), x.shape[1])[0] * x,
     "median": lambda x, w: x - jnp.median(jnp.tanh(x), axis=0),
+    "largest of neighbours": lambda x, w: _where_kept(
+        x, w, lambda y: _window(y, -jnp.inf, lax.max)
+    ),
+    "largest so far": lambda x, w: _where_kept(
+        x, w, lambda y: lax.associative_scan(jnp.maximum, y, axis=0)
+    ),
+    "rectified": lambda x, w: _where_kept(x, w, jax.nn.relu),
     "largest": lambda x, w: x * jax.nn.one_hot(jnp.argmax(x, -1), x.shape[1]) + x @ w,
     "convolution": _convolved,
     "transposed convolution": _convolved_back,
