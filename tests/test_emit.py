@@ -310,6 +310,62 @@ def test_complex_parameters(plan):
     assert_same(jax.value_and_grad(emitted)(*args), jax.value_and_grad(loss)(*args))
 
 
+EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3", "float8_e3m4", "float8_e4m3fnuz")
+
+
+def scaled(x, dtype):
+    """A product as it is written for 8 bits: its operands fill the range of the type."""
+    most = jnp.finfo(dtype).max.astype(jnp.float32)
+    scale = jax.lax.stop_gradient(jnp.abs(x).max()) / most
+    return jnp.clip(x / scale, -most, most).astype(dtype), scale
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
+@pytest.mark.parametrize("plan", PLANS, ids=lambda p: p.__name__)
+def test_values_of_eight_bits_are_kept_as_they_are(plan, dtype):
+    def forward(x, w):
+        (some, x_scale), (others, w_scale) = scaled(x, dtype), scaled(w, dtype)
+        made = some.astype(jnp.float32) @ others.astype(jnp.float32) * (x_scale * w_scale)
+        return made, (some, x_scale, others, w_scale)
+
+    def backward(kept, g):
+        some, x_scale, others, w_scale = kept
+        of_x = g @ others.astype(jnp.float32).T * w_scale
+        return of_x, some.astype(jnp.float32).T @ g * x_scale
+
+    product = jax.custom_vjp(lambda x, w: forward(x, w)[0])
+    product.defvjp(forward, backward)
+
+    def loss(w, x):
+        return (jnp.tanh(product(jnp.sin(product(x, w[0])), w[1])) ** 2).sum()
+
+    args = (normal(2, WIDTH, WIDTH), normal(3, WIDTH))
+    call = loss_call(loss, args)
+    emitted = emit(call, plan(call.program))
+    assert_same(jax.value_and_grad(emitted)(*args), jax.value_and_grad(loss)(*args), 1e-6)
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
+def test_any_differentiated_value_of_eight_bits_is_kept_as_it_is(dtype):
+    every = jax.lax.bitcast_convert_type(jnp.arange(256, dtype=jnp.uint8), dtype)
+    finite = np.isfinite(np.asarray(every, np.float32))
+    every = jnp.asarray(np.asarray(every)[finite])
+
+    def loss(w, scale):
+        kept = w * jnp.ones((), dtype)
+        return (kept.astype(jnp.float32) * scale).sum()
+
+    args = (every, jnp.ones(len(every)))
+    call = loss_call(loss, args, argnums=(0, 1))
+    equations = open_jaxpr(call.program.jaxpr).eqns
+    made = next(i for i, eqn in enumerate(equations) if eqn.outvars[0].aval.dtype == dtype)
+    emitted = emit(call, Region(0, len(equations), checkpointed=True, saved=((made, 0),)))
+    actual, expected = (jax.value_and_grad(f, (0, 1))(*args) for f in (emitted, loss))
+    assert actual[1][0].dtype == expected[1][0].dtype == dtype
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
+
+
 @pytest.mark.parametrize("plan", PLANS, ids=lambda p: p.__name__)
 def test_a_call_with_its_pullback(plan):
     def layer(w, x, mask):

@@ -284,6 +284,9 @@ UNSAID = {
     "scans of up to 8 steps": dict(opened=Openings(scan_steps=8)),
     "a mesh of devices": dict(certificate=certificate(mesh=DeviceMesh((("data", 2),)))),
     "complex values": dict(fingerprint=of_operations("mul[](c64[8],c64[8])->c64[8]")),
+    "values of 8 bits": dict(
+        fingerprint=of_operations("convert_element_type[](f32[8])->f8_e4m3fn[8]")
+    ),
     "custom_vjp": dict(fingerprint=of_operations("hremat_detach[](f32[8])->f32[8]")),
     "a max-pool": dict(
         root=Region(0, 30, checkpointed=True),

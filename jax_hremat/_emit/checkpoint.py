@@ -1,8 +1,12 @@
-"""`jax.checkpoint` and `checkpoint_name` that accept complex values too.
+"""`jax.checkpoint` and `checkpoint_name` that keep every value as it is.
 
-JAX rounds each value that a checkpoint keeps to the precision of its own dtype. Complex values have
-no such rounding, and JAX fails on them (seen from 0.10.2 to 0.12). So a complex value is kept as
-two real ones, which take the same number of bytes.
+JAX rounds each value that a checkpoint keeps to the precision of its own dtype
+(`lax.reduce_precision`). Complex values have no such rounding, and JAX fails on them (seen from
+0.10.2 to 0.12). So a complex value is kept as two real ones, which take the same number of bytes.
+
+The result of the rounding is that of an IEEE format with as many bits. `float8_e4m3fn` and others
+have no infinities and reach further, so that of 400 NaN is left; XLA also flushes the subnormal
+numbers of `float8_e4m3`. So of a value of 8 bits or less the integer of its bits has the name.
 
 A typed key is named as the integers that it is made of: to JAX's check of reused keys
 (`jax_debug_key_reuse`), a name is a use. It also leaves a checkpoint as these: the check fails on
@@ -58,9 +62,23 @@ def checkpoint(
 
 def checkpoint_name(value: jax.Array, name: str) -> jax.Array:
     """The value under a name that policies can refer to."""
+    if jnp.issubdtype(value.dtype, jnp.floating) and jnp.finfo(value.dtype).bits <= 8:
+        bits = jax.lax.bitcast_convert_type(value, f"uint{jnp.finfo(value.dtype).bits}")
+        return _of_bits(jax.ad_checkpoint.checkpoint_name(bits, name), value)
     parts = _apart(data_of(value))
     named = jax.tree.map(lambda x: jax.ad_checkpoint.checkpoint_name(x, name), parts)
     return from_data(_whole(named), like=value)
+
+
+@jax.custom_jvp
+def _of_bits(bits: Any, value: Any) -> Any:
+    """The value of these bits; of the value itself only the tangent is read."""
+    return jax.lax.bitcast_convert_type(bits, value.dtype)
+
+
+@_of_bits.defjvp
+def _of_bits_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
+    return _of_bits(*primals), tangents[1]
 
 
 def _apart(value: Any) -> Any:

@@ -33,7 +33,13 @@ _SPECIAL_ANYWHERE = {
     "jit": "an inner `jax.jit` with shardings",
     "pjit": "an inner `jax.jit` with shardings",
 }
-_COMPLEX = ("c64[", "c128[")
+# Values that `_emit/checkpoint.py` keeps in parts.
+_IN_PARTS = {
+    "c64[": "complex values",
+    "c128[": "complex values",
+    "f8_": "values of 8 bits",
+    "f4_": "values of 4 bits",
+}
 _HEAD = '''"""A rematerialization plan as code: program {program}, target {target}, jax {jax}.
 
 The compiled step took {peak} of a budget of {budget}; without rematerialization {baseline}.{more}
@@ -144,8 +150,9 @@ def _unsaid(plan: RematPlan) -> Iterator[str]:
         yield f"scans of up to {plan.opened.scan_steps} steps written out"
     if plan.certificate.mesh is not None:
         yield f"a mesh of devices ({plan.certificate.mesh})"
-    if any(part in s for s in plan.fingerprint.signatures for part in _COMPLEX):
-        yield "complex values, which `jax.checkpoint` alone does not keep"
+    for short, what in _IN_PARTS.items():
+        if any(short in signature for signature in plan.fingerprint.signatures):
+            yield f"{what}, which `jax.checkpoint` alone does not keep"
     names = _primitives(plan)
     for _, region in plan.root.walk():
         at = f"at operation {region.start}, in `{_scope(region, plan.blocks)}`"

@@ -141,8 +141,8 @@ class RematPlan:
         Raises:
             UnsupportedProgramError: The plan has what the code does not say: checkpointed segments
                 of scans, decisions in the branches of conds, parts of the program that are opened,
-                devices of a mesh, complex values, and pools or conds under a checkpoint. The
-                message names it.
+                devices of a mesh, complex values, values of 8 bits, and pools or conds under a
+                checkpoint. The message names it.
         """
         return plan_code(self)
 
