@@ -107,6 +107,15 @@ def small_gpu(memory_bytes: int) -> jax_hremat.Target:
     )
 
 
+def test_a_step_without_buffers_is_refused_too() -> None:
+    def nothing(x: jax.Array) -> jax.Array:
+        return 1.0 + 0 * x.sum()
+
+    plan = jax_hremat.plan_remat(nothing, budget="1MiB", target="cpu")(jnp.ones((0,)))
+    with pytest.raises(jax_hremat.InfeasibleBudgetError, match="its arguments and results"):
+        jax_hremat.certify(nothing, plan, budget=1, target="cpu")(jnp.ones((0,)))
+
+
 @pytest.mark.usefixtures("h200")
 def test_a_budget_beyond_the_device_is_pointed_out() -> None:
     with pytest.warns(HRematWarning, match=r"the budget of 1.00 GiB is more than the 4.00 KiB"):

@@ -21,6 +21,7 @@ import pytest
 
 import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig
+from jax_hremat._plan.free_schedule import FreeSchedule
 from jax_hremat._planner.plan_cache import _decode, best_of
 from jax_hremat._shared.units import Budget, Slowdown
 from jax_hremat._xla.cache import ENVIRONMENT_VARIABLE, CompileCache
@@ -288,10 +289,16 @@ def test_a_better_plan_known_takes_the_place_of_one_found(tmp_path: Path) -> Non
     assert (best.estimated_step_s, best.certificate.peak_bytes) == (step_s / 2, peak - 1)
     assert best.certificate.budget_bytes == plan.certificate.budget_bytes
     slow = Slowdown(2 * step_s / plan.baseline_step_s)
+    # What belongs to the budgets that they were made for is left out.
+    free = FreeSchedule(peak, step_s, "program")
+    known = [dataclasses.replace(p, bound_step_s=step_s, free_schedule=free) for p in known]
     best = best_of(plan, known, slow)
+    assert best.bound_step_s is None and best.free_schedule is None
     assert best.certificate.peak_bytes == best.certificate.budget_bytes == peak // 2
     assert best_of(plan, [], slow) == dataclasses.replace(
-        plan, certificate=dataclasses.replace(plan.certificate, budget_bytes=peak)
+        plan,
+        bound_step_s=None,
+        certificate=dataclasses.replace(plan.certificate, budget_bytes=peak),
     )
 
 
@@ -349,9 +356,25 @@ def test_without_a_folder_that_can_be_written_there_is_a_warning_and_no_cache(
     users_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     users_folder.write_text("a file, and no folder")
+    for folder in (None, users_folder / "mine"):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="jax_hremat"):
+            assert CompileCache.at(folder) is None
+        assert str(users_folder) in caplog.text and ENVIRONMENT_VARIABLE in caplog.text
+
+
+def test_a_folder_that_cannot_be_written_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    CompileCache(tmp_path).write("ab", 1)
+    monkeypatch.setattr("jax_hremat._xla.cache.os.access", lambda path, mode: False)
     with caplog.at_level(logging.WARNING, logger="jax_hremat"):
-        assert CompileCache.at(None) is None
-    assert str(users_folder) in caplog.text and ENVIRONMENT_VARIABLE in caplog.text
+        cache = CompileCache.at(tmp_path)
+    assert cache is not None and "cannot be written" in caplog.text
+    cache.write("cd", 2)
+    cache.trim(most_bytes=0)
+    assert cache.read("ab", int) == 1
+    assert len(files(tmp_path)) == 1
 
 
 def test_what_was_not_used_for_longest_is_removed(tmp_path: Path) -> None:

@@ -145,6 +145,22 @@ def test_random_keys_are_measured_too() -> None:
     assert plan.certificate.holds
 
 
+@pytest.mark.slow
+def test_a_norm_of_zeros_is_measured_while_nans_are_looked_for() -> None:
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        for _ in range(2):
+            x = jnp.tanh(x @ w)
+            x = x / jnp.sqrt((x * x).sum(-1, keepdims=True))
+        return (x * x * x).mean()
+
+    config = PlannerConfig(search=SEARCH, max_rounds=0, cost="measured")
+    with jax.debug_nans(True):
+        plan = jax_hremat.plan_remat(loss, budget=1.0, target="cpu", config=config)(
+            struct(8, 8), struct(64, 8)
+        )
+    assert plan.certificate.holds
+
+
 def test_nothing_is_measured_on_a_device_that_is_not_there() -> None:
     config = PlannerConfig(search=SEARCH, cost="measured")
     with pytest.raises(jax_hremat.TargetUnavailableError, match="'h200', and .* attached"):

@@ -177,6 +177,26 @@ def test_a_flag_inside_an_argument_is_static() -> None:
             np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-7)
 
 
+def test_static_values_that_are_equal_are_told_apart_by_their_types() -> None:
+    def make(loss: Any) -> Any:
+        def step(state: Any, x: jax.Array, factor: Any) -> Any:
+            grads = jax.grad(loss)(state, x)
+            state = jax.tree.map(lambda w, g: w - 0.1 * g, state, grads)
+            return state, jnp.arange(3) * factor["of"]
+
+        return step
+
+    def loss(state: Any, x: jax.Array) -> jax.Array:
+        return (jnp.tanh(x @ state) ** 2).mean()
+
+    state, x = jnp.eye(8), jnp.ones((4, 8))
+    step, _ = jax_hremat.fit_step(make, loss, budget=1.0, donate_argnums=(), **OPTIONS)(
+        state, x, {"of": True}
+    )
+    for factor in (True, 1, 1.0):
+        assert step(state, x, {"of": factor})[1].dtype == (jnp.arange(3) * factor).dtype
+
+
 def test_a_step_that_ignores_its_loss_is_refused() -> None:
     fit = jax_hremat.fit_step(lambda loss: make_step(loss_fn), loss_fn, budget=0.5, **OPTIONS)
     with pytest.raises(UnsupportedProgramError, match="does not call the loss"):

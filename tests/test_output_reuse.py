@@ -30,7 +30,7 @@ from jax_hremat._solve.assumed_reuse import (
     most_reused,
     shown_prices,
 )
-from jax_hremat._solve.chain import BoundaryValue, Chain, Schedule, Selection
+from jax_hremat._solve.chain import BoundaryValue, Chain, PartialGradient, Schedule, Selection
 from jax_hremat._solve.lifetimes import Timeline
 from jax_hremat._solve.output_reuse import Result, placed_in_results
 from jax_hremat._solve.prediction import Prediction, predict
@@ -417,6 +417,44 @@ def test_no_schedule_is_excluded_at_prices(chain: Chain, data: st.DataObject) ->
     assert found.selection is not None
     within = [p.time_s for p in everything if p.peak_bytes <= peak_bytes]
     assert found.bound_s <= min(within) + 1e-6
+
+
+def test_a_partial_gradient_waits_in_the_memory_of_results() -> None:
+    # An embedding that the first and the last block read, much larger than what blocks need.
+    small = with_buffers(option(1, 1, 0, 2, 2), kept=(), forward=(2 * MIB,), backward=(2 * MIB,))
+    stream = [BoundaryValue(MIB, k, (k + 1,), True, frozenset()) for k in range(2)]
+    chain = make([[small]] * 3, [1.0] * 3, stream, fixed=0)
+    chain = replace(chain, partial_gradients=(PartialGradient(64 * MIB, range(1, 2)),))
+    results = [Result(0, 64 * MIB)]
+    plain = Selection((0, 0, 0))
+    peak_bytes = predict(chain, plain, results).peak_bytes
+    assert peak_bytes < 64 * MIB
+    assert with_reuse(chain, peak_bytes, results, groups=True).selection == plain
+
+
+def test_the_last_block_of_a_group_reuses_what_it_needs_there() -> None:
+    # Alone the block keeps 40 MiB in one buffer; at the end of a group its backward has one of 30.
+    light = with_buffers(option(1, 1, 0, 2, 2), kept=(), forward=(2 * MIB,), backward=(2 * MIB,))
+    alone = with_buffers(
+        option(1, 1, 40, 42, 60), kept=(40 * MIB,), forward=(2 * MIB,), backward=(20 * MIB,)
+    )
+    ending = with_buffers(
+        option(1, 2, 0, 2, 31), kept=(), forward=(2 * MIB,), backward=(30 * MIB, MIB)
+    )
+    alone = replace(alone, at_end=ending.cost)
+    stream = [BoundaryValue(MIB, k, (k + 1,), True, frozenset()) for k in range(2)]
+    chain = replace(
+        make([[light], [alone], [light]], [1.0] * 3, stream, fixed=0),
+        handing_on_bytes=(2 * MIB,) * 3,
+        handing_on=(light.cost.forward,) * 3,
+    )
+    results = [Result(0, 30 * MIB)]
+    group = Selection((0, 0, 0), ((0, 1),))
+    peak_bytes = predict(chain, group, results).peak_bytes
+    assert with_reuse(chain, peak_bytes, results, groups=True).selection == group
+    for price in (0, 10, 20):
+        reused = at_prices(results, Prices((30 * MIB,), (price * MIB,)), len(chain))
+        assert Schedules(chain).fastest_within(peak_bytes, EXACT, reused=reused).selection == group
 
 
 def test_prices_are_those_of_the_largest_buffers_without_a_result() -> None:

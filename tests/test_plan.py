@@ -232,6 +232,8 @@ def edited(change: Callable[[dict[str, Any]], Any]) -> str:
         (edited(lambda d: d["root"].update(stop=-1)), "damaged plan: ValueError: region"),
         (edited(lambda d: d.update(certificate=None)), "damaged plan: TypeError"),
         (edited(lambda d: d["certificate"].update(extra=1)), "damaged plan.*extra"),
+        (edited(lambda d: d["certificate"].update(mesh="data")), "damaged plan: AttributeError"),
+        ('{"format": ' + 5000 * "1" + "}", "not JSON"),
         (edited(lambda d: d["fingerprint"].pop("digests")), "damaged plan: KeyError: 'digests'"),
         (edited(lambda d: d["blocks"][0].pop("place")), "damaged plan.*place"),
     ],

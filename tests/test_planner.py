@@ -402,6 +402,17 @@ def test_argnums_out_of_range(argnums: Any) -> None:
         refuse(lambda w, x: (w * x).sum(), struct(4), struct(4), argnums=argnums)
 
 
+def test_argnums_as_numpy_integers() -> None:
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return (jnp.sin(w) * x).sum()
+
+    for argnums in (np.int64(1), [np.int64(0), np.int64(1)]):
+        plan = jax_hremat.plan_remat(loss, budget=1.0, argnums=argnums, target="cpu")(  # pyright: ignore[reportArgumentType]
+            struct(4), struct(4)
+        )
+        assert plan.argnums in ((1,), (0, 1))
+
+
 @pytest.fixture
 def remat3() -> Iterator[None]:
     if not hasattr(jax.config, "jax_remat3"):

@@ -16,7 +16,7 @@ from integer_program import fastest_of_columns
 from tracing import trace_loss
 
 from jax_hremat._cost.option import Option, Origin
-from jax_hremat._cost.option_cost import OptionCost, Phase
+from jax_hremat._cost.option_cost import LiveRange, OptionCost, Phase
 from jax_hremat._partition.tree import block_tree
 from jax_hremat._plan.region import Region
 from jax_hremat._solve.assumed_reuse import NO_REUSE
@@ -408,6 +408,21 @@ def test_what_a_group_that_keeps_something_takes_is_what_is_predicted(
         assert selection == (group if fits else None)
 
 
+def test_what_a_group_keeps_is_gone_in_the_backwards_of_earlier_blocks() -> None:
+    # The first block's backward sets the peak; what the second kept is not alive by then.
+    blocks = [
+        [option(1, 1, 28, 1, 45)],
+        [option(1, 1, 0, 1, 1), option(1, 1, 0, 1, 1, "names")],
+        [option(1, 1, 0, 1, 20)],
+    ]
+    kept = BoundaryValue(10 * MIB, 1, (2,), False, frozenset({(1, 1)}))
+    stream = BoundaryValue(0, 0, (1,), True, frozenset())
+    chain = with_listed(make(blocks, [1, 5, 1], [stream, kept], 0))
+    selection = Selection((0, 0, 0), ((0, 1),), ((1, 1),))
+    assert predict(chain, selection).peak_bytes == 45 * MIB
+    assert Schedules(chain).fastest_within(45 * MIB, EXACT).selection == selection
+
+
 @pytest.mark.parametrize("first", ["plain", "checkpointed"])
 def test_a_group_that_keeps_something_may_begin_with_a_block_of_one_option(first: str) -> None:
     ways = [(2, 3, 9, 6, 14, "plain"), (2, 3.2, 2, 4, 14, "names")]
@@ -430,6 +445,18 @@ def test_least_peak_is_what_enumeration_finds(chain: Chain, groups: bool) -> Non
     # Of the schedules with that peak it is the fastest.
     fastest_s = min(p.time_s for p in everything if p.peak_bytes <= least)
     assert prediction.time_s == pytest.approx(fastest_s, abs=1e-9)
+
+
+def test_a_least_peak_is_found_where_constants_made_ahead_set_the_prediction() -> None:
+    # The forwards make zeros of one size, all at once with the first: predicted, and not counted.
+    zeros = Phase((LiveRange(10 * MIB, of_constants=True),), (10 * MIB,))
+    after = Phase((LiveRange(MIB),), (MIB,))
+    one = option(1, 1, 0, 10, 1)
+    one = replace(one, cost=replace(one.cost, forward=zeros, backward=after))
+    stream = [BoundaryValue(MIB, k, (k + 1,), True, frozenset()) for k in range(2)]
+    chain = replace(make([[one]] * 3, [1.0] * 3, stream, 0), handing_on=(zeros,) * 3)
+    selection = Schedules(chain).least_peak(EXACT).selection
+    assert selection is not None and predict(chain, selection).peak_bytes == 30 * MIB
 
 
 @pytest.mark.parametrize("groups", [True, False])

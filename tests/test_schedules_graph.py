@@ -139,6 +139,14 @@ def test_a_file(tmp_path: Path) -> None:
         load_graph(tmp_path / "none.json")
 
 
+@pytest.mark.parametrize("digits", [400, 5000])
+def test_a_number_that_is_too_large_is_refused(digits: int) -> None:
+    head = '{"format": "jax_hremat.graph", "format_version": 1, "operations": '
+    text = head + '[{"name": "a", "output_bytes": 1, "time_s": ' + digits * "1" + "}]}"
+    with pytest.raises(GraphFormatError, match="^the text"):
+        graph_from_json(text)
+
+
 def test_a_schedule_s_file(tmp_path: Path) -> None:
     graph = Graph((operation("α"), operation("b", 0)))
     path = tmp_path / "schedule.json"

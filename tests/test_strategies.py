@@ -196,6 +196,29 @@ def test_checkmate_finds_the_fastest_schedule_of_its_kind(kind: str, size: int, 
         assert any_s is not None and any_s <= found_s * (1 + 1e-9)
 
 
+def test_sizes_beyond_the_solvers_tolerance_stay_within_the_peak() -> None:
+    sizes = (1_000_000_007, 1_000_000_009, 1_000_000_021, 1_000_000_033)
+    graph = training_graph(
+        [
+            Forward(
+                name=f"{i}",
+                time_s=1.0,
+                output_bytes=size,
+                backward_time_s=1.0,
+                reads=(f"{i - 1}",) if i else (),
+                backward_reads_output=True,
+            )
+            for i, size in enumerate(sizes)
+        ]
+    )
+    whole_bytes = simulate(graph, without_recompute(graph)).peak_bytes
+    for less_bytes in (1, 100, 5000):
+        schedule = Checkmate().schedule(graph, whole_bytes - less_bytes)
+        assert schedule is not None
+        assert simulate(graph, schedule).peak_bytes <= whole_bytes - less_bytes
+    assert simulate(graph, Checkmate().lowest(graph)).peak_bytes < whole_bytes
+
+
 def test_sizes_without_a_common_divisor_stay_within_the_peak() -> None:
     graph = random_graph("chain", 6, 1)
     sizes = [1013 * o.output_bytes + 7 * i for i, o in enumerate(graph.operations)]

@@ -65,7 +65,8 @@ def measured_cost(step: BlockStep, compiled: OptionCost, target: Target, device:
     if not compiled.time_s:
         # The block only passes its inputs on.
         return compiled
-    with jax.default_device(device):
+    # On zeros, a norm is not a number.
+    with jax.default_device(device), jax.debug_nans(False), jax.debug_infs(False):
         function = jax.jit(
             step.function, keep_unused=True, compiler_options=dict(target.compiler_options)
         )

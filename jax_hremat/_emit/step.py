@@ -245,7 +245,7 @@ class JittedStep:
         places = {i: place for place, i in enumerate((*donated, *kept))}
         static = _Static(
             structure=arguments.structure,
-            leaves=tuple(x.value for x in arguments.static_part.leaves),
+            leaves=tuple((type(x.value), x.value) for x in arguments.static_part.leaves),
             order=tuple(places[i] for i in range(len(places))),
             returned=arguments.variables_of(self._donated),
             arguments=arguments.static_part,

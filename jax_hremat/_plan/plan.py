@@ -201,7 +201,7 @@ class RematPlan:
         """
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except ValueError as error:
             raise PlanFormatError(
                 f"{where} is not a saved plan: it is not JSON ({error}). It may have been cut "
                 f"off; make the plan again"
@@ -215,7 +215,7 @@ class RematPlan:
             )
         try:
             return _decode_plan(data)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise PlanFormatError(
                 f"{where} is a damaged plan: {type(error).__name__}: {error}. Make it again"
             ) from error

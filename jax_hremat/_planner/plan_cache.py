@@ -83,6 +83,7 @@ def best_of(plan: RematPlan, known: Iterable[RematPlan], goal: Budget | Slowdown
         longest_s = goal.resolve_s(plan.baseline_step_s)
         meeting = [p for p in (plan, *known) if p.estimated_step_s <= longest_s]
         best = min(meeting, key=lambda p: p.certificate.peak_bytes, default=plan)
+        best = replace(best, bound_step_s=None, free_schedule=None)
         return _for_budget(best, best.certificate.peak_bytes + best.certificate.headroom_bytes)
     budget_bytes = plan.certificate.budget_bytes
     fitting = [p for p in (_for_budget(p, budget_bytes) for p in known) if p.certificate.holds]

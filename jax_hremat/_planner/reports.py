@@ -102,13 +102,15 @@ def bottleneck_words(names: Names, partition: Partition, block: int, step: Compi
     at = partition.blocks[block]
     place = names.block(at.start, at.stop)
     if not step.buffers:
-        return "its arguments and results"
+        return largest_words(step)
     where = f", {place.line}" if place.line else ""
     return f"{largest_words(step)}, the largest at the peak, which is in the block `{place}`{where}"
 
 
 def largest_words(step: CompiledStep) -> str:
-    """The largest buffer at the peak of a step that has any."""
+    """The largest buffer at the peak of a step."""
+    if not step.buffers:
+        return "its arguments and results"
     largest = step.buffers[0]
     what = {"parameter": "argument", "output": "result", "temp": "buffer"}[largest.kind]
     origin = "" if largest.kind == "parameter" else "made by "

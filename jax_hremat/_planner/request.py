@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import SupportsIndex
 
 from jax_hremat._emit.step import Step
 from jax_hremat._plan.certificate import Certificate
@@ -213,4 +215,6 @@ def warn_beyond_device(certificate: Certificate) -> None:
 
 def positions_of(argnums: int | Sequence[int]) -> tuple[int, ...]:
     """`argnums` in the form that `jax.grad` accepts, as a tuple."""
-    return (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    if isinstance(argnums, SupportsIndex):
+        return (operator.index(argnums),)
+    return tuple(map(operator.index, argnums))

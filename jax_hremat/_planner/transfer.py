@@ -70,7 +70,7 @@ def certified_again(
         raise InfeasibleBudgetError(
             min_budget_bytes=peak_bytes + headroom_bytes,
             budget_bytes=budget_bytes,
-            bottleneck=f"this plan, at whose peak {largest_words(planned)} is the largest",
+            bottleneck=f"this plan, at whose peak the largest is {largest_words(planned)}",
             headroom_bytes=headroom_bytes,
             advice="make a plan for these shapes, which may do with less",
         )

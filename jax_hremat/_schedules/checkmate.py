@@ -21,6 +21,8 @@ PAPER = (
 
 # The most programs that are solved for one schedule.
 _MAX_SOLVES = 4
+# HiGHS lets rows exceed their bounds by about this part.
+_SOLVER_TOLERANCE = 2e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +56,23 @@ class Checkmate(Strategy):
     def schedule(self, graph: Graph, peak_bytes: int) -> Schedule | None:
         check_size(graph, self.max_operations)
         limit = peak_bytes - graph.constant_bytes
-        bound_s = 0.0
+        bound_s: float | None = None
         # Where sizes have no large common divisor, the solver's tolerance may let a schedule pass
         # that exceeds the limit by a few bytes.
         for _ in range(_MAX_SOLVES):
             if limit < 0:
                 return None
             stages = fastest_stages(operations_of(graph), limit, self.solver)
-            bound_s = bound_s or stages.bound * graph.time_s
+            if bound_s is None:
+                bound_s = stages.bound * graph.time_s
             if stages.computed is None:
                 return None
             schedule = _schedule(graph, stages, bound_s)
             excess = simulate(graph, schedule).peak_bytes - peak_bytes
             if excess <= 0:
                 return schedule
-            limit -= excess
+            # What the solver lets pass is a part of the limit.
+            limit -= max(excess, int(_SOLVER_TOLERANCE * limit))
         raise SolverError(
             f"HiGHS found only schedules that exceed {peak_bytes} bytes, within its tolerance; "
             f"give sizes in larger units"
@@ -77,9 +81,8 @@ class Checkmate(Strategy):
     def lowest(self, graph: Graph) -> Schedule:
         check_size(graph, self.max_operations)
         low = _schedule(graph, lowest_stages(operations_of(graph), self.solver), None)
-        fastest = self.schedule(graph, simulate(graph, low).peak_bytes)
-        assert fastest is not None, "a schedule of that peak is known"
-        return fastest
+        # None may be found: all as low may exceed the limit within the solver's tolerance.
+        return self.schedule(graph, simulate(graph, low).peak_bytes) or low
 
 
 def check_size(graph: Graph, max_operations: int) -> None:

@@ -125,11 +125,15 @@ def _operation(entry: Any, place: str, positions: Mapping[str, int]) -> Operatio
     time_s = fields["time_s"]
     if isinstance(time_s, bool) or not isinstance(time_s, int | float):
         raise GraphFormatError(f"{place}.time_s: it is {time_s!r}, not a number of seconds")
+    try:
+        time_s = float(time_s)
+    except OverflowError as error:
+        raise GraphFormatError(f"{place}.time_s: it is too large") from error
     reads = read_list(fields.get("reads", []), f"{place}.reads")
     of = fields.get("backward_of")
     return Operation(
         name=fields["name"],
-        time_s=float(time_s),
+        time_s=time_s,
         output_bytes=read_bytes(fields["output_bytes"], f"{place}.output_bytes"),
         reads=tuple(_position(n, f"{place}.reads[{i}]", positions) for i, n in enumerate(reads)),
         workspace_bytes=read_bytes(fields.get("workspace_bytes", 0), f"{place}.workspace_bytes"),

@@ -25,7 +25,7 @@ def read_file(
     """The fields of a file of this kind and version."""
     try:
         data = json.loads(text)
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise GraphFormatError(f"{where}: it is no JSON: {error}") from error
     head = ("format", "format_version")
     fields = read_object(data, where, (*head, *known), (*head, *needed))

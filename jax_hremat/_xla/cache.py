@@ -41,9 +41,11 @@ class CompileCache:
 
     Attributes:
         folder: The folder; made on first use.
+        is_read_only: Whether nothing is stored.
     """
 
     folder: Path
+    is_read_only: bool = False
 
     @staticmethod
     def at(folder: str | os.PathLike[str] | None) -> CompileCache | None:
@@ -51,25 +53,25 @@ class CompileCache:
         `JAX_HREMAT_CACHE_DIR` names, or else in the user's cache folder. An empty name, in either,
         is no cache.
 
-        If the user's cache folder cannot be written, there is no cache, and a warning is logged.
+        If the folder cannot be written, a warning is logged, and what is in it is only read; if
+        there is none and none can be made, there is no cache.
         """
-        chosen = os.environ.get(ENVIRONMENT_VARIABLE) if folder is None else folder
-        if chosen is not None:
-            return CompileCache(Path(chosen).expanduser()) if os.fspath(chosen) else None
-        path = platformdirs.user_cache_path("jax_hremat")
-        try:
+        named = os.environ.get(ENVIRONMENT_VARIABLE) if folder is None else folder
+        if named is not None and not os.fspath(named):
+            return None
+        path = platformdirs.user_cache_path("jax_hremat") if named is None else Path(named)
+        path = path.expanduser()
+        with suppress(OSError):
             path.mkdir(parents=True, exist_ok=True)
-            writable = os.access(path, os.W_OK)
-        except OSError:
-            writable = False
-        if not writable:
-            _logger.warning(
-                "%s cannot be written: what is compiled now is compiled again next time. Set %s "
-                "to another folder, or to nothing for no cache",
-                path,
-                ENVIRONMENT_VARIABLE,
-            )
-        return CompileCache(path) if writable else None
+        if path.is_dir() and os.access(path, os.W_OK):
+            return CompileCache(path)
+        _logger.warning(
+            "%s cannot be written: what is compiled now is compiled again next time. Set %s "
+            "to another folder, or to nothing for no cache",
+            path,
+            ENVIRONMENT_VARIABLE,
+        )
+        return CompileCache(path, is_read_only=True) if path.is_dir() else None
 
     def read(self, key: str, decode: Callable[[Any], T]) -> T | None:
         """The stored result for a program, or None. `decode` makes it from the JSON value; an error
@@ -86,7 +88,8 @@ class CompileCache:
                 type(error).__name__,
                 error,
             )
-            path.unlink(missing_ok=True)
+            if not self.is_read_only:
+                path.unlink(missing_ok=True)
             return None
         with suppress(OSError):  # The folder may be another user's, to read only.
             os.utime(path)
@@ -94,6 +97,8 @@ class CompileCache:
 
     def write(self, key: str, value: Any) -> None:
         """Store a compiler result, as a JSON value."""
+        if self.is_read_only:
+            return
         path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(value).encode()
@@ -101,6 +106,8 @@ class CompileCache:
 
     def trim(self, most_bytes: int = _MOST_BYTES) -> None:
         """If all files together exceed `most_bytes`, remove those unused for longest."""
+        if self.is_read_only:
+            return
         found = []
         for path in self.folder.glob(f"??/*{_SUFFIX}"):
             with suppress(FileNotFoundError):  # Another process may trim at the same time.
