@@ -30,6 +30,7 @@ from jax_hremat._solve.assumed_reuse import (
     most_reused,
     shown_prices,
 )
+from jax_hremat._solve.backend import Status
 from jax_hremat._solve.chain import BoundaryValue, Chain, PartialGradient, Schedule, Selection
 from jax_hremat._solve.lifetimes import Timeline
 from jax_hremat._solve.output_reuse import Result, placed_in_results
@@ -489,6 +490,28 @@ def test_what_is_found_with_reuse_fits(chain: Chain, data: st.DataObject) -> Non
     assert predict(chain, found.selection, results).peak_bytes <= nearly(chain, peak_bytes)
     everything = all_predictions(chain, results=results)
     assert all(found.bound_s <= p.time_s + 1e-6 for p in everything if p.peak_bytes <= peak_bytes)
+
+
+@given(chains(), st.data())
+@QUICK
+def test_what_is_told_of_an_answer_with_reuse_is_proven(chain: Chain, data: st.DataObject) -> None:
+    chain = in_buffers(chain)
+    results = some_results(chain, data)
+    everything = all_predictions(chain, results=results)
+    peak_bytes = data.draw(st.sampled_from(sorted({p.peak_bytes for p in everything})))
+    found = with_reuse(chain, peak_bytes, results, groups=True)
+    outcome = found.outcome
+    if found.selection is None:
+        # Some schedule fits, so that there is no proof of the opposite.
+        assert outcome.status is Status.NOT_FOUND and math.isfinite(found.bound_s)
+        return
+    time_s = predict(chain, found.selection, results).time_s
+    assert found.bound_s >= (1 - outcome.gap) * time_s - 1e-9
+    proven = outcome.gap <= EXACT.relative_gap
+    assert outcome.status is (Status.OPTIMAL if proven else Status.LIMIT)
+    if proven:
+        fitting_s = (p.time_s for p in everything if p.peak_bytes <= peak_bytes)
+        assert time_s <= min(fitting_s) + 1e-6
 
 
 def heavy(weights: list[Any], x: jax.Array) -> jax.Array:

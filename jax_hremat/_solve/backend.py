@@ -16,8 +16,9 @@ class Status(enum.Enum):
     """How a solve ended; any other end raises a `SolverError`."""
 
     OPTIMAL = "optimal within the requested gap"
-    LIMIT = "best found within the limits of labels and nodes"
+    LIMIT = "best found within the limits of the solver"
     INFEASIBLE = "no solution exists"
+    NOT_FOUND = "no solution found, and no proof that there is none"
     UNDECIDED = "neither a solution nor a proof of none within the limits of labels and nodes"
     NOT_SOLVED = "a standard policy, no slower than the solver's plans"
 
@@ -75,13 +76,11 @@ def solve(
     problem: cp.Problem,
     config: SolverConfig,
     *,
-    absolute_gap: float = 0.0,
     may_be_undecided: bool = False,
 ) -> Outcome:
     """Solve one minimisation with HiGHS, on one thread with a fixed seed.
 
-    The relative gap refers to the objective as HiGHS sees it, without its constant term. The search
-    also stops at `absolute_gap`, in the objective's unit, if that is reached first.
+    The relative gap refers to the objective as HiGHS sees it, without its constant term.
 
     Raises:
         SolverError: The solver failed, or reached the limit without a solution and
@@ -96,7 +95,7 @@ def solve(
                 solver=cp.HIGHS,
                 mip_max_nodes=config.max_nodes,
                 mip_rel_gap=config.relative_gap,
-                mip_abs_gap=max(absolute_gap, 1e-6),
+                mip_abs_gap=1e-6,
                 random_seed=0,
                 threads=1,
             )

@@ -60,9 +60,9 @@ def fastest_with_reuse(
     """The fastest schedule found within a predicted peak.
 
     Its predicted peak may exceed the bound by a thousandth of what the bound leaves beyond
-    arguments and outputs. Infeasibility is proved only if a program that excludes no schedule is
-    infeasible. Optimality is proved only under the last assumptions, which after corrections
-    exclude schedules; the bound on time holds for all.
+    arguments and outputs. Infeasibility and the bound on time, from which the gap is, are those of
+    programs that exclude no schedule. After corrections, which exclude some, a schedule may be
+    missed: `Status.NOT_FOUND`.
 
     Args:
         schedules: The schedules to choose from.
@@ -82,7 +82,7 @@ def fastest_with_reuse(
     if last.schedule.outcome.status is Status.INFEASIBLE:
         return replace(last.schedule, bound_s=bound_s)
     found = last if last.fits else question.found_from(first, tightest, bound_s)
-    return replace(question.exchanged(found, bound_s).schedule, bound_s=bound_s)
+    return question.exchanged(found, bound_s).bounded(bound_s, config)
 
 
 class _Answer(NamedTuple):
@@ -98,6 +98,17 @@ class _Answer(NamedTuple):
     schedule: Schedule
     promise: Prediction | None
     fits: bool
+
+    def bounded(self, bound_s: float, config: SolverConfig) -> Schedule:
+        """The schedule, with what a bound proves that excludes no schedule."""
+        outcome = self.schedule.outcome
+        if self.promise is not None:
+            gap = max(1 - bound_s / self.promise.time_s, 0.0)
+            status = Status.OPTIMAL if gap <= config.relative_gap else Status.LIMIT
+            outcome = replace(outcome, status=status, gap=gap)
+        elif outcome.status is Status.INFEASIBLE:
+            outcome = replace(outcome, status=Status.NOT_FOUND)
+        return replace(self.schedule, outcome=outcome, bound_s=bound_s)
 
 
 class _Question(NamedTuple):
