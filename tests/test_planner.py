@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -400,6 +401,19 @@ def test_integer_parameters() -> None:
 def test_argnums_out_of_range(argnums: Any) -> None:
     with pytest.raises(UnsupportedProgramError, match="names argument .* passed by position"):
         refuse(lambda w, x: (w * x).sum(), struct(4), struct(4), argnums=argnums)
+
+
+def test_captured_arrays_are_pointed_out(caplog: pytest.LogCaptureFixture) -> None:
+    for size, is_large in ((256, True), (2, False)):
+        captured = jnp.asarray(np.random.default_rng(0).normal(size=(size, size)), jnp.float32)
+
+        def loss(w: jax.Array, captured: jax.Array = captured) -> jax.Array:
+            return (jnp.sin(w) * captured.sum(0)[:2].sum()).sum()
+
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="jax_hremat"):
+            jax_hremat.plan_remat(loss, budget=1.0, target="cpu")(struct(64, 64))
+        assert ("captures arrays of 256.00 KiB" in caplog.text) == is_large
 
 
 def test_argnums_as_numpy_integers() -> None:

@@ -17,18 +17,24 @@ from jax_hremat._planner.config import PlannerConfig
 from jax_hremat._planner.cost_table import CostTable, priced, timed
 from jax_hremat._planner.standard import COUNTS, grouped_selections
 from jax_hremat._shared.errors import UnsupportedConfigError
+from jax_hremat._shared.format import format_bytes
 from jax_hremat._shared.progress import Progress
 from jax_hremat._solve.chain import Chain, Selection
 from jax_hremat._solve.output_reuse import Result, gradients_of
 from jax_hremat._solve.prediction import Prediction, predict
 from jax_hremat._solve.regions import Barriers, selection_region
+from jax_hremat._trace.graph import Graph
 from jax_hremat._trace.mesh import is_known
 from jax_hremat._trace.trace import Program
 from jax_hremat._xla.cache import CompileCache
 from jax_hremat._xla.certify import CompiledStep, StepCompiler
+from jax_hremat._xla.hlo.library_calls import is_host_callback
 from jax_hremat._xla.target import Target
 
 _logger = logging.getLogger("jax_hremat")
+
+# Captured arrays are pointed out if they take more than this part of the peak.
+_CAPTURED = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +172,7 @@ def prepare(
             compiled = baseline.result()
     _warn_of_unpriced(compiled)
     _warn_of_overwrites(compiled)
+    _warn_of_captured(costs.graph, compiled)
     context = PlanningContext(
         step=step,
         costs=costs,
@@ -183,13 +190,33 @@ def prepare(
 
 
 def _warn_of_unpriced(step: CompiledStep) -> None:
-    if step.unpriced_kernels:
+    callbacks = [*filter(is_host_callback, step.unpriced_kernels)]
+    kernels = [name for name in step.unpriced_kernels if name not in callbacks]
+    if callbacks:
+        _logger.warning(
+            "nothing is known of how long Python takes that the step calls on the host "
+            "(`jax.pure_callback`, `equinox.error_if` and others), so that plans may call it again "
+            "too freely. If that matters, say what it costs with PlannerConfig(kernel_costs="
+            "{'pure_callback': lambda operands, results: (flops, bytes)})"
+        )
+    if kernels:
         _logger.warning(
             "nothing is known of what these kernels compute, and they are priced at their bytes "
             "alone, so that plans may run them again too freely: %s. Say what they cost with "
             "PlannerConfig(kernel_costs={%r: lambda operands, results: (flops, bytes)})",
-            ", ".join(step.unpriced_kernels),
-            step.unpriced_kernels[0],
+            ", ".join(kernels),
+            kernels[0],
+        )
+
+
+def _warn_of_captured(graph: Graph, step: CompiledStep) -> None:
+    captured_bytes = sum(v.size_bytes for v in graph.values if v.kind == "constant")
+    if captured_bytes > _CAPTURED * step.memory.peak_bytes:
+        _logger.warning(
+            "the function captures arrays of %s, which are part of its executable and which the "
+            "compiler's statistics, and so budgets and certificates, leave out: pass them as "
+            "arguments, or set headroom_bytes",
+            format_bytes(captured_bytes),
         )
 
 

@@ -489,9 +489,10 @@ def _lower(jitted: Any, avals: Sequence[Any], target: Target) -> jax.stages.Lowe
         if target.platform != "cuda" or "Unknown backend" not in str(error):
             raise
         raise TargetUnavailableError(
-            f"the function calls back to the host (`jax.debug.print`, `io_callback` and the "
-            f"like), which JAX compiles only where the GPU is attached, and target "
-            f"{target.name!r} is not. Take the callbacks out for planning, or plan on the GPU"
+            f"the function calls Python on the host (`jax.debug.print`, `jax.pure_callback`, "
+            f"`io_callback`, or a library's check such as `equinox.error_if`), which JAX compiles "
+            f"only where the GPU is attached, and target {target.name!r} is not. Take the "
+            f"callbacks out for planning, or plan on the GPU"
         ) from error
 
 

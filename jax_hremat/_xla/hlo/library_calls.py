@@ -31,6 +31,11 @@ def library_work(call: Instruction, operands: Sequence[Shape]) -> Work | None:
     return None
 
 
+def is_host_callback(target: str) -> bool:
+    """Whether a custom call with that target calls Python."""
+    return re.fullmatch(_HOST_CALLBACK, target) is not None
+
+
 def has_workspace(call: Instruction) -> bool:
     """Whether the call returns scratch memory as its last result. Calls to XLA's own wrappers of
     libraries return it as a flat byte array."""
@@ -162,6 +167,7 @@ _FACTORIZATION = (
     r"[djrpx]?(?:_ffi)?"
 )
 _SAME = MappingProxyType({"heev": "syev", "gesdd": "gesvd", "hetrd": "sytrd"})
+_HOST_CALLBACK = r"xla_(?:ffi_)?(?:partitioned_)?python_(?:cpu|gpu)_callback"
 _REFLECTORS = r"(?:cusolver_|hipsolver_|lapack_[sdcz])(?:orgqr|ungqr|ormqr|unmqr)(?:_ffi)?"
 _TRIANGLES = r"__cublas\$triangularSolve|(?:cu|hip)?blas_[sdcz]?trsm(?:_ffi)?|lapack_[sdcz]trsm_ffi"
 
