@@ -38,7 +38,7 @@ from jax_hremat._planner.context import PlanningContext, prepare
 from jax_hremat._planner.goals import Terms, plan_for
 from jax_hremat._shared.units import parse_budget
 from jax_hremat._solve.regions import Barriers, selection_region
-from jax_hremat._xla.certify import compile_step
+from jax_hremat._xla.certify import _scope, compile_step
 from jax_hremat._xla.target import get_target
 
 WIDE, BATCH, LENGTH = 16, 4, 64
@@ -401,6 +401,20 @@ def test_integer_parameters() -> None:
 def test_argnums_out_of_range(argnums: Any) -> None:
     with pytest.raises(UnsupportedProgramError, match="names argument .* passed by position"):
         refuse(lambda w, x: (w * x).sum(), struct(4), struct(4), argnums=argnums)
+
+
+@pytest.mark.parametrize(
+    ("op_name", "scope"),
+    [
+        ("jit(f)/jvp(Model)/layer_0/tanh", "Model/layer_0/tanh"),
+        ("jit(f)/transpose(jvp(Model))/rematted_computation/dot", "Model/(recomputed)/dot"),
+        ("jit(f)/while/body/mul", "(loop)/mul"),
+        ("jit(f)/Model/add;jit(f)/Model/mul", "Model/add"),
+        ("jit(f)/(jvp()/shard_map/psum:transpose(jvp())/shard_map/psum)", "shard_map/psum"),
+    ],
+)
+def test_the_scopes_of_an_instruction(op_name: str, scope: str) -> None:
+    assert _scope(op_name) == scope
 
 
 def test_captured_arrays_are_pointed_out(caplog: pytest.LogCaptureFixture) -> None:

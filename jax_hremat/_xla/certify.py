@@ -211,8 +211,9 @@ def _scope(op_name: str) -> str:
     `(loop)/Model/(recomputed)/layer_0/tanh`."""
     transforms = ("jit(", "jvp(", "transpose(", "vmap(")
     parts = []
-    # An instruction merged from several is named after the first.
-    for part in op_name.split(";")[0].split("/"):
+    # An instruction merged from several is named after the first: of `a;b`, and of `x/(a:b)`.
+    first = re.sub(r"(^|/)\((.*?):.*\)", r"\1\2", op_name.split(";")[0])
+    for part in first.split("/"):
         core = part
         while core.startswith(transforms):
             core = core[core.index("(") + 1 :].removesuffix(")")
