@@ -12,6 +12,7 @@ import pytest
 from tracing import emit, loss_call, trace_loss
 
 from jax_hremat._plan.region import Region
+from jax_hremat._solve.saved import value_refs
 from jax_hremat._trace.graph import build_graph
 
 W, X = jnp.ones((8, 8)) / 4, jnp.linspace(-1.0, 1.0, 32).reshape(4, 8)
@@ -133,6 +134,47 @@ def test_what_is_compared_with_its_source_has_no_name(
     }
     assert {(int(op), int(k)) for op, k in named} == set(everything) - found - of_constants
     assert jnp.allclose(jax.grad(planned)(W, X), jax.grad(loss)(W, X))
+
+
+def by_a_rule(y: jax.Array) -> jax.Array:
+    """The largest of each row, by a rule that looks for it in its backward."""
+
+    def forward(y: jax.Array) -> Any:
+        largest = y.max(-1, keepdims=True)
+        return largest, (y, largest)
+
+    def backward(kept: Any, g: jax.Array) -> tuple[jax.Array]:
+        y, largest = kept
+        return (jnp.where(y == largest, g, 0.0),)
+
+    pooled = jax.custom_vjp(lambda y: forward(y)[0])
+    pooled.defvjp(forward, backward)
+    return pooled(y) * y
+
+
+def at_most_the_largest_but(y: jax.Array) -> jax.Array:
+    """The derivative of the minimum compares its operands, directly or by its result."""
+    return jnp.minimum(y, y.max(-1, keepdims=True))
+
+
+BY_DERIVATIVES = {
+    "by a rule": (by_a_rule, {"reduce_max", "broadcast_in_dim"}),
+    "of two": (at_most_the_largest_but, {"reduce_max", "broadcast_in_dim"}),
+}
+
+
+@pytest.mark.parametrize(("head", "primitives"), BY_DERIVATIVES.values(), ids=BY_DERIVATIVES)
+def test_what_a_derivative_compares_is_kept_by_no_plan(
+    head: Callable[[jax.Array], jax.Array], primitives: set[str]
+) -> None:
+    program = trace_loss(loss_of(head), (W, X))
+    graph = build_graph(program)
+    found = copies(program)
+    assert {graph.operations[op].primitive for op, _ in found} >= primitives
+    # The source may be kept, and what is made of it otherwise.
+    assert not any(graph.operations[op].primitive == "tanh" for op, _ in found)
+    made = [v for op in graph.operations for v in op.outputs]
+    assert found.isdisjoint(value_refs(graph, made))
 
 
 @pytest.mark.parametrize("head", FREE.values(), ids=FREE)

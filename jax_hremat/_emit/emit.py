@@ -23,7 +23,8 @@ from jax_hremat._jax.meshes import varying_axes
 from jax_hremat._plan.region import Loop, Region, ValueRef
 from jax_hremat._trace.bodies import after_any_step, branch_bodies, scan_body
 from jax_hremat._trace.constants import constant_makers
-from jax_hremat._trace.copies import compared_copies
+from jax_hremat._trace.copies import Pair, compared_copies
+from jax_hremat._trace.residuals import compared_by_derivative
 from jax_hremat._trace.rules import active_variables, are_in
 from jax_hremat._trace.trace import Program
 
@@ -105,12 +106,30 @@ class _Emitter:
         self._made_at = {v: i for i, e in enumerate(self._jaxpr.eqns) for v in e.outvars}
         self._differentiated = active_variables(self._jaxpr, program.differentiated)
         self._moving = active_variables(self._jaxpr, program.moving)
+        # What cotangents come from.
+        self._results = self._jaxpr.outvars[:1] if program.is_loss else self._jaxpr.outvars
         self._readings: dict[tuple[Any, ...], Reading] = {}
 
     @functools.cached_property
     def _compared(self) -> frozenset[Any]:
         # Most of the functions that are priced keep nothing by name, and need not ask.
-        return compared_copies(self._jaxpr)
+        wanted = {v for v in self._results if not isinstance(v, Literal)}
+        for eqn in reversed(self._jaxpr.eqns):
+            if not wanted.isdisjoint(eqn.outvars):
+                wanted.update(_read(eqn))
+        wanted &= self._moving
+        known: dict[tuple[Any, ...], frozenset[Pair]] = {}
+
+        def by_derivative(index: int) -> frozenset[Pair]:
+            eqn = self._jaxpr.eqns[index]
+            moving = are_in(self._moving, eqn.invars)
+            pulled = tuple(k for k, v in enumerate(eqn.outvars) if v in wanted)
+            key = (*equation_key(eqn), *moving, pulled)
+            if key not in known:
+                known[key] = compared_by_derivative(eqn, moving, pulled)
+            return known[key]
+
+        return compared_copies(self._jaxpr, by_derivative)
 
     @functools.cached_property
     def _constant_makers(self) -> Mapping[Any, int]:

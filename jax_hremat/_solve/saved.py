@@ -224,9 +224,11 @@ def _producer(graph: Graph, value: int) -> int:
 
 
 def value_refs(graph: Graph, values: Sequence[int]) -> tuple[ValueRef, ...]:
-    """The values as (operation, position) pairs, in program order."""
+    """The values that may be kept, as (operation, position) pairs, in program order."""
     refs = []
     for v in values:
+        if _is_never_kept(graph.values[v]):
+            continue
         producer = _producer(graph, v)
         refs.append((producer, graph.operations[producer].outputs.index(v)))
     return tuple(sorted(refs))

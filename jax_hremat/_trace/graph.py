@@ -225,11 +225,11 @@ def _graph_of(program: Program) -> Graph:
     differentiated = tuple(arguments[i] for i in program.differentiated)
     users: dict[int, list[int]] = {}
     detached: set[int] = set()
-    compared = compared_copies(jaxpr)
     copies: set[int] = set()
     operations: list[Operation] = []
     signatures = [_signature(eqn) for eqn in jaxpr.eqns]
     backward = backward_of(program, signatures)
+    compared = compared_copies(jaxpr, lambda index: backward.residuals[index].compared)
     for index, (eqn, residuals) in enumerate(zip(jaxpr.eqns, backward.residuals, strict=True)):
         inputs = tuple(None if isinstance(v, Literal) else ids[v] for v in eqn.invars)
         outputs = tuple(declare(v, "computed", index) for v in eqn.outvars)

@@ -20,7 +20,7 @@ from jax_hremat._jax.jaxprs import Literal, inputs_read, open_jaxpr
 from jax_hremat._jax.scopes import source_line
 from jax_hremat._jax.sizes import size_bytes_of
 from jax_hremat._primitives.elementwise import FUSIBLE
-from jax_hremat._trace.copies import compares_results
+from jax_hremat._trace.copies import Pair, compared_inputs, compares_results
 from jax_hremat._trace.mapped import handed_on
 from jax_hremat._trace.rules import STOPS, active_variables, are_in
 from jax_hremat._trace.trace import Program, abstract
@@ -40,6 +40,7 @@ class Residuals:
         renames: Whether all its results are inputs themselves.
         once: Which of the operations it runs must run exactly once, as `Operation.once`.
         compares_results: As `Operation.compares_results`.
+        compared: The inputs that its derivative compares with each other (`copies.py`).
     """
 
     differentiable: bool
@@ -51,6 +52,7 @@ class Residuals:
     renames: bool = False
     once: str = ""
     compares_results: bool = False
+    compared: frozenset[Pair] = frozenset()
 
 
 _NO_BACKWARD = Residuals(differentiable=False)
@@ -99,6 +101,21 @@ def backward_of(program: Program, signatures: Sequence[str]) -> Backward:
     return Backward(tuple(reversed(found)), frozenset(reached))
 
 
+def compared_by_derivative(
+    eqn: Any, mask: Sequence[bool], pulled: Sequence[int]
+) -> frozenset[Pair]:
+    """The inputs of an equation that its derivative compares, or copies of them.
+
+    Args:
+        eqn: The equation.
+        mask: Which of its inputs are differentiated.
+        pulled: Positions of the outputs that get cotangents.
+    """
+    if not any(mask) or not pulled or eqn.primitive.name in STOPS:
+        return frozenset()
+    return _residuals_of(eqn, mask, pulled).compared
+
+
 def run_once(eqn: Any) -> str:
     """The operation, of those the equation runs, that must run exactly once, and its source line;
     empty if there is none."""
@@ -137,8 +154,13 @@ def _residuals_of(eqn: Any, mask: Sequence[bool], pulled: Sequence[int]) -> Resi
     jaxpr = open_jaxpr(jax.make_jaxpr(forward)(*in_avals))
     results, residuals = jaxpr.outvars[: len(order)], jaxpr.outvars[len(order) :]
     reached = moving
+    compared = compared_inputs(jaxpr)
+    compared_residuals: frozenset[Pair] = frozenset()
+    kept = residuals
     if functions_key(eqn):
-        zero, residuals = _read_back(pullbacks[0], residuals, results[: len(pulled)])
+        zero, residuals, compared_residuals = _read_back(
+            pullbacks[0], residuals, results[: len(pulled)]
+        )
         reached = [i for i, is_zero in zip(moving, zero, strict=True) if not is_zero]
     in_position = {v: i for i, v in enumerate(jaxpr.invars)}
     for output, source in (pair for e in jaxpr.eqns for pair in handed_on(e)):
@@ -150,7 +172,12 @@ def _residuals_of(eqn: Any, mask: Sequence[bool], pulled: Sequence[int]) -> Resi
         if not isinstance(v, Literal) and v not in in_position
     }
     producers = {o: e for e in jaxpr.eqns for o in e.outvars}
-    compared = compares_results(jaxpr, set(out_position))
+    compared |= {
+        (in_position[kept[a]], in_position[kept[b]])
+        for a, b in compared_residuals
+        if {kept[a], kept[b]} <= in_position.keys()
+    }
+    results_compared = compares_results(jaxpr, set(out_position))
     reads: set[int] = set()
     makes: set[int] = set()
     opaque_bytes = 0
@@ -166,7 +193,7 @@ def _residuals_of(eqn: Any, mask: Sequence[bool], pulled: Sequence[int]) -> Resi
             else:
                 reads |= sources[0]
                 makes |= sources[1]
-    if compared and makes:
+    if results_compared and makes:
         # The results are computed from the inputs again, to be compared with them.
         reads.update(in_position.values())
     read = inputs_read(jaxpr, len(results))
@@ -174,9 +201,10 @@ def _residuals_of(eqn: Any, mask: Sequence[bool], pulled: Sequence[int]) -> Resi
         differentiable=True,
         reached=tuple(reached),
         inputs=tuple(sorted(i for i in reads if i not in literals)),
-        outputs=() if compared else tuple(sorted(makes)),
+        outputs=() if results_compared else tuple(sorted(makes)),
         opaque_bytes=opaque_bytes,
-        compares_results=compared,
+        compares_results=results_compared,
+        compared=compared,
         spared=tuple(i for i, is_read in enumerate(read) if not is_read),
         renames=all(not isinstance(v, Literal) and v in in_position for v in results),
         # A custom rule may run other operations than the function it belongs to.
@@ -186,8 +214,9 @@ def _residuals_of(eqn: Any, mask: Sequence[bool], pulled: Sequence[int]) -> Resi
 
 def _read_back(
     pullback: Any, residuals: Sequence[Any], outputs: Sequence[Any]
-) -> tuple[list[bool], list[Any]]:
-    """Which of the cotangents that a pullback gives are zero, and the residuals it reads.
+) -> tuple[list[bool], list[Any], frozenset[Pair]]:
+    """Which of the cotangents that a pullback gives are zero, the residuals it reads, and the
+    positions of those that it compares.
 
     A rule keeps the same residuals whichever inputs are differentiated, so some may not be read;
     and it may give some inputs no cotangent.
@@ -203,6 +232,7 @@ def _read_back(
     return (
         [_is_zero(v, producers) for v in jaxpr.outvars],
         [v for v, read in zip(residuals, is_read, strict=False) if read],
+        compared_inputs(jaxpr),
     )
 
 

@@ -114,6 +114,9 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
         x, w, lambda y: lax.associative_scan(jnp.maximum, y, axis=0)
     ),
     "rectified": lambda x, w: _where_kept(x, w, jax.nn.relu),
+    "least of its largest": lambda x, w: jnp.minimum(
+        jax.nn.silu(x @ w), jax.nn.silu(x @ w).max(-1, keepdims=True)
+    ),
     "largest": lambda x, w: x * jax.nn.one_hot(jnp.argmax(x, -1), x.shape[1]) + x @ w,
     "convolution": _convolved,
     "transposed convolution": _convolved_back,
