@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax_hremat._emit.run import run_call
 from jax_hremat._emit.step import own_step
 from jax_hremat._flax.objects import Leaf, holds_objects, is_parameter, variables_of
+from jax_hremat._jax.keys import is_inexact
 from jax_hremat._jax.lowered_for import lowered_for
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._planner.request import PlanRequest
@@ -34,7 +35,7 @@ from jax_hremat._trace.call import (
 )
 from jax_hremat._trace.fingerprint import fingerprint
 from jax_hremat._trace.graph import build_graph
-from jax_hremat._trace.trace import Program, is_inexact
+from jax_hremat._trace.trace import Program
 
 _REMAKE = "_hremat_remake"
 
