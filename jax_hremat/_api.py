@@ -13,7 +13,7 @@ from typing import Any
 
 from jax_hremat._calls.planned import GivenPlan, Loss, MadePlans, planned_function
 from jax_hremat._emit.step import Step, own_step
-from jax_hremat._flax.modules import is_linen_instance, is_nnx_class
+from jax_hremat._flax.deferred import is_linen_instance, is_nnx_class
 from jax_hremat._plan.comparison import Comparison, StrategyPlan
 from jax_hremat._plan.frontier import Frontier
 from jax_hremat._plan.infeasible import InfeasibleBudgetError

@@ -81,21 +81,19 @@ def remat(
     State that is not among the arguments (in a closure) is constant: a call that would change it,
     or that puts an array into a container among its arguments, is refused.
     """
+    options: dict[str, Any] = dict(
+        budget=budget,
+        max_slowdown=max_slowdown,
+        wrt=wrt,
+        target=target,
+        headroom_bytes=headroom_bytes,
+        config=config,
+        effort=effort,
+        progress=progress,
+        methods=methods,
+    )
     if fun is None:
-        return functools.partial(
-            remat,
-            budget=budget,
-            max_slowdown=max_slowdown,
-            argnums=argnums,
-            has_aux=has_aux,
-            wrt=wrt,
-            target=target,
-            headroom_bytes=headroom_bytes,
-            config=config,
-            effort=effort,
-            progress=progress,
-            methods=methods,
-        )
+        return functools.partial(remat, argnums=argnums, has_aux=has_aux, **options)
     goal = parse_goal(budget, max_slowdown)
     request = PlanRequest.make(target, headroom_bytes, config, effort, progress)
     if isinstance(fun, nnx.Module):
@@ -104,19 +102,7 @@ def remat(
             f"that calls it"
         )
     if inspect.isclass(fun):
-        remake = functools.partial(
-            remat,
-            fun,
-            budget=budget,
-            max_slowdown=max_slowdown,
-            wrt=wrt,
-            target=target,
-            headroom_bytes=headroom_bytes,
-            config=config,
-            effort=effort,
-            progress=progress,
-            methods=methods,
-        )
+        remake = functools.partial(remat, fun, **options)
         return _planned_class(fun, goal, request, wrt, methods, remake)
     positions = positions_of(argnums)
     made = MadePlans(request, goal, positions, has_aux)

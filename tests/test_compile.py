@@ -72,9 +72,6 @@ def test_memory_counts_each_byte_once(target: Target) -> None:
 
 def test_what_is_compiled_can_be_inspected(target: Target) -> None:
     compiled = compile_flat(*mlp(64, 1), target)
-    assert compiled.target_name == target.name
-    assert compiled.lower_s > 0
-    assert compiled.compile_s > 0
     assert "ENTRY" in compiled.hlo_text
     assert compiled.hlo_text is compiled.hlo_text
 

@@ -49,7 +49,7 @@ class OnDevice:
             memory.temp_bytes + self.workspace_bytes,
             memory.alias_bytes,
         )
-        return Compiled(more, found.hlo_text, found.lower_s, found.compile_s, found.target_name)
+        return Compiled(more, found.hlo_text)
 
 
 @pytest.fixture

@@ -14,10 +14,11 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from jax_hremat._calls.applied import warned_of
 from jax_hremat._emit.run import run_call
 from jax_hremat._emit.step import own_step
 from jax_hremat._flax.objects import Leaf, holds_objects, is_parameter, variables_of
+from jax_hremat._jax.keys import is_inexact
+from jax_hremat._jax.lowered_for import lowered_for
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._planner.request import PlanRequest
 from jax_hremat._shared.errors import StalePlanError, UnsupportedProgramError
@@ -34,7 +35,7 @@ from jax_hremat._trace.call import (
 )
 from jax_hremat._trace.fingerprint import fingerprint
 from jax_hremat._trace.graph import build_graph
-from jax_hremat._trace.trace import Program, is_inexact
+from jax_hremat._trace.trace import Program
 
 _REMAKE = "_hremat_remake"
 
@@ -289,7 +290,13 @@ def run_planned(trace: Callable[[], TracedCall], source: PlanSource) -> Any:
     start_s = time.perf_counter()
     call = trace()
     plan = source.plan_for(call, time.perf_counter() - start_s)
-    return run_call(call.with_opened(plan.opened), plan.root, warned_of(plan))
+    platform, target = plan.certificate.platform, plan.certificate.target
+
+    def watched(value: Any) -> Any:
+        """The value; warns when it is lowered for another platform than the plan's."""
+        return value if platform is None else lowered_for(value, platform, target)
+
+    return run_call(call.with_opened(plan.opened), plan.root, watched)
 
 
 def check_plan_is_for(program: Program, plan: RematPlan, name: str) -> None:

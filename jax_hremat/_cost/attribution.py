@@ -12,14 +12,12 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
 from jax_hremat._cost.profile import Profile, Residual, operations_in
+from jax_hremat._jax.scopes import is_transposed
 from jax_hremat._xla.hlo.aliases import Values, label
 from jax_hremat._xla.hlo.buffer import Buffer
 from jax_hremat._xla.hlo.origin import Reader, maker_names, readers
 from jax_hremat._xla.hlo.parse import HloModule
 from jax_hremat._xla.hlo.roofline import KernelCost
-
-# In the name of an operation of the backward.
-_TRANSPOSED = "transpose("
 
 
 def attributed(
@@ -104,7 +102,7 @@ class _Names:
         while stack:
             for reader in self._readers(stack.pop(), position):
                 found += operations_in(reader.op_names)
-                if not any(_TRANSPOSED in op_name for op_name in reader.op_names):
+                if not any(map(is_transposed, reader.op_names)):
                     new = set(self.results_of([reader.name])) - seen
                     seen |= new
                     stack += sorted(new)

@@ -49,21 +49,12 @@ def check_region(jaxpr: Any, root: Region) -> None:
         if region.checkpointed and any(once[region.start : region.stop]):
             index = once.index(True, region.start)
             raise _wrong(eqns, index, "recomputes it, and it must run exactly once")
-        if region.loop is not None:
-            _check_scan(eqns, region.start)
+        if region.loop is not None and eqns[region.start].primitive.name != "scan":
+            raise _wrong(eqns, region.start, "runs it as a scan")
         if region.branches:
-            _check_cond(eqns, region.start, len(region.branches))
-
-
-def _check_scan(eqns: Sequence[Any], index: int) -> None:
-    if eqns[index].primitive.name != "scan":
-        raise _wrong(eqns, index, "runs it as a scan")
-
-
-def _check_cond(eqns: Sequence[Any], index: int, count: int) -> None:
-    eqn = eqns[index]
-    if eqn.primitive.name != "cond" or len(eqn.params["branches"]) != count:
-        raise _wrong(eqns, index, f"runs it as a cond of {count} branches")
+            eqn, count = eqns[region.start], len(region.branches)
+            if eqn.primitive.name != "cond" or len(eqn.params["branches"]) != count:
+                raise _wrong(eqns, region.start, f"runs it as a cond of {count} branches")
 
 
 def _wrong(eqns: Sequence[Any], index: int, what: str) -> PlanFormatError:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_hremat._jax.checkpoints import is_checkpoint
-from jax_hremat._jax.jaxprs import Literal, Var
+from jax_hremat._jax.jaxprs import Literal, Var, variables
 from jax_hremat._jax.lowered_bodies import EMPTY, lowered_body
 from jax_hremat._jax.scopes import in_scope
 from jax_hremat._jax.splicing import spliced
@@ -109,5 +109,5 @@ def _destinations(eqns: Sequence[Any]) -> set[Any]:
             overwritten = eqn.invars
         else:
             continue
-        found.update(v for v in overwritten if not isinstance(v, Literal))
+        found.update(variables(overwritten))
     return found

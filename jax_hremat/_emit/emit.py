@@ -17,7 +17,7 @@ from jax_hremat._emit.loop import run_scan
 from jax_hremat._emit.naming import Reading, reading_of_results, run_named
 from jax_hremat._jax.describe import equation_key
 from jax_hremat._jax.equations import bind_equation, chooser_of, context_of, switch
-from jax_hremat._jax.jaxprs import Literal, jaxpr_consts, open_jaxpr
+from jax_hremat._jax.jaxprs import jaxpr_consts, open_jaxpr, read, variables
 from jax_hremat._jax.keys import data_of, from_data
 from jax_hremat._jax.meshes import varying_axes
 from jax_hremat._plan.region import Loop, Region, ValueRef
@@ -92,18 +92,12 @@ class _Emitter:
         self._program_name = name
         self._in_loop = in_loop
         self._jaxpr = open_jaxpr(program.jaxpr)
-        last_use: dict[Any, int] = {}
-        for index, eqn in enumerate(self._jaxpr.eqns):
-            for var in eqn.invars:
-                if not isinstance(var, Literal):
-                    last_use[var] = index
-        for var in self._jaxpr.outvars:
-            if not isinstance(var, Literal):
-                last_use[var] = len(self._jaxpr.eqns)
-        self._last_use = last_use
+        eqns = self._jaxpr.eqns
+        self._last_use = {v: i for i, eqn in enumerate(eqns) for v in variables(eqn.invars)}
+        self._last_use |= dict.fromkeys(variables(self._jaxpr.outvars), len(eqns))
         self._arguments = frozenset(self._jaxpr.invars[i] for i in program.differentiated)
         self._given = frozenset(self._jaxpr.invars)
-        self._made_at = {v: i for i, e in enumerate(self._jaxpr.eqns) for v in e.outvars}
+        self._made_at = {v: i for i, eqn in enumerate(eqns) for v in eqn.outvars}
         self._differentiated = active_variables(self._jaxpr, program.differentiated)
         self._moving = active_variables(self._jaxpr, program.moving)
         # What cotangents come from.
@@ -113,10 +107,10 @@ class _Emitter:
     @functools.cached_property
     def _compared(self) -> frozenset[Any]:
         # Most of the functions that are priced keep nothing by name, and need not ask.
-        wanted = {v for v in self._results if not isinstance(v, Literal)}
+        wanted = {*variables(self._results)}
         for eqn in reversed(self._jaxpr.eqns):
             if not wanted.isdisjoint(eqn.outvars):
-                wanted.update(_read(eqn))
+                wanted.update(variables(eqn.invars))
         wanted &= self._moving
         known: dict[tuple[Any, ...], frozenset[Pair]] = {}
 
@@ -154,7 +148,7 @@ class _Emitter:
             env = dict(zip(inputs, values, strict=True))
             for step in steps:
                 step(env)
-            return [v.val if isinstance(v, Literal) else env[v] for v in outputs]
+            return read(env, outputs)
 
         return run
 
@@ -190,12 +184,7 @@ class _Emitter:
             return self._assign(index, frozenset(), lambda inputs: bind_equation(eqn, inputs))
         if reading is Reading.NONE:
             return self._assign(index, saved, self._bound(index))
-
-        def step(env: dict[Any, Any]) -> None:
-            given = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
-            env.update(zip(eqn.outvars, run_named(eqn, given, names), strict=True))
-
-        return step
+        return self._assign(index, frozenset(), lambda inputs: run_named(eqn, inputs, names))
 
     def _reading(self, eqn: Any, moving: Sequence[bool], positions: tuple[int, ...]) -> Reading:
         """`reading_of_results`, found once for equal equations: it differentiates them."""
@@ -260,8 +249,8 @@ class _Emitter:
         names = self._names(index, saved)
 
         def step(env: dict[Any, Any]) -> None:
-            inputs = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
-            for k, (var, value) in enumerate(zip(eqn.outvars, evaluate(inputs), strict=True)):
+            results = evaluate(read(env, eqn.invars))
+            for k, (var, value) in enumerate(zip(eqn.outvars, results, strict=True)):
                 env[var] = checkpoint_name(value, names[k]) if k in names else value
 
         return step
@@ -277,7 +266,9 @@ class _Emitter:
         }
 
     def _name(self, index: int, position: int) -> str:
-        return value_name(index, position, self._program_name)
+        """The `checkpoint_name` of an operation's output; unique among all programs that are
+        emitted together."""
+        return f"hremat/{self._program_name}{index}.{position}"
 
     def _checkpoint(
         self, region: Region, saved: frozenset[tuple[int, int]], inside: _Inside
@@ -334,7 +325,7 @@ class _Emitter:
         made: set[Any] = set()
         for index in (*self._constants_of(region), *own):
             eqn = self._jaxpr.eqns[index]
-            inputs.update(dict.fromkeys(v for v in _read(eqn) if v not in made))
+            inputs.update(dict.fromkeys(v for v in variables(eqn.invars) if v not in made))
             made.update(eqn.outvars)
         results = (v for index in own for v in self._jaxpr.eqns[index].outvars)
         outputs = tuple(v for v in results if self._last_use.get(v, -1) >= region.stop)
@@ -345,18 +336,14 @@ class _Emitter:
         of constants alone; it runs them again for itself."""
         eqns = self._jaxpr.eqns
         again: set[int] = set()
-        stack = [v for eqn in eqns[region.start : region.stop] for v in _read(eqn)]
+        stack = [v for eqn in eqns[region.start : region.stop] for v in variables(eqn.invars)]
         while stack:
             var = stack.pop()
             maker = None if var in given else self._constant_makers.get(var)
             if maker is not None and maker < region.start and maker not in again:
                 again.add(maker)
-                stack += _read(eqns[maker])
+                stack += variables(eqns[maker].invars)
         return sorted(again)
-
-
-def _read(eqn: Any) -> list[Any]:
-    return [v for v in eqn.invars if not isinstance(v, Literal)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,9 +451,3 @@ def _tie(*values: Any) -> tuple[Any, ...]:
 @_tie.defjvp
 def _tie_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
     return _tie(*primals), tuple(barrier(tangents))
-
-
-def value_name(operation: int, position: int, program: str = "") -> str:
-    """The `checkpoint_name` of an operation's output; unique among all programs that are emitted
-    together."""
-    return f"hremat/{program}{operation}.{position}"

@@ -19,10 +19,11 @@ from jax.custom_derivatives import SymbolicZero
 from jax_hremat._emit.checkpoint import checkpoint_name
 from jax_hremat._jax.custom_rules import is_custom_vjp
 from jax_hremat._jax.equations import bind_equation, context_of, evaluate_inlined
-from jax_hremat._jax.jaxprs import Literal, jaxpr_consts, open_jaxpr
+from jax_hremat._jax.jaxprs import Literal, jaxpr_consts, open_jaxpr, read
+from jax_hremat._jax.keys import is_inexact
 from jax_hremat._trace.copies import compares_results
 from jax_hremat._trace.rules import STOPS
-from jax_hremat._trace.trace import abstract, is_inexact
+from jax_hremat._trace.trace import abstract
 
 # Evaluates an operation: from the inputs that are not literals to the results.
 Evaluate = Callable[[Sequence[Any]], list[Any]]
@@ -89,15 +90,11 @@ def run_named(eqn: Any, inputs: Sequence[Any], names: Mapping[int, str]) -> list
         named = {v: names[i] for i, v in _variables(jaxpr.outvars) if i in names}
         known = (*jaxpr_consts(closed), *primals, *moved)
         env = dict(zip((*jaxpr.constvars, *jaxpr.invars), known, strict=True))
-
-        def read(atoms: Sequence[Any]) -> list[Any]:
-            return [v.val if isinstance(v, Literal) else env[v] for v in atoms]
-
         for inner in jaxpr.eqns:
-            made = bind_equation(inner, read(inner.invars))
+            made = bind_equation(inner, read(env, inner.invars))
             for v, value in zip(inner.outvars, made, strict=True):
                 env[v] = checkpoint_name(value, named[v]) if v in named else value
-        results = read(jaxpr.outvars)
+        results = read(env, jaxpr.outvars)
         outputs, pushed = results[:num_results], iter(results[num_results:])
         return outputs, [
             next(pushed) if is_inexact(x.dtype) else SymbolicZero(jax.typeof(x).to_tangent_aval())

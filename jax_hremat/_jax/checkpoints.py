@@ -17,7 +17,7 @@ def remat3_enabled() -> bool:
 
 def is_checkpoint(eqn: Any) -> bool:
     """Whether the equation is a `jax.checkpoint` that is not part of a derivative already."""
-    return eqn.primitive.name in ("remat2", "checkpoint") and not eqn.params["differentiated"]
+    return eqn.primitive.name == "remat2" and not eqn.params["differentiated"]
 
 
 def with_barriers(eqn: Any) -> Any:
@@ -48,12 +48,9 @@ def _checkpoint_body(eqn: Any) -> Any | None:
 
 
 def _with_opened_params(eqn: Any) -> Any:
-    if eqn.primitive.name in _CUSTOM_RULES:
+    if eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call"):
         return eqn
     return eqn.replace(params={k: _opened_param(v) for k, v in eqn.params.items()})
-
-
-_CUSTOM_RULES = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
 
 
 def _opened_param(value: Any) -> Any:

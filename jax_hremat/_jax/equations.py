@@ -10,7 +10,7 @@ import jax
 from jax._src import source_info_util
 from jax._src.lax.control_flow import conditionals
 
-from jax_hremat._jax.jaxprs import Literal, jaxpr_consts, open_jaxpr
+from jax_hremat._jax.jaxprs import Literal, jaxpr_consts, open_jaxpr, read
 
 
 @contextmanager
@@ -60,14 +60,9 @@ def evaluate_inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> 
     An inner `jit` that carries shardings or layouts is kept: inlining it would drop them.
     """
     jaxpr = open_jaxpr(jaxpr)
-    env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-    env.update(zip(jaxpr.invars, args, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else env[atom]
-
+    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
     for eqn in jaxpr.eqns:
-        inputs = [read(v) for v in eqn.invars]
+        inputs = read(env, eqn.invars)
         inner = inlinable_jaxpr(eqn)
         if inner is None:
             outputs = bind_equation(eqn, inputs)
@@ -75,13 +70,13 @@ def evaluate_inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> 
             with context_of(eqn):
                 outputs = evaluate_inlined(inner, jaxpr_consts(inner), inputs)
         env.update(zip(eqn.outvars, outputs, strict=True))
-    return [read(v) for v in jaxpr.outvars]
+    return read(env, jaxpr.outvars)
 
 
 def inlinable_jaxpr(eqn: Any) -> Any | None:
     """The body of a plain inner `jit` (or closed call), or None."""
     name = eqn.primitive.name
-    if name in ("jit", "pjit"):
+    if name == "jit":
         unspecified = all(
             type(s).__name__ == "UnspecifiedValue"
             for s in (*eqn.params["in_shardings"], *eqn.params["out_shardings"])
@@ -90,6 +85,6 @@ def inlinable_jaxpr(eqn: Any) -> Any | None:
             layout is None for layout in (*eqn.params["in_layouts"], *eqn.params["out_layouts"])
         )
         return eqn.params["jaxpr"] if unspecified and automatic else None
-    if name in ("closed_call", "core_call", "eval_jaxpr"):  # The last: JAX 0.12.
+    if name in ("closed_call", "eval_jaxpr"):  # The last: JAX 0.12.
         return eqn.params["call_jaxpr"]
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax._src import core
@@ -32,6 +32,16 @@ def open_jaxpr(jaxpr: Any) -> Any:
 def jaxpr_consts(jaxpr: Any) -> Sequence[Any]:
     """The constants a closed jaxpr carries."""
     return getattr(jaxpr, "consts", ())
+
+
+def variables(atoms: Iterable[Any]) -> list[Any]:
+    """The atoms that are not literals."""
+    return [v for v in atoms if not isinstance(v, Literal)]
+
+
+def read(env: Mapping[Any, Any], atoms: Iterable[Any]) -> list[Any]:
+    """The values of atoms, of which `env` has those of the variables."""
+    return [v.val if isinstance(v, Literal) else env[v] for v in atoms]
 
 
 def with_equations(jaxpr: Any, eqns: Sequence[Any]) -> Any:
@@ -102,10 +112,7 @@ def inputs_read(jaxpr: Any, num_outputs: int) -> Sequence[bool]:
 
 
 # Primitives that lowering replaces by their body; `remat2` is `jax.checkpoint`.
-_WRAPPERS = frozenset(
-    """jit pjit closed_call core_call eval_jaxpr remat2 checkpoint custom_jvp_call
-    custom_vjp_call custom_vjp_call_jaxpr""".split()
-)
+_WRAPPERS = frozenset("jit closed_call eval_jaxpr remat2 custom_jvp_call custom_vjp_call".split())
 
 
 def wrapped_body(eqn: Any) -> Any | None:

@@ -13,6 +13,11 @@ def is_key(value: Any) -> bool:
     return jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
+def is_inexact(dtype: Any) -> bool:
+    """Whether values of this dtype have a gradient (PRNG keys, integers and bools have none)."""
+    return jnp.issubdtype(dtype, jnp.inexact)
+
+
 def data_of(value: Any) -> Any:
     """The integers that typed keys are made of; any other array as it is."""
     return jax.random.key_data(value) if is_key(value) else value

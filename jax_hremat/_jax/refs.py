@@ -8,7 +8,7 @@ from jax._src import core
 from jax._src.state import discharge
 from jax._src.state.types import AbstractRef
 
-from jax_hremat._jax.jaxprs import inner_equations, open_jaxpr
+from jax_hremat._jax.jaxprs import inner_equations, open_jaxpr, with_equations
 from jax_hremat._jax.scopes import source_line
 from jax_hremat._shared.errors import UnsupportedProgramError
 
@@ -37,11 +37,9 @@ def without_refs(jaxpr: Any) -> Any:
             raise _lasting_ref(f"`{eqn.primitive.name}` at {source_line(eqn)}")
         inside = {e for e in eqn.effects if not isinstance(e, core.InternalMutableArrayEffect)}
         eqns.append(eqn if on_ref else eqn.replace(effects=inside))
-    inner = inner.replace(eqns=eqns)
-    closed = inner if open_jaxpr(jaxpr) is jaxpr else jaxpr.replace(jaxpr=inner)
     try:
         # With `lower=True`, all custom derivative rules would be lost.
-        return discharge.discharge_state(closed, lower=False)
+        return discharge.discharge_state(with_equations(jaxpr, eqns), lower=False)
     except NotImplementedError as error:
         raise _lasting_ref(str(error)) from error
 

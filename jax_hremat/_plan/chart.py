@@ -25,10 +25,7 @@ def memory_chart(plan: RematPlan, width: int, height: int) -> str:
     if memory is None:
         return "memory over the step: not known, this plan was certified again from another one"
     c = plan.certificate
-    # A budget far above both steps would press them flat.
-    top_bytes = memory.most_bytes
-    if c.budget_bytes <= 2 * top_bytes:
-        top_bytes = max(top_bytes, c.budget_bytes)
+    top_bytes = memory.shown_bytes(c.budget_bytes)
     ticks = byte_ticks(top_bytes, _MOST_TICKS)
     rows_per_tick = max(1, round(height * ticks[1].value / top_bytes))
     row_bytes = ticks[1].value / rows_per_tick

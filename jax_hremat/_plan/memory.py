@@ -29,6 +29,12 @@ class MemoryOverStep:
         """The largest total of both."""
         return max(*self.with_plan_bytes, *self.without_bytes)
 
+    def shown_bytes(self, budget_bytes: int) -> int:
+        """How far up a picture shows the memory: to the budget too, unless that is so far above
+        both steps that it would press them flat."""
+        most_bytes = self.most_bytes
+        return max(most_bytes, budget_bytes) if budget_bytes <= 2 * most_bytes else most_bytes
+
 
 def memory_over_step(plan: RematPlan) -> MemoryOverStep | None:
     """The predicted memory; None for a plan without predictions (`certify`)."""

@@ -112,8 +112,8 @@ def _table(rows: Iterable[Sequence[str]]) -> str:
 
 
 def _memory(memory: MemoryOverStep, budget_bytes: int) -> str:
-    shows_budget = budget_bytes <= 2 * memory.most_bytes
-    top_bytes = 1.05 * max(memory.most_bytes, budget_bytes if shows_budget else 0)
+    shown_bytes = memory.shown_bytes(budget_bytes)
+    shows_budget, top_bytes = budget_bytes <= shown_bytes, 1.05 * shown_bytes
     count = len(memory.with_plan_bytes)
     frame = Frame(0, count, 0, top_bytes)
     stairs = frame.stairs(memory.with_plan_bytes)

@@ -36,8 +36,8 @@ _OPCODES = {
 }
 # Primitives that move or name elements and compute nothing.
 MOVES = frozenset(
-    """bitcast_convert_type broadcast_in_dim concatenate copy copy_p dynamic_slice expand_dims
-    gather iota name pad reshape rev slice split squeeze stop_gradient transpose""".split()
+    """bitcast_convert_type broadcast_in_dim concatenate copy dynamic_slice gather iota name pad
+    reshape rev slice split squeeze stop_gradient transpose""".split()
 )
 # What is made of the primitives above, once it is lowered.
 _MADE_OF_THEM = frozenset(

@@ -1,11 +1,13 @@
 """Flops of library routines from shapes: the leading terms given in textbooks.
 
-Linear algebra after Golub and Van Loan, "Matrix Computations"; each figure is for one matrix.
+Linear algebra after Golub and Van Loan, "Matrix Computations"; each figure is for one
+matrix, unless it says otherwise.
 """
 
 from __future__ import annotations
 
-from math import log2
+from collections.abc import Sequence
+from math import log2, prod
 
 from jax_hremat._primitives.elementwise import ELEMENT_FLOPS
 from jax_hremat._primitives.work import MatrixUnit, Work
@@ -111,9 +113,12 @@ def hessenberg(n: int) -> float:
     return 10 * n**3 / 3
 
 
-def triangular_solve(n: int, right_sides: int) -> float:
-    """A triangular system with `right_sides` right-hand sides."""
-    return float(n**2 * right_sides)
+def triangular_solve(triangles: Sequence[int], right_sides: Sequence[int]) -> float:
+    """Triangular systems, all together: the dimensions of the matrices, and of the right-hand
+    sides."""
+    *batch, n, _ = triangles
+    each = prod(right_sides) // max(prod(batch) * n, 1)
+    return prod(batch) * float(n**2 * each)
 
 
 def fft(elements: int, length: int, *, real: bool) -> float:

@@ -8,8 +8,7 @@ large grid, evenly spaced points stand for all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -134,9 +133,8 @@ class _Counter:
 
     def _count(self, eqn: Any, times: float) -> None:
         name = eqn.primitive.name
-        if name in _PRODUCTS:
-            work = _PRODUCTS[name](eqn)
-            for unit, flops in work.flops:
+        if name == "dot_general":
+            for unit, flops in products.dot_general(eqn).flops:
                 self.flops[unit] = self.flops.get(unit, 0.0) + times * flops
         elif name in _REDUCTIONS:
             self.vector_flops += times * math.prod(eqn.invars[0].aval.shape)
@@ -145,6 +143,3 @@ class _Counter:
             self.vector_flops += times * ELEMENT_FLOPS[name] * size
         elif name not in _MOVES:
             raise _NotKnown(name)
-
-
-_PRODUCTS: Mapping[str, Any] = MappingProxyType({"dot_general": products.dot_general})

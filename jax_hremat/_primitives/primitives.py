@@ -158,9 +158,8 @@ def _of_matrices(flops: Callable[[int, int], float]) -> Rule:
 
 
 def _triangular_solve(eqn: Any) -> Work:
-    *batch, n, _ = eqn.invars[0].aval.shape
-    right_sides = math.prod(eqn.invars[1].aval.shape) // max(math.prod(batch) * n, 1)
-    return Work(vector_flops=math.prod(batch) * formulas.triangular_solve(n, right_sides))
+    triangle, right = (v.aval.shape for v in eqn.invars)
+    return Work(vector_flops=formulas.triangular_solve(triangle, right))
 
 
 def _householder(eqn: Any) -> Work:

@@ -8,25 +8,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jax_hremat._jax.custom_rules import asks_what_moves
+from jax_hremat._jax.custom_rules import asks_what_moves, is_custom_vjp
 from jax_hremat._jax.effects import named_axes
 from jax_hremat._jax.equations import bind_equation
 from jax_hremat._jax.jaxprs import all_equations, open_jaxpr
+from jax_hremat._jax.keys import is_inexact
 from jax_hremat._primitives.primitives import equation_work, is_called_kernel
 from jax_hremat._primitives.work import Call, Work, total
 
-_RULES = frozenset({"custom_vjp_call", "custom_vjp_call_jaxpr"})
 # Work of a backward, in forwards: the backward of a product is two products of the same size.
 _BACKWARD = 2.0
 
 
 def may_call_kernels(jaxpr: Any) -> bool:
     """Whether a program runs kernels that are only called, or custom rules, which may run some."""
-    return any(
-        eqn.primitive.name in _RULES or is_called_kernel(eqn) for eqn in all_equations(jaxpr)
-    )
+    return any(is_custom_vjp(eqn) or is_called_kernel(eqn) for eqn in all_equations(jaxpr))
 
 
 def traced_calls(program: Any, step: Any) -> tuple[Call, ...]:
@@ -43,7 +40,7 @@ def traced_calls(program: Any, step: Any) -> tuple[Call, ...]:
     calls = {_once(call): call.work for call in _calls(step)}
     if any(work is None for work in calls.values()):
         for eqn in all_equations(program):
-            if eqn.primitive.name in _RULES:
+            if is_custom_vjp(eqn):
                 for call in _priced_by_primal(eqn):
                     calls[_once(call)] = calls.get(_once(call)) or call.work
     return tuple(replace(call, work=work) for call, work in calls.items())
@@ -85,7 +82,7 @@ def _rule_calls(eqn: Any) -> tuple[list[Call], list[Call]]:
     """
     if named_axes(eqn) or asks_what_moves(eqn):
         return [], []
-    moving = [i for i, v in enumerate(eqn.invars) if jnp.issubdtype(v.aval.dtype, np.inexact)]
+    moving = [i for i, v in enumerate(eqn.invars) if is_inexact(v.aval.dtype)]
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
 
     def forward(*inputs: Any) -> Any:
@@ -94,7 +91,7 @@ def _rule_calls(eqn: Any) -> tuple[list[Call], list[Call]]:
             for i, value in zip(moving, active, strict=True):
                 merged[i] = value
             results = bind_equation(eqn, merged)
-            return [r for r in results if jnp.issubdtype(r.dtype, np.inexact)]
+            return [r for r in results if is_inexact(r.dtype)]
 
         return jax.vjp(of_moving, *(inputs[i] for i in moving))
 

@@ -105,8 +105,8 @@ class _Step:
 def memory_charts(plan: RematPlan, memory: MemoryOverStep) -> MemoryCharts:
     """Both pictures, with the same axes."""
     budget_bytes = plan.certificate.budget_bytes
-    shows_budget = budget_bytes <= 2 * memory.most_bytes
-    top_bytes = 1.05 * max(memory.most_bytes, budget_bytes if shows_budget else 0)
+    shown_bytes = memory.shown_bytes(budget_bytes)
+    shows_budget, top_bytes = budget_bytes <= shown_bytes, 1.05 * shown_bytes
     count = len(plan.moments)
     frame = Frame(0, count, 0, top_bytes)
     bands = _bands(plan.blocks)

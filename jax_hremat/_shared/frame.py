@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jax_hremat._shared.ticks import Tick
@@ -49,9 +49,4 @@ class Frame:
 
     def stairs(self, sizes: Sequence[float]) -> list[str]:
         """Points of a line that has each size for one unit of the horizontal axis."""
-        return list(self._stairs(sizes))
-
-    def _stairs(self, sizes: Sequence[float]) -> Iterator[str]:
-        for i, size in enumerate(sizes):
-            yield f"{self.x(i)},{self.y(size)}"
-            yield f"{self.x(i + 1)},{self.y(size)}"
+        return [f"{self.x(i + k)},{self.y(size)}" for i, size in enumerate(sizes) for k in (0, 1)]

@@ -26,15 +26,10 @@ def round_ticks(low: float, high: float, most: int, *, per_unit: float = 1.0) ->
         most: The largest number of ticks, at least 2.
         per_unit: The unit, in the axis' own measure.
     """
-    step = round_step(low, high, most, per_unit=per_unit)
-    return [k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
-
-
-def round_step(low: float, high: float, most: int, *, per_unit: float = 1.0) -> float:
-    """The step of `round_ticks`."""
     power = 10.0 ** math.floor(math.log10((high - low) / per_unit / most))
     steps = (digit * times * power * per_unit for times in (1, 10, 100) for digit in (1, 2, 5))
-    return next(s for s in steps if math.floor(high / s) - math.ceil(low / s) < most)
+    step = next(s for s in steps if math.floor(high / s) - math.ceil(low / s) < most)
+    return [k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def byte_ticks(high_bytes: float, most: int) -> list[Tick]:

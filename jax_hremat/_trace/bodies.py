@@ -8,9 +8,10 @@ from math import ceil
 from typing import Any
 
 from jax_hremat._jax.jaxprs import open_jaxpr, scan_counts
+from jax_hremat._jax.keys import is_inexact
 from jax_hremat._trace.graph import Graph, build_graph, is_cond, is_loop
 from jax_hremat._trace.rules import active_variables, are_in, open_program
-from jax_hremat._trace.trace import Program, is_inexact
+from jax_hremat._trace.trace import Program
 
 
 def scan_body(eqn: Any, moving: Sequence[bool] = (), active: Sequence[bool] = ()) -> Program:

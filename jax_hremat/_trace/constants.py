@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jax_hremat._jax.jaxprs import Literal
+from jax_hremat._jax.jaxprs import variables
 from jax_hremat._primitives.elementwise import FUSIBLE
 
 
@@ -26,7 +26,7 @@ def constant_makers(jaxpr: Any) -> Mapping[Any, int]:
     """
     makers: dict[Any, int] = {}
     for index, eqn in enumerate(jaxpr.eqns):
-        inputs = (v for v in eqn.invars if not isinstance(v, Literal))
+        inputs = variables(eqn.invars)
         if eqn.primitive.name in FUSIBLE and not eqn.effects and all(v in makers for v in inputs):
             makers.update(dict.fromkeys(eqn.outvars, index))
     return makers

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from itertools import combinations
 from typing import Any, TypeAlias
 
-from jax_hremat._jax.jaxprs import Literal, inner_jaxprs, open_jaxpr
-from jax_hremat._trace.trace import is_inexact
+from jax_hremat._jax.jaxprs import Literal, inner_jaxprs, open_jaxpr, variables
+from jax_hremat._jax.keys import is_inexact
 
 _COMPARISONS = frozenset("eq ne lt le gt ge eq_to lt_to le_to".split())
 # What computes new numbers. Everything else may return elements of its inputs, in another place or
@@ -109,7 +109,7 @@ def compares_results(jaxpr: Any, results: Set[Any]) -> bool:
     values that depend on its inputs in another way."""
     of_result, of_input = set(results), set(jaxpr.invars) - set(results)
     for eqn in jaxpr.eqns:
-        operands = {v for v in eqn.invars if not isinstance(v, Literal)}
+        operands = set(variables(eqn.invars))
         reads_result, reads_input = operands & of_result, operands & of_input
         if reads_result and reads_input and eqn.primitive.name in _COMPARISONS:
             return True

@@ -21,7 +21,8 @@ from jax.sharding import PartitionSpec
 
 from jax_hremat._jax.custom_rules import DETACH, detach, is_custom_vjp
 from jax_hremat._jax.equations import bind_equation, context_of
-from jax_hremat._jax.jaxprs import Literal, jaxpr_consts, open_jaxpr
+from jax_hremat._jax.jaxprs import Literal, jaxpr_consts, open_jaxpr, read, variables
+from jax_hremat._jax.keys import is_inexact
 from jax_hremat._jax.meshes import typed_struct, varying_axes
 from jax_hremat._jax.refs import is_ref
 
@@ -50,15 +51,11 @@ def in_parts(eqn: Any, body: Callable[..., list[Any]], inputs: Sequence[Any]) ->
     env = dict(
         zip((*jaxpr.constvars, *jaxpr.invars), (*jaxpr_consts(closed), *inputs), strict=True)
     )
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else env[atom]
-
     for part in jaxpr.eqns:
-        given = list(map(read, part.invars))
+        given = read(env, part.invars)
         outputs = _Map(part, given).outputs() if _can_be_cut(part) else bind_equation(part, given)
         env.update(zip(part.outvars, outputs, strict=True))
-    return list(map(read, jaxpr.outvars))
+    return read(env, jaxpr.outvars)
 
 
 def handed_on(eqn: Any) -> Iterator[tuple[Any, Any]]:
@@ -126,7 +123,7 @@ class _Map:
             # The cotangents of an input are summed over the devices that share it: once, as in the
             # whole map, and not once for each part that reads it.
             inputs = [v for v in self._body.invars if sum(v in read for read in reads) > 1]
-            self._run([], [v for v in inputs if jnp.issubdtype(v.aval.dtype, jnp.inexact)], [])
+            self._run([], [v for v in inputs if is_inexact(v.aval.dtype)], [])
         found: dict[int, Any] = {}
         for k, part in enumerate(parts):
             later = set().union(*reads[k + 1 :])
@@ -153,27 +150,23 @@ class _Map:
         as positions among the body's."""
         atoms = [self._body.outvars[i] for i in results]
         made = {v for eqn in eqns for v in eqn.outvars}
-        wanted = (v for v in (*kept, *atoms) if not isinstance(v, Literal) and v not in made)
-        read = list(dict.fromkeys((*_read(eqns), *wanted)))
-        given = [self._env[v] for v in read]
+        wanted = (v for v in variables((*kept, *atoms)) if v not in made)
+        taken = list(dict.fromkeys((*_read(eqns), *wanted)))
+        given = [self._env[v] for v in taken]
         specs = [self._spec(v) for v in kept]
         scalars = [not v.aval.shape for v in kept]
 
         def part(*values: Any) -> list[Any]:
             env = {
                 v: x.reshape(()) if g.is_scalar else x
-                for v, g, x in zip(read, given, values, strict=True)
+                for v, g, x in zip(taken, given, values, strict=True)
             }
-
-            def local(atom: Any) -> Any:
-                return atom.val if isinstance(atom, Literal) else env[atom]
-
             for eqn in eqns:
-                env.update(
-                    zip(eqn.outvars, bind_equation(eqn, [*map(local, eqn.invars)]), strict=True)
-                )
-            passed = [x[None] if s else x for x, s in zip(map(local, kept), scalars, strict=True)]
-            return [*passed, *(jnp.asarray(local(a), a.aval.dtype) for a in atoms)]
+                outputs = bind_equation(eqn, read(env, eqn.invars))
+                env.update(zip(eqn.outvars, outputs, strict=True))
+            passed = [x[None] if s else x for x, s in zip(read(env, kept), scalars, strict=True)]
+            pairs = zip(read(env, atoms), atoms, strict=True)
+            return [*passed, *(jnp.asarray(x, a.aval.dtype) for x, a in pairs)]
 
         out_specs = [*specs, *(self._eqn.params["out_specs"][i] for i in results)]
         with context_of(self._eqn):
@@ -204,5 +197,5 @@ def _cut(eqns: Iterable[Any]) -> list[list[Any]]:
 def _read(eqns: Sequence[Any]) -> list[Any]:
     """The variables that equations read and do not make, in order."""
     made = {v for eqn in eqns for v in eqn.outvars}
-    variables = (v for e in eqns for v in e.invars if not isinstance(v, Literal))
-    return list(dict.fromkeys(v for v in variables if v not in made))
+    atoms = variables(v for eqn in eqns for v in eqn.invars)
+    return list(dict.fromkeys(v for v in atoms if v not in made))

@@ -16,7 +16,7 @@ import numpy as np
 from jax_hremat._jax.describe import functions_key
 from jax_hremat._jax.effects import run_once_equation
 from jax_hremat._jax.equations import bind_equation
-from jax_hremat._jax.jaxprs import Literal, inputs_read, open_jaxpr
+from jax_hremat._jax.jaxprs import Literal, inputs_read, open_jaxpr, variables
 from jax_hremat._jax.scopes import source_line
 from jax_hremat._jax.sizes import size_bytes_of
 from jax_hremat._primitives.elementwise import FUSIBLE
@@ -181,7 +181,7 @@ def _residuals_of(eqn: Any, mask: Sequence[bool], pulled: Sequence[int]) -> Resi
     reads: set[int] = set()
     makes: set[int] = set()
     opaque_bytes = 0
-    for residual in dict.fromkeys(v for v in residuals if not isinstance(v, Literal)):
+    for residual in dict.fromkeys(variables(residuals)):
         if residual in in_position:
             reads.add(in_position[residual])
         elif residual in out_position:

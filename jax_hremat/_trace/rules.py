@@ -21,8 +21,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 
 from jax_hremat._jax.checkpoints import is_checkpoint, with_barriers
@@ -35,7 +33,8 @@ from jax_hremat._jax.custom_rules import (
     num_closed_over,
 )
 from jax_hremat._jax.equations import bind_equation, context_of, evaluate_inlined, inlinable_jaxpr
-from jax_hremat._jax.jaxprs import Literal, jaxpr_consts, open_jaxpr
+from jax_hremat._jax.jaxprs import Literal, jaxpr_consts, open_jaxpr, read
+from jax_hremat._jax.keys import is_inexact
 from jax_hremat._jax.refs import without_refs
 from jax_hremat._trace.mapped import in_parts, is_whole_map
 from jax_hremat._trace.sinking import with_sunk_operations
@@ -93,17 +92,13 @@ class _Evaluation:
         jaxpr = open_jaxpr(closed)
         env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *inputs), strict=True))
         active = {v for v, on in zip(jaxpr.invars, moving, strict=True) if on}
-
-        def read(atoms: Sequence[Any]) -> list[Any]:
-            return [v.val if isinstance(v, Literal) else env[v] for v in atoms]
-
         for eqn in jaxpr.eqns:
-            given, flags = read(eqn.invars), are_in(active, eqn.invars)
+            given, flags = read(env, eqn.invars), are_in(active, eqn.invars)
             outputs, made = self._of_equation(eqn, given, flags)
             env.update(zip(eqn.outvars, outputs, strict=True))
             moved = (v for v, on in zip(eqn.outvars, made, strict=True) if on)
-            active.update(v for v in moved if _is_inexact(v))
-        return read(jaxpr.outvars), are_in(active, jaxpr.outvars)
+            active.update(v for v in moved if is_inexact(v.aval.dtype))
+        return read(env, jaxpr.outvars), are_in(active, jaxpr.outvars)
 
     def _of_equation(
         self, eqn: Any, inputs: Sequence[Any], moving: Sequence[bool]
@@ -138,17 +133,13 @@ def active_variables(jaxpr: Any, moving: Iterable[int]) -> frozenset[Any]:
     active = {jaxpr.invars[i] for i in moving}
     for eqn in jaxpr.eqns:
         if _goes_on(eqn, are_in(active, eqn.invars)):
-            active.update(v for v in eqn.outvars if _is_inexact(v))
+            active.update(v for v in eqn.outvars if is_inexact(v.aval.dtype))
     return frozenset(active)
 
 
 def are_in(variables: Collection[Any], atoms: Iterable[Any]) -> list[bool]:
     """Which atoms are among the variables."""
     return [not isinstance(v, Literal) and v in variables for v in atoms]
-
-
-def _is_inexact(variable: Any) -> bool:
-    return jnp.issubdtype(variable.aval.dtype, np.inexact)
 
 
 def _goes_on(eqn: Any, moving: Sequence[bool]) -> bool:
@@ -166,7 +157,7 @@ def _rule(eqn: Any, moving: Sequence[bool]) -> ForwardRule | None:
 
 def _apart(rule: ForwardRule, inputs: Sequence[Any]) -> list[Any]:
     given = list(inputs)
-    floating = [i for i, v in enumerate(rule.eqn.invars) if _is_inexact(v)]
+    floating = [i for i, v in enumerate(rule.eqn.invars) if is_inexact(v.aval.dtype)]
     with context_of(rule.eqn):
         # All floating inputs: through one left out, the forward rule would be differentiated.
         for i, value in zip(floating, detach(*(inputs[i] for i in floating)), strict=True):

@@ -9,10 +9,9 @@ contains it keeps the argument alone. Compilers call the move code sinking.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from jax_hremat._jax.jaxprs import Literal, open_jaxpr, with_equations
+from jax_hremat._jax.jaxprs import open_jaxpr, variables, with_equations
 
 
 def with_sunk_operations(closed: Any) -> Any:
@@ -26,14 +25,14 @@ def with_sunk_operations(closed: Any) -> Any:
     jaxpr = open_jaxpr(closed)
     readers: dict[Any, set[int]] = {}
     for index, eqn in enumerate(jaxpr.eqns):
-        for var in _variables(eqn.invars):
+        for var in variables(eqn.invars):
             readers.setdefault(var, set()).add(index)
     at_hand = {*jaxpr.constvars, *jaxpr.invars}
-    returned = set(_variables(jaxpr.outvars))
+    returned = set(variables(jaxpr.outvars))
     # The equation before which each one goes.
     before = list(range(len(jaxpr.eqns)))
     for index, eqn in enumerate(jaxpr.eqns):
-        given = _variables(eqn.invars)
+        given = variables(eqn.invars)
         read_by = set[int]().union(*(readers.get(v, ()) for v in eqn.outvars))
         movable = len(given) == 1 and not eqn.effects and returned.isdisjoint(eqn.outvars)
         if movable and given[0] in at_hand and len(read_by) == 1:
@@ -44,7 +43,3 @@ def with_sunk_operations(closed: Any) -> Any:
         before[index] = before[before[index]]
     order = sorted(range(len(before)), key=lambda index: (before[index], index))
     return with_equations(closed, [jaxpr.eqns[index] for index in order])
-
-
-def _variables(atoms: Sequence[Any]) -> list[Any]:
-    return [v for v in atoms if not isinstance(v, Literal)]

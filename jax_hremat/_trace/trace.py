@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, NamedSharding
 
@@ -17,6 +16,7 @@ from jax_hremat._jax.cudnn import with_cudnn
 from jax_hremat._jax.effects import named_axes, ordered_effects, unchecked_errors
 from jax_hremat._jax.equations import evaluate_inlined
 from jax_hremat._jax.jaxprs import is_symbolic, jaxpr_consts, open_jaxpr, without_outputs
+from jax_hremat._jax.keys import is_inexact
 from jax_hremat._jax.meshes import is_typed, named_mesh, typed_struct
 from jax_hremat._jax.refs import is_ref
 from jax_hremat._jax.trace_context import TraceContext
@@ -159,11 +159,6 @@ def abstract_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
     aval = abstract(aval)
     sharding = sharding_on_mesh(leaf)
     return aval if sharding is None else aval.update(sharding=sharding)
-
-
-def is_inexact(dtype: Any) -> bool:
-    """Whether values of this dtype have a gradient (PRNG keys, integers and bools have none)."""
-    return jnp.issubdtype(dtype, np.inexact)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -40,7 +40,6 @@ class CompiledStep:
         reused_bytes: Bytes of the temporaries at the peak that are in the memory of results or
             donated arguments.
         step_s: Roofline estimate of its time, in seconds.
-        flops: Matrix flops of its kernels.
         buffers: The largest buffers alive at the peak of its temporaries, largest first; if a loop
             runs at the peak, its buffers are included.
         unknown: Operations that the estimate does not price, with their number.
@@ -54,7 +53,6 @@ class CompiledStep:
     fragmentation_bytes: int
     reused_bytes: int
     step_s: float
-    flops: float
     buffers: tuple[BufferReport, ...]
     unknown: tuple[tuple[str, int], ...]
     unpriced_kernels: tuple[str, ...] = ()
@@ -109,7 +107,6 @@ def compile_step(
         fragmentation_bytes=max(0, compiled.memory.temp_bytes - own_bytes),
         reused_bytes=sum(b.nbytes for b in temps) - own_bytes,
         step_s=roofline.time_s,
-        flops=roofline.flops,
         buffers=tuple(
             BufferReport(b.nbytes, _shape_text(c, b), b.kind, _maker(step, module, c, b))
             for c, b in own[:_NUM_BUFFERS]

@@ -8,7 +8,6 @@ import math
 import os
 import platform
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -95,17 +94,10 @@ class Compiled:
     Attributes:
         memory: Its memory.
         hlo_text: The optimised HLO module, scheduled.
-        lower_s: Time spent tracing and lowering it, in seconds. This is Python code, which runs in
-            one thread at a time.
-        compile_s: Time spent in XLA, or reading its earlier result from the cache, in seconds.
-        target_name: The name of the target.
     """
 
     memory: MemoryStats
     hlo_text: str = dataclasses.field(repr=False)
-    lower_s: float
-    compile_s: float
-    target_name: str
 
 
 def compile_flat(
@@ -144,7 +136,7 @@ def compile_flat(
             may differ from process to process, so the cache is not used.
 
     Returns:
-        The memory, the HLO and the times.
+        The memory and the HLO.
 
     Raises:
         TargetUnavailableError: The target's compiler is not installed, or not completely: for
@@ -152,7 +144,6 @@ def compile_flat(
         UnknownTargetError: XLA cannot read the target's configuration.
         jax.errors.JaxRuntimeError: XLA cannot compile the function for the target.
     """
-    started_s = time.perf_counter()
     how = {
         "donate_argnums": donate_argnums,
         "keep_unused": keep_unused,
@@ -167,7 +158,6 @@ def compile_flat(
             lowered = _lowered_for_one(fun, avals, target, how, device)
         else:
             lowered = _lowered_on_mesh(fun, avals, target, mesh, how)
-    lowered_s = time.perf_counter()
     key = _key(lowered, target) if cache else ""
     answer = cache.read(key, _decode) if cache else None
     if answer is None:
@@ -175,15 +165,7 @@ def compile_flat(
         answer = (memory_stats(executable), executable.as_text() or "")
         if cache:
             cache.write(key, {"memory": dataclasses.asdict(answer[0]), "hlo_text": answer[1]})
-    memory, hlo_text = answer
-    compiled_s = time.perf_counter()
-    return Compiled(
-        memory=memory,
-        hlo_text=hlo_text,
-        lower_s=lowered_s - started_s,
-        compile_s=compiled_s - lowered_s,
-        target_name=target.name,
-    )
+    return Compiled(*answer)
 
 
 def memory_stats(executable: jax.stages.Compiled) -> MemoryStats:

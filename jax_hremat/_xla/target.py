@@ -18,6 +18,7 @@ import tomli_w
 from jax_hremat._jax.compiling import attached_gpu_target_config
 from jax_hremat._shared.errors import TargetUnavailableError, UnknownTargetError
 from jax_hremat._shared.files import write_whole
+from jax_hremat._shared.frozen import reduce_record
 
 Platform = Literal["cuda", "cpu"]
 
@@ -92,10 +93,7 @@ class Target:
         write_whole(Path(path), text.encode())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Read-only mappings cannot be pickled; the constructor makes new ones.
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        fields |= {k: dict(v) for k, v in fields.items() if isinstance(v, Mapping)}
-        return _target_of, (fields,)
+        return reduce_record(self)
 
 
 def get_target(spec: str | os.PathLike[str] | Target | None = None) -> Target:
@@ -330,10 +328,6 @@ def _number(where: str, key: str, value: object) -> float:
     if not (math.isfinite(value) and value > 0):
         raise _bad_key(where, key, f"is {value!r}, not positive and finite")
     return float(value)
-
-
-def _target_of(fields: Mapping[str, Any]) -> Target:
-    return Target(**fields)
 
 
 def _bad_key(where: str, key: str, reason: str) -> UnknownTargetError:

@@ -12,8 +12,12 @@ from jax_hremat._primitives.elementwise import ELEMENT_FLOPS
 from jax_hremat._primitives.kernels import KernelBook
 from jax_hremat._primitives.work import Array, Call, MatrixUnit, Work
 from jax_hremat._xla.hlo.collectives import COLLECTIVES
-from jax_hremat._xla.hlo.convolutions import convolution_flops
-from jax_hremat._xla.hlo.library_calls import factors_dtype, has_workspace, library_work
+from jax_hremat._xla.hlo.library_calls import (
+    convolution_flops,
+    factors_dtype,
+    has_workspace,
+    library_work,
+)
 from jax_hremat._xla.hlo.parse import Computation, HloModule, Instruction, Shape, in_place_operands
 
 _T = TypeVar("_T")
@@ -244,9 +248,7 @@ def _cholesky_flops(operands: tuple[Shape, ...]) -> float:
 
 
 def _triangular_solve_flops(operands: tuple[Shape, ...]) -> float:
-    *batch, n, _ = operands[0].dims
-    right_sides = operands[1].size // max(prod(batch) * n, 1)
-    return prod(batch) * formulas.triangular_solve(n, right_sides)
+    return formulas.triangular_solve(operands[0].dims, operands[1].dims)
 
 
 _OF_MATRICES: Mapping[str, Callable[[tuple[Shape, ...]], float]] = MappingProxyType(

@@ -15,7 +15,6 @@ from typing import Any
 from jax_hremat._primitives import formulas
 from jax_hremat._primitives.elementwise import ELEMENT_FLOPS
 from jax_hremat._primitives.work import MatrixUnit, Work, one_product
-from jax_hremat._xla.hlo.convolutions import convolution_flops
 from jax_hremat._xla.hlo.parse import Instruction, Shape
 
 # From a call and the shapes of its operands to its work without its bytes; None if they do not
@@ -44,6 +43,19 @@ def has_workspace(call: Instruction) -> bool:
         return False
     last = shape.elements[-1]
     return last.dtype in ("u8", "s8") and len(last.dims) == 1
+
+
+def convolution_flops(instruction: Instruction, result: Shape, kernel: Shape) -> float:
+    """Flops of a forward convolution: a full dot product for each element of its result.
+
+    Multiplications with padding count, since library kernels do them; those with the holes of
+    a dilated input do not. The kernel's input features are those of one group.
+    """
+    labels = (instruction.attribute("dim_labels") or "").split("->")[0].split("_")[1]
+    inputs = prod(size for label, size in zip(labels, kernel.dims, strict=True) if label in "i?")
+    window = prod(int(size) for size in instruction.window("size"))
+    holes = prod(int(factor) for factor in instruction.window("lhs_dilate"))
+    return 2.0 * result.size * inputs * window / holes
 
 
 def factors_dtype(operands: Sequence[Shape]) -> str:
@@ -139,9 +151,7 @@ def _matmul(call: Instruction, operands: Sequence[Shape]) -> Work | None:
 
 
 def _triangular_solve(call: Instruction, operands: Sequence[Shape]) -> Work | None:
-    *batch, n, _ = operands[0].dims
-    right_sides = operands[1].size // max(prod(batch) * n, 1)
-    return Work(vector_flops=prod(batch) * formulas.triangular_solve(n, right_sides))
+    return Work(vector_flops=formulas.triangular_solve(operands[0].dims, operands[1].dims))
 
 
 # --- linear algebra, of a GPU and of the CPU ------------------------------------------
@@ -152,12 +162,10 @@ _ROUTINES: Mapping[str, Callable[[int, int], float]] = MappingProxyType(
         "getrf": formulas.lu,
         "geqrf": formulas.qr,
         "geqp3": formulas.qr,
-        "syev": lambda n, _: formulas.eigh(n),
-        "geev": lambda n, _: formulas.eig(n),
-        "gees": lambda n, _: formulas.eig(n),
-        "gesvd": formulas.svd,
-        "gehrd": lambda n, _: formulas.hessenberg(n),
-        "sytrd": lambda n, _: formulas.hessenberg(n),
+        **dict.fromkeys(("syev", "heev"), lambda n, _: formulas.eigh(n)),
+        **dict.fromkeys(("geev", "gees"), lambda n, _: formulas.eig(n)),
+        **dict.fromkeys(("gesvd", "gesdd"), formulas.svd),
+        **dict.fromkeys(("gehrd", "sytrd", "hetrd"), lambda n, _: formulas.hessenberg(n)),
     }
 )
 # LAPACK's name of a routine, after the letter of its type and before the letter of its variant.
@@ -166,7 +174,6 @@ _FACTORIZATION = (
     r"(?P<name>potrf|getrf|geqrf|geqp3|syev|heev|geev|gees|gesvd|gesdd|gehrd|sytrd|hetrd)"
     r"[djrpx]?(?:_ffi)?"
 )
-_SAME = MappingProxyType({"heev": "syev", "gesdd": "gesvd", "hetrd": "sytrd"})
 _HOST_CALLBACK = r"xla_(?:ffi_)?(?:partitioned_)?python_(?:cpu|gpu)_callback"
 _REFLECTORS = r"(?:cusolver_|hipsolver_|lapack_[sdcz])(?:orgqr|ungqr|ormqr|unmqr)(?:_ffi)?"
 _TRIANGLES = r"__cublas\$triangularSolve|(?:cu|hip)?blas_[sdcz]?trsm(?:_ffi)?|lapack_[sdcz]trsm_ffi"
@@ -178,8 +185,7 @@ def _factorization(call: Instruction, operands: Sequence[Shape]) -> Work | None:
     if match is None or matrix is None:
         return None
     *batch, rows, columns = matrix.dims
-    name = match["name"]
-    return Work(vector_flops=prod(batch) * _ROUTINES[_SAME.get(name, name)](rows, columns))
+    return Work(vector_flops=prod(batch) * _ROUTINES[match["name"]](rows, columns))
 
 
 def _reflectors(call: Instruction, operands: Sequence[Shape]) -> Work | None:
