@@ -249,8 +249,8 @@ def test_nothing_to_keep() -> None:
 
 
 def test_a_limit_without_a_solution_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    def undecided(problem: object, *_: object, **options: object) -> Outcome:
-        assert options["may_be_undecided"]
+    def undecided(problem: object, config: SolverConfig) -> Outcome:
+        assert config == EXACT
         return Outcome(Status.UNDECIDED, float("inf"), float("inf"), 0.0)
 
     monkeypatch.setattr(saved, "solve", undecided)

@@ -95,7 +95,7 @@ class Rockmate(Family):
                 operations[rest] = replace(operations[rest], workspace_bytes=workspace_bytes)
                 bounded = Graph(tuple(operations), alone.results)
                 program = replace(operations_of(bounded), once=(rest,))
-                stages = fastest_stages(program, peak_bytes, self.solver, may_be_undecided=True)
+                stages = fastest_stages(program, peak_bytes, self.solver)
                 if stages.computed is not None:
                     order = without_unread(alone, order_of(stages.computed))
                     middle = order.index(rest)

@@ -72,19 +72,13 @@ class Outcome:
     solve_s: float
 
 
-def solve(
-    problem: cp.Problem,
-    config: SolverConfig,
-    *,
-    may_be_undecided: bool = False,
-) -> Outcome:
+def solve(problem: cp.Problem, config: SolverConfig) -> Outcome:
     """Solve one minimisation with HiGHS, on one thread with a fixed seed.
 
     The relative gap refers to the objective as HiGHS sees it, without its constant term.
 
     Raises:
-        SolverError: The solver failed, or reached the limit without a solution and
-            `may_be_undecided` is false.
+        SolverError: The solver failed.
     """
     start = time.perf_counter()
     with warnings.catch_warnings():
@@ -111,9 +105,7 @@ def solve(
         return Outcome(Status.OPTIMAL, _objective(problem), _gap(problem), solve_s)
     if problem.status in (cp.USER_LIMIT, cp.OPTIMAL_INACCURATE):
         if not _has_solution(problem):
-            if may_be_undecided:
-                return Outcome(Status.UNDECIDED, float("inf"), float("inf"), solve_s)
-            raise undecided(config)
+            return Outcome(Status.UNDECIDED, float("inf"), float("inf"), solve_s)
         return Outcome(Status.LIMIT, _objective(problem), _gap(problem), solve_s)
     raise SolverError(f"HiGHS ended with the status {problem.status!r}")
 

@@ -198,7 +198,7 @@ class _Leaf:
 
     def answer(self, problem: cp.Problem, config: SolverConfig) -> _Answer | None:
         """Solve a program of these variables; None if no solution is found."""
-        outcome = solve(problem, config, may_be_undecided=True)
+        outcome = solve(problem, config)
         if outcome.status in (Status.INFEASIBLE, Status.UNDECIDED):
             return None
         assert self.s.value is not None and self.r.value is not None
