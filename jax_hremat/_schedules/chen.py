@@ -129,6 +129,6 @@ def _levels(cuts: Sequence[int], parts: int, depth: int) -> _Part:
         return _Part((), ())
     # Between the cuts inside it, a part has one unit more than cuts.
     ends = [(len(cuts) + 1) * k // count for k in range(count + 1)]
-    inner = [cuts[a : b - 1] for a, b in zip(ends, ends[1:], strict=False)]
+    inner = [cuts[a : b - 1] for a, b in itertools.pairwise(ends)]
     stops = tuple(cuts[end - 1] for end in ends[1:-1])
     return _Part(stops, tuple(_levels(some, parts, depth - 1) for some in inner))
