@@ -7,7 +7,6 @@ asked for more and more, from a lower bound on.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import time
@@ -43,6 +42,9 @@ class Schedules:
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
         self._base_ms = chain.fastest_ms
+        # By whether there are groups.
+        self._spans: dict[bool, list[list[Span]]] = {}
+        self._unpriced: dict[bool, Columns] = {}
         # The last columns at prices.
         self._priced: tuple[tuple[bool, Prices], Columns] | None = None
         self._least_peaks: dict[tuple[SolverConfig, bool], Schedule] = {}
@@ -181,25 +183,16 @@ class Schedules:
     def _columns(self, groups: bool, prices: Prices) -> Columns:
         """The columns to choose from, at prices."""
         if prices == NO_PRICES:
-            return self._with_groups if groups else self._singles
+            if groups not in self._unpriced:
+                self._unpriced[groups] = Columns(self.chain, self._spans_of(groups))
+            return self._unpriced[groups]
         if self._priced is None or self._priced[0] != (groups, prices):
-            columns = Columns(self.chain, self._spans if groups else self._single_spans, prices)
+            columns = Columns(self.chain, self._spans_of(groups), prices)
             self._priced = (groups, prices), columns
         return self._priced[1]
 
-    @functools.cached_property
-    def _spans(self) -> list[list[Span]]:
-        columns = [*single_columns(self.chain), *group_columns(self.chain)]
-        return spans(self.chain, columns)
-
-    @functools.cached_property
-    def _single_spans(self) -> list[list[Span]]:
-        return spans(self.chain, single_columns(self.chain))
-
-    @functools.cached_property
-    def _singles(self) -> Columns:
-        return Columns(self.chain, self._single_spans)
-
-    @functools.cached_property
-    def _with_groups(self) -> Columns:
-        return Columns(self.chain, self._spans)
+    def _spans_of(self, groups: bool) -> list[list[Span]]:
+        if groups not in self._spans:
+            columns = [*single_columns(self.chain), *(group_columns(self.chain) if groups else ())]
+            self._spans[groups] = spans(self.chain, columns)
+        return self._spans[groups]
