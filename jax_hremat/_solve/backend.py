@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import time
 import warnings
 from dataclasses import dataclass, replace
 from typing import Any
@@ -63,13 +62,11 @@ class Outcome:
         status: How it ended.
         objective: Value of the solution, in the program's own unit; `inf` if infeasible.
         gap: Relative distance between the objective and the solver's proven bound.
-        solve_s: Seconds that the solve took, cvxpy's compilation included.
     """
 
     status: Status
     objective: float
     gap: float
-    solve_s: float
 
 
 def solve(problem: cp.Problem, config: SolverConfig) -> Outcome:
@@ -80,7 +77,6 @@ def solve(problem: cp.Problem, config: SolverConfig) -> Outcome:
     Raises:
         SolverError: The solver failed.
     """
-    start = time.perf_counter()
     with warnings.catch_warnings():
         # cvxpy warns that a solution at a limit may be inaccurate; the status records the limit.
         warnings.filterwarnings("ignore", message="Solution may be inaccurate")
@@ -98,15 +94,14 @@ def solve(problem: cp.Problem, config: SolverConfig) -> Outcome:
                 f"HiGHS failed on a program with {problem.size_metrics.num_scalar_variables} "
                 f"variables: {error}"
             ) from error
-    solve_s = time.perf_counter() - start
     if problem.status in (cp.INFEASIBLE, cp.INFEASIBLE_INACCURATE, "infeasible_or_unbounded"):
-        return Outcome(Status.INFEASIBLE, float("inf"), 0.0, solve_s)
+        return Outcome(Status.INFEASIBLE, float("inf"), 0.0)
     if problem.status == cp.OPTIMAL:
-        return Outcome(Status.OPTIMAL, _objective(problem), _gap(problem), solve_s)
+        return Outcome(Status.OPTIMAL, _objective(problem), _gap(problem))
     if problem.status in (cp.USER_LIMIT, cp.OPTIMAL_INACCURATE):
         if not _has_solution(problem):
-            return Outcome(Status.UNDECIDED, float("inf"), float("inf"), solve_s)
-        return Outcome(Status.LIMIT, _objective(problem), _gap(problem), solve_s)
+            return Outcome(Status.UNDECIDED, float("inf"), float("inf"))
+        return Outcome(Status.LIMIT, _objective(problem), _gap(problem))
     raise SolverError(f"HiGHS ended with the status {problem.status!r}")
 
 

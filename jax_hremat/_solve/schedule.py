@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -72,14 +71,13 @@ class Schedules:
             The schedule. Its selection is None with `Status.INFEASIBLE`, or with
             `Status.UNDECIDED` if the limit was reached first.
         """
-        began_s = time.perf_counter()
         limit = peak_bytes - self.chain.fixed_bytes
         columns = self._columns(groups, reused.prices)
         search = Search(columns, limit, config.max_labels, reused)
         best = search.feasible()
         if best.columns is None:
             status = Status.INFEASIBLE if best.is_exact else Status.UNDECIDED
-            outcome = Outcome(status, math.inf, 0.0, time.perf_counter() - began_s)
+            outcome = Outcome(status, math.inf, 0.0)
             return Schedule(None, outcome, math.inf if best.is_exact else 1e-3 * self._base_ms)
         # More and more slow beginnings are looked at, until one goes on to a schedule.
         lower_ms = search.least_ms(best.added_ms, 1e3 * guess_s - self._base_ms)
@@ -104,7 +102,7 @@ class Schedules:
             if gap() > config.relative_gap and search.sharpen(config):
                 lower_ms, step_ms = max(lower_ms, search.least_ms(best.added_ms)), first_step_ms
         status = Status.OPTIMAL if gap() <= config.relative_gap else Status.LIMIT
-        outcome = Outcome(status, best.added_ms, gap(), time.perf_counter() - began_s)
+        outcome = Outcome(status, best.added_ms, gap())
         bound_s = 1e-3 * (self._base_ms + lower_ms)
         assert best.columns is not None
         return Schedule(best.columns, outcome, bound_s, *columns.counted_bytes(best.columns))
@@ -158,7 +156,6 @@ class Schedules:
         return self._least_peaks[question]
 
     def _least_peak(self, config: SolverConfig, *, groups: bool) -> Schedule:
-        began_s = time.perf_counter()
         columns = self._columns(groups, NO_PRICES)
 
         def found(limit: float) -> Found:
@@ -177,7 +174,7 @@ class Schedules:
             low, high = (middle, high) if lower.columns is None else (low, counted_bytes(lower))
         schedule = self.fastest_within(high + self.chain.fixed_bytes, config, groups=groups)
         status = schedule.outcome.status if is_exact else Status.LIMIT
-        outcome = Outcome(status, high / MIB, 0.0, time.perf_counter() - began_s)
+        outcome = Outcome(status, high / MIB, 0.0)
         return replace(schedule, outcome=outcome)
 
     def _columns(self, groups: bool, prices: Prices) -> Columns:
