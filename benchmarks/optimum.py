@@ -14,6 +14,7 @@ writes one JSON file a model below `docs/data/optimum-<target>/`; `--page` makes
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +48,7 @@ class FlatRow(Row):
     Attributes:
         status: What the solver proved.
         gap: Relative gap.
-        flat_s: Seconds in the solver.
+        flat_s: Seconds to solve for all answers, divided by their number.
         kept_bytes: Bytes of the values kept, by the program.
     """
 
@@ -77,9 +78,11 @@ def measure(name: str, target_name: str, size: zoo.Size = "full") -> Optimum:
 def _flat_rows(context: PlanningContext) -> list[FlatRow]:
     num_operations = len(context.costs.graph.operations)
     times_s = dict(enumerate(operation_times_s(context.costs.graph, rates(context.target))))
+    start_s = time.perf_counter()
     answers = saved_value_sets(
         context.costs.graph, 0, num_operations, times_s, context.config.solver, NUM_BOUNDS
     )
+    solve_s = time.perf_counter() - start_s
     rows = []
     for answer in answers:
         refs = value_refs(context.costs.graph, answer.values)
@@ -92,7 +95,7 @@ def _flat_rows(context: PlanningContext) -> list[FlatRow]:
                 step_s=step.step_s,
                 status=answer.outcome.status.value,
                 gap=answer.outcome.gap,
-                flat_s=answer.outcome.solve_s,
+                flat_s=solve_s / len(answers),
                 kept_bytes=answer.kept_bytes,
             )
         )

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from jax_hremat import SolverError
+from jax_hremat._solve import checkmate
 from jax_hremat._solve.backend import SolverConfig, Status, solve
+from jax_hremat.schedules import Checkmate, Graph, Operation
 
 
 def market_split() -> cp.Problem:
@@ -36,8 +38,15 @@ def test_no_solution_is_infeasible():
 
 
 def test_zeros_at_the_limit_are_no_solution():
-    config = SolverConfig(max_nodes=3)
-    with pytest.raises(SolverError, match=r"within 3 nodes.*max_nodes"):
-        solve(market_split(), config)
-    found = solve(market_split(), config, may_be_undecided=True)
+    found = solve(market_split(), SolverConfig(max_nodes=3))
     assert (found.status, found.objective) == (Status.UNDECIDED, math.inf)
+
+
+def test_a_schedule_that_is_not_found_at_the_limit_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(checkmate, "solve", lambda _, config: solve(market_split(), config))
+    strategy = Checkmate(solver=SolverConfig(max_nodes=3))
+    operations = [Operation(name=name, time_s=1.0, output_bytes=1) for name in ("one", "two")]
+    graph = Graph(tuple(operations), (0, 1))
+    for ask in (lambda: strategy.schedule(graph, 2), lambda: strategy.lowest(graph)):
+        with pytest.raises(SolverError, match=r"within 3 nodes.*max_nodes"):
+            ask()

@@ -249,9 +249,9 @@ def test_nothing_to_keep() -> None:
 
 
 def test_a_limit_without_a_solution_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    def undecided(problem: object, *_: object, **options: object) -> Outcome:
-        assert options["may_be_undecided"]
-        return Outcome(Status.UNDECIDED, float("inf"), float("inf"), 0.0)
+    def undecided(problem: object, config: SolverConfig) -> Outcome:
+        assert config == EXACT
+        return Outcome(Status.UNDECIDED, float("inf"), float("inf"))
 
     monkeypatch.setattr(saved, "solve", undecided)
     operations = [operation(0, (0,), (1,), [1], True), operation(1, (1,), (2,), [1], False)]

@@ -94,7 +94,14 @@ class BlockSearch:
     ) -> list[Region]:
         """Candidates with sets of runs, with runs that XLA may make one kernel of, in segments, and
         with values that the checkpointed block keeps. A block that keeps nothing is checkpointed
-        where that binds what its backward writes into."""
+        where that binds what its backward writes into.
+
+        Args:
+            measured: The costs of the candidates so far that could be compiled, the block as it is
+                among them.
+            lower_peak: Whether candidates that only lower the peak of the block's backward are
+                worth anything.
+        """
         if self._trivial:
             return [self.checkpointed] if measured[self.plain].unbound_bytes else []
         models = self.models(measured)

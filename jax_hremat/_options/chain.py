@@ -16,9 +16,8 @@ def make_chain(
     graph: Graph,
     partition: Partition,
     options: Mapping[int, BlockOptions],
+    chosen: Sequence[tuple[Option, ...]],
     fixed_bytes: int,
-    *,
-    only: Sequence[Sequence[Option]] | None = None,
 ) -> Chain:
     """Make the chain of a program from the options of each kind of block.
 
@@ -26,14 +25,10 @@ def make_chain(
         graph: The program's graph.
         partition: The program's blocks.
         options: For each kind of block, its options.
+        chosen: For each block, the options to choose from.
         fixed_bytes: Arguments and outputs of the step.
-        only: For each block, the options to choose from, instead of all options of its kind.
     """
     block_of = partition.block_of
-    chosen = tuple(
-        tuple(only[i]) if only is not None else options[kind].options
-        for i, kind in enumerate(partition.kinds)
-    )
     needed: dict[int, set[tuple[int, int]]] = {}
     for index, block in enumerate(partition.blocks):
         for o, option in enumerate(chosen[index]):
@@ -60,7 +55,7 @@ def make_chain(
                 )
     return Chain(
         starts=tuple(b.start for b in partition.blocks),
-        options=chosen,
+        options=tuple(chosen),
         # The forward of a group writes no residuals, like that of a checkpointed block.
         recompute_s=tuple(options[kind].checkpointed.cost.forward_s for kind in partition.kinds),
         handing_on_bytes=tuple(

@@ -11,15 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from jax_hremat._cost.option_cost import OptionCost
 from jax_hremat._options.block_options import BlockOptions
 from jax_hremat._options.block_search import BlockSearch
-from jax_hremat._options.option_search import OptionSearch
+from jax_hremat._options.branch_options import BranchSearch
+from jax_hremat._options.loop_options import LoopSearch
 from jax_hremat._options.scaling import End, interpolated_cost
 from jax_hremat._partition.blocks import Block
 from jax_hremat._plan.region import Region
+
+# Candidate regions of one block, in waves, and what becomes of them once they are priced. Each wave
+# follows from the block, the configuration and the costs that are passed in: those of all
+# candidates so far that could be compiled, the block as it is among them. Every region covers the
+# block exactly.
+OptionSearch: TypeAlias = BlockSearch | LoopSearch | BranchSearch
 
 
 class Costs(Protocol):

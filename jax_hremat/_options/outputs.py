@@ -6,10 +6,11 @@ read its outputs, so that cost does not include them. The blocks after it in a g
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from jax_hremat._cost.option import Option
+from jax_hremat._options.recomputed import run_again
 from jax_hremat._partition.blocks import Block
 from jax_hremat._trace.graph import Graph
 
@@ -34,31 +35,12 @@ def with_outputs(graph: Graph, block: Block, option: Option, times_s: Sequence[f
     read = {v for op in operations for v in op.needs}
     again = {op.id for op in operations if op.opaque_bytes or op.compares_results}
     read.update(v for op in again for v in graph.operations[op].reads)
-    own_values, own_operations = _recompute(graph, block, read, saved)
-    values, again_for_outputs = _recompute(graph, block, read.union(block.outputs), saved)
+    own_operations, own_values = run_again(graph, block.start, block.stop, read, saved)
+    again_for_outputs, values = run_again(
+        graph, block.start, block.stop, read.union(block.outputs), saved
+    )
     return replace(
         option,
         outputs_s=sum(times_s[e] for e in sorted(again_for_outputs - own_operations - again)),
-        outputs_bytes=sum(graph.values[v].size_bytes for v in values - own_values),
+        outputs_bytes=sum(graph.values[v].size_bytes for v in (values - own_values) & saved),
     )
-
-
-def _recompute(
-    graph: Graph, block: Block, wanted: Iterable[int], saved: Collection[int]
-) -> tuple[set[int], set[int]]:
-    """The saved values that are read, and the operations that are run again, to make values of a
-    block."""
-    used: set[int] = set()
-    again: set[int] = set()
-    stack = list(wanted)
-    while stack:
-        v = stack.pop()
-        producer = graph.values[v].producer
-        if producer is None or not block.start <= producer < block.stop:
-            continue
-        if v in saved:
-            used.add(v)
-        elif producer not in again:
-            again.add(producer)
-            stack.extend(graph.operations[producer].reads)
-    return used, again

@@ -3,6 +3,8 @@ begin and end."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
 from jax_hremat._partition.blocks import Block
 from jax_hremat._trace.graph import Graph, Operation
 
@@ -32,12 +34,21 @@ def _weight(graph: Graph, block: Block, position: int) -> int:
 
 
 def recomputed(
-    graph: Graph, start: int, stop: int, saved: frozenset[int] = frozenset()
+    graph: Graph, start: int, stop: int, saved: Collection[int] = ()
 ) -> tuple[set[int], set[int]]:
     """The operations of a run that its backward runs again, and the values from which it does."""
+    needs = (v for op in graph.operations[start:stop] for v in op.needs)
+    return run_again(graph, start, stop, needs, saved)
+
+
+def run_again(
+    graph: Graph, start: int, stop: int, wanted: Iterable[int], saved: Collection[int]
+) -> tuple[set[int], set[int]]:
+    """The operations of a range that are run again to make values, and the values from which they
+    are: the saved ones that are read, and those that the range does not make."""
     again: set[int] = set()
     frontier: set[int] = set()
-    stack = [v for op in graph.operations[start:stop] for v in op.needs]
+    stack = list(wanted)
     seen: set[int] = set()
     while stack:
         v = stack.pop()

@@ -15,10 +15,9 @@ from jax_hremat._options.block_options import BlockOptions
 from jax_hremat._options.block_search import BlockSearch
 from jax_hremat._options.branch_options import BranchSearch
 from jax_hremat._options.config import Negligible, SearchConfig
-from jax_hremat._options.family import Family
+from jax_hremat._options.family import Family, OptionSearch
 from jax_hremat._options.lines import lines
 from jax_hremat._options.loop_options import LoopSearch
-from jax_hremat._options.option_search import OptionSearch
 from jax_hremat._options.roles import product_roles
 from jax_hremat._partition.blocks import Block, Partition
 from jax_hremat._plan.region import Region

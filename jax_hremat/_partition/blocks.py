@@ -10,6 +10,7 @@ block is the same for all partitioners.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -113,7 +114,7 @@ def partition_graph(graph: Graph, partitioner: Partitioner) -> Partition:
     alone = [op.id for op in graph.operations if is_loop(op) or is_cond(op) or op.effectful]
     inner = {*cuts, *(edge for op in alone for edge in (op, op + 1))} - {0, count}
     cuts = _split_long(widths(graph), [0, *sorted(inner), count])
-    blocks = [make_block(graph, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+    blocks = [make_block(graph, a, b) for a, b in itertools.pairwise(cuts)]
     first: dict[str, int] = {}
     kinds = tuple(first.setdefault(b.fingerprint, i) for i, b in enumerate(blocks))
     return Partition(blocks=tuple(blocks), kinds=kinds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ def partition_by_width(graph: Graph) -> list[int]:
     if not inner and _is_plain_stack(width, narrowest):
         inner = [p for p in narrow_ends(graph) if p > 0]
     cuts = [0, *inner, len(graph.operations)]
-    blocks = [make_block(graph, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+    blocks = [make_block(graph, a, b) for a, b in itertools.pairwise(cuts)]
     return [block.start for block in _split_off_known(graph, blocks)]
 
 

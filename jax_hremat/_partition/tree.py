@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -65,8 +66,7 @@ def _joined(units: Sequence[tuple[Node, ...]]) -> list[Node]:
     parts = -(-len(units) // most)
     ends = [i * len(units) // parts for i in range(parts + 1)]
     return [
-        _node([node for unit in units[a:b] for node in unit])
-        for a, b in zip(ends, ends[1:], strict=False)
+        _node([node for unit in units[a:b] for node in unit]) for a, b in itertools.pairwise(ends)
     ]
 
 

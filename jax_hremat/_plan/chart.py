@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -83,10 +84,7 @@ def _highest(sizes: Sequence[int], columns: int) -> list[int]:
     """For each column the largest of the sizes it stands for, or the one it is a part of."""
     count = len(sizes)
     starts = [column * count // columns for column in range(columns + 1)]
-    return [
-        max(sizes[start : max(stop, start + 1)])
-        for start, stop in zip(starts, starts[1:], strict=False)
-    ]
+    return [max(sizes[start : max(stop, start + 1)]) for start, stop in itertools.pairwise(starts)]
 
 
 def _wrapped(parts: Sequence[str], width: int) -> list[str]:

@@ -293,10 +293,6 @@ def _decode_loop(data: Mapping[str, Any]) -> Loop:
     return Loop(body=_decode_region(data["body"]), segments=tuple(map(int, data["segments"])))
 
 
-def _decode_free(data: Mapping[str, Any] | None) -> FreeSchedule | None:
-    return None if data is None else FreeSchedule(**data)
-
-
 def _decode_plan(data: Mapping[str, Any]) -> RematPlan:
     certificate = dict(data["certificate"])
     for key in ("compiler_options", "versions"):
@@ -314,6 +310,7 @@ def _decode_plan(data: Mapping[str, Any]) -> RematPlan:
         }
         for b in data["blocks"]
     ]
+    free = data.get("free_schedule")
     plain = (
         "has_aux estimated_step_s baseline_step_s baseline_peak_bytes predicted_peak_bytes "
         "predicted_step_s cost_source solver_status solver_gap bound_step_s"
@@ -331,7 +328,7 @@ def _decode_plan(data: Mapping[str, Any]) -> RematPlan:
         num_compiles=MappingProxyType(dict(data["num_compiles"])),
         own_checkpoints=tuple(OwnCheckpoint(**c) for c in data.get("own_checkpoints", ())),
         opened=Openings(**data.get("opened", {})),
-        free_schedule=_decode_free(data.get("free_schedule")),
+        free_schedule=None if free is None else FreeSchedule(**free),
         predicted_gaps_bytes=data.get("predicted_gaps_bytes", 0),
         **{key: data[key] for key in plain},
     )

@@ -26,7 +26,7 @@ from jax_hremat._trace.fingerprint import fingerprint
 # The price of a few bytes is that of this part of the peak, in proportion.
 _PRICED = 0.01
 
-NO_SOLVE = Outcome(Status.NOT_SOLVED, 0.0, 0.0, 0.0)
+NO_SOLVE = Outcome(Status.NOT_SOLVED, 0.0, 0.0)
 
 
 class Candidates:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,16 +18,6 @@ from jax_hremat._solve.regions import Barriers
 # Where anything is recomputed, a compiled peak that exceeds the predicted one by this part is no
 # prediction error: XLA's scheduler has delayed part of a backward.
 _PUT_OFF = 0.1
-
-
-class _Traits(NamedTuple):
-    """What the error of a predicted peak depends on."""
-
-    has_groups: bool
-    groups_keep: bool
-    barriers: Barriers
-    at_block: int
-    in_backward: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +174,12 @@ class Corrections:
         return prediction.peak_bytes + prediction.gaps_bytes + int(expected)
 
 
-def _traits(selection: Selection, barriers: Barriers, peak: Moment) -> _Traits:
-    return _Traits(*family(selection), barriers, peak.block, peak.in_backward)
+def _traits(
+    selection: Selection, barriers: Barriers, peak: Moment
+) -> tuple[bool, bool, Barriers, int, bool]:
+    """What the error of a predicted peak depends on: whether there are groups, whether groups keep
+    values, the barriers, the block at the peak, and whether that is in its backward."""
+    return (*family(selection), barriers, peak.block, peak.in_backward)
 
 
 def _recomputes(root: Region) -> bool:

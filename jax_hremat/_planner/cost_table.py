@@ -81,17 +81,14 @@ class CostTable:
         return replace(chain, listed=(*chain.listed, *nests))
 
     def _chain_of(self, always_bytes: int, chosen: Sequence[Sequence[Option]]) -> Chain:
-        only = [tuple(dict.fromkeys(options)) for options in chosen]
-        return make_chain(self.graph, self.partition, self.options, always_bytes, only=only)
+        some = [tuple(dict.fromkeys(options)) for options in chosen]
+        return make_chain(self.graph, self.partition, self.options, some, always_bytes)
 
     def layers_under(self, policy: str, chain: Chain, every: int = 1) -> Selection:
         """Every layer, or one in `every` layers, under a named policy; all other blocks plain."""
-        return layer_selection(chain, self.partition.kinds, *self._by_hand(policy), every)
-
-    def _by_hand(self, policy: str) -> tuple[list[Option], list[Option]]:
-        """For each block, its plain option and its option under a named policy."""
-        of_blocks = self.of_blocks
-        return [o.plain for o in of_blocks], [o.under_policy(policy) for o in of_blocks]
+        plain = [o.plain for o in self.of_blocks]
+        under_policy = [o.under_policy(policy) for o in self.of_blocks]
+        return layer_selection(chain, self.partition.kinds, plain, under_policy, every)
 
     @property
     def has_scans(self) -> bool:

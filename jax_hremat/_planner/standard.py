@@ -55,10 +55,7 @@ def layer_selection(
 
 def _every(chain: Chain, count: int, first: int) -> Selection:
     """Every `count` blocks from `first` on checkpointed together, except the block at the loss."""
-    return _selection(chain, [(a, a + count - 1) for a in range(first, len(chain) - count, count)])
-
-
-def _selection(chain: Chain, groups: Sequence[Group]) -> Selection:
+    groups = [(a, a + count - 1) for a in range(first, len(chain) - count, count)]
     return Selection((0,) * len(chain), tuple(_wrappable(chain, groups)))
 
 

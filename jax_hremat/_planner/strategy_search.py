@@ -79,15 +79,15 @@ class StrategySearch:
                 limit = promise.peak_bytes - excess
                 if missed_at is not None:
                     limit = min(limit, missed_at - 1)
-        return next(iter(self._candidates.within(self._limit)), None)
+        return self._candidates.fastest_within(self._limit)
 
     def fastest(self) -> Candidate | None:
         """The fastest plan found that fits; the one of least predicted peak is tried last."""
-        return self.search() or self._or_lowest()
-
-    def _or_lowest(self) -> Candidate | None:
-        self._candidates.add(self._chain, self._choices.lowest(), NO_SOLVE)
-        return next(iter(self._candidates.within(self._limit)), None)
+        found = self.search()
+        if found is None:
+            self._candidates.add(self._chain, self._choices.lowest(), NO_SOLVE)
+            found = self._candidates.fastest_within(self._limit)
+        return found
 
     def floor(self) -> Candidate:
         """The plan of least compiled peak that the strategy makes: its selection of least predicted

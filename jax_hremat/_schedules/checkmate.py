@@ -11,7 +11,7 @@ from jax_hremat._schedules.schedule import Schedule, with_drops
 from jax_hremat._schedules.simulate import simulate
 from jax_hremat._schedules.strategy import Strategy
 from jax_hremat._shared.errors import SolverError
-from jax_hremat._solve.backend import SolverConfig
+from jax_hremat._solve.backend import SolverConfig, Status, undecided
 from jax_hremat._solve.checkmate import Operations, Stages, fastest_stages, lowest_stages
 
 PAPER = (
@@ -63,6 +63,8 @@ class Checkmate(Strategy):
             if limit < 0:
                 return None
             stages = fastest_stages(operations_of(graph), limit, self.solver)
+            if stages.outcome.status is Status.UNDECIDED:
+                raise undecided(self.solver)
             if bound_s is None:
                 bound_s = stages.bound * graph.time_s
             if stages.computed is None:

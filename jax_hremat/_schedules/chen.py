@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from jax_hremat._schedules.graph import Graph
 from jax_hremat._schedules.line import Line, line_of
+from jax_hremat._schedules.parts import needed
 from jax_hremat._schedules.strategy import Family
 
 _PAPER = 'Chen, Xu, Zhang, Guestrin: "Training Deep Nets with Sublinear Memory Cost", 2016'
@@ -91,7 +92,7 @@ def _process(
     passing = [i for cut in stops for i in line.passing_at(cut)]
     held = {*stored, *passing}
     if stops:
-        yield from _needed(graph, line.forward[start : stops[-1]], passing, stored)
+        yield from needed(graph, line.forward[start : stops[-1]], passing, stored)
     inner = part.parts or (_Part((), ()),) * (len(stops) + 1)
     bounds = list(zip((start, *stops), (*stops, stop), inner, strict=True))
     for a, b, within in reversed(bounds):
@@ -101,24 +102,12 @@ def _process(
         own = line.forward[a:b]
         backward = [i for place in reversed(range(a, b)) for i in line.backward[place]]
         read = {j for i in backward for j in graph.operations[i].reads}
-        yield from _needed(graph, own, {*read, *_results(graph, own)}, held)
+        yield from needed(graph, own, {*read, *_results(graph, own)}, held)
         yield from sorted(backward)
 
 
 def _results(graph: Graph, operations: Sequence[int]) -> set[int]:
     return set(operations) & set(graph.results)
-
-
-def _needed(
-    graph: Graph, operations: Sequence[int], wanted: Collection[int], stored: Collection[int]
-) -> Iterator[int]:
-    """Of these operations, in order, those that must be computed to have the wanted values, given
-    the stored ones."""
-    needed = set(wanted).difference(stored)
-    for i in reversed(operations):
-        if i in needed:
-            needed.update(j for j in graph.operations[i].reads if j not in stored)
-    return (i for i in operations if i in needed)
 
 
 def _equal_parts(sizes: Sequence[int], cuts: Sequence[int], part_bytes: float) -> tuple[int, ...]:
@@ -140,6 +129,6 @@ def _levels(cuts: Sequence[int], parts: int, depth: int) -> _Part:
         return _Part((), ())
     # Between the cuts inside it, a part has one unit more than cuts.
     ends = [(len(cuts) + 1) * k // count for k in range(count + 1)]
-    inner = [cuts[a : b - 1] for a, b in zip(ends, ends[1:], strict=False)]
+    inner = [cuts[a : b - 1] for a, b in itertools.pairwise(ends)]
     stops = tuple(cuts[end - 1] for end in ends[1:-1])
     return _Part(stops, tuple(_levels(some, parts, depth - 1) for some in inner))

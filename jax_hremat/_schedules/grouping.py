@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -86,14 +87,14 @@ class Equally:
 def _smallest(line: Line) -> list[Node]:
     """The parts between neighbouring cuts."""
     ends = (0, *line.cuts, len(line.forward))
-    return [Node(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+    return [Node(a, b) for a, b in itertools.pairwise(ends)]
 
 
 def _divided(nodes: Sequence[Node], max_parts: int, max_children: int) -> tuple[Node, ...]:
     if len(nodes) <= max_parts:
         return tuple(nodes)
     ends = [len(nodes) * k // max_parts for k in range(max_parts + 1)]
-    groups = [nodes[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    groups = [nodes[a:b] for a, b in itertools.pairwise(ends)]
     return tuple(
         group[0]
         if len(group) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -110,7 +111,7 @@ class HRockmate(Family):
         for figures, option in sorted(
             ((_figures(option), o) for option, o in priced), key=lambda p: p[0]
         ):
-            if not any(_is_as_good(other, figures) for other, _ in best):
+            if not any(all(map(operator.le, other, figures)) for other, _ in best):
                 best.append((figures, option))
         count = min(len(best), self.max_options)
         steps = [k * (len(best) - 1) // max(count - 1, 1) for k in range(count)]
@@ -125,10 +126,6 @@ def _figures(option: PartOption) -> tuple[float, ...]:
         option.backward_peak_bytes,
         len(option.backward_reads),
     )
-
-
-def _is_as_good(one: Sequence[float], other: Sequence[float]) -> bool:
-    return all(a <= b for a, b in zip(one, other, strict=True))
 
 
 class _View:

@@ -8,14 +8,17 @@ from collections.abc import Collection, Iterable, Sequence
 from jax_hremat._schedules.graph import Graph
 
 
-def needed(graph: Graph, order: Sequence[int], wanted: Collection[int]) -> tuple[int, ...]:
-    """Of these operations, in order, those that the wanted ones depend on, themselves included."""
-    missing = set(wanted)
+def needed(
+    graph: Graph, order: Sequence[int], wanted: Collection[int], stored: Collection[int] = ()
+) -> tuple[int, ...]:
+    """Of these computations, in order, those that must be made to have the wanted values at the
+    end, given the stored ones."""
+    missing = set(wanted).difference(stored)
     kept = []
     for i in reversed(order):
         if i in missing:
             missing.remove(i)
-            missing.update(graph.operations[i].reads)
+            missing.update(j for j in graph.operations[i].reads if j not in stored)
             kept.append(i)
     return tuple(reversed(kept))
 

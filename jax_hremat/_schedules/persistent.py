@@ -37,6 +37,7 @@ Without a rest, s = t, the first line has neither T(s + 1, t, …) nor the value
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -85,7 +86,7 @@ def segments_of(line: Line) -> tuple[Segment, ...]:
     ends = (0, *line.necks, len(line.forward))
     return tuple(
         Segment(line.forward[a:b], tuple(sorted(i for own in line.backward[a:b] for i in own)))
-        for a, b in zip(ends, ends[1:], strict=False)
+        for a, b in itertools.pairwise(ends)
     )
 
 

@@ -16,8 +16,6 @@ from jax_hremat._schedules.strategy import Family
 from jax_hremat._solve.backend import SolverConfig
 from jax_hremat._solve.checkmate import fastest_stages
 
-_REST = "the rest of the run"
-
 
 @dataclass(frozen=True, slots=True)
 class Rockmate(Family):
@@ -66,10 +64,10 @@ class Rockmate(Family):
             found = [segment.keeping]
             size = len(segment.forward) + len(segment.backward)
             if 1 < len(segment.forward) and size <= self.max_operations:
-                alone, members = _alone(graph, segment, is_last=s + 1 == len(segments))
+                alone, members, rest = _alone(graph, segment, is_last=s + 1 == len(segments))
                 # Equal segments have equal options, which name operations by their place in them.
                 if alone not in solved:
-                    solved[alone] = tuple(self._solved(alone))
+                    solved[alone] = tuple(self._solved(alone, rest))
                 for option in solved[alone]:
                     forward = tuple(members[i] for i in option.forward)
                     found.append(Option(forward, tuple(members[i] for i in option.backward)))
@@ -77,8 +75,9 @@ class Rockmate(Family):
         yield range(len(graph))
         yield from Persistent(graph, segments, options, unit_bytes(graph, self.slots)).orders()
 
-    def _solved(self, alone: Graph) -> Iterator[Option]:
-        rest = _rest_of(alone)
+    def _solved(self, alone: Graph, rest: int) -> Iterator[Option]:
+        """Options of a segment as a graph of its own, one operation of which stands for the rest of
+        the run."""
         rest_bytes = alone.operations[rest].output_bytes
         whole = simulate(alone, without_recompute(alone))
         in_order = without_recompute(alone).steps
@@ -95,17 +94,17 @@ class Rockmate(Family):
                 operations[rest] = replace(operations[rest], workspace_bytes=workspace_bytes)
                 bounded = Graph(tuple(operations), alone.results)
                 program = replace(operations_of(bounded), once=(rest,))
-                stages = fastest_stages(program, peak_bytes, self.solver, may_be_undecided=True)
+                stages = fastest_stages(program, peak_bytes, self.solver)
                 if stages.computed is not None:
                     order = without_unread(alone, order_of(stages.computed))
                     middle = order.index(rest)
                     yield Option(order[:middle], order[middle + 1 :])
 
 
-def _alone(graph: Graph, segment: Segment, *, is_last: bool) -> tuple[Graph, tuple[int, ...]]:
-    """A segment as a graph of its own, and its operations as this graph numbers them. One of these
-    stands for the rest of the run: it reads the value handed on and makes what comes back. What
-    comes from earlier segments is there all the time, and left out."""
+def _alone(graph: Graph, segment: Segment, *, is_last: bool) -> tuple[Graph, tuple[int, ...], int]:
+    """A segment as a graph of its own, its operations as this graph numbers them, and the one of
+    these that stands for the rest of the run: it reads the value handed on and makes what comes
+    back. What comes from earlier segments is there all the time, and left out."""
     rest = len(segment.forward)
     members = (*segment.forward, -1, *segment.backward)
     place = {i: p for p, i in enumerate(members) if i >= 0}
@@ -121,7 +120,9 @@ def _alone(graph: Graph, segment: Segment, *, is_last: bool) -> tuple[Graph, tup
         if p == rest:
             size = sum(graph.operations[j].output_bytes for j in back)
             reads = () if is_last else (rest - 1,)
-            operations.append(Operation(name=_REST, time_s=0.0, output_bytes=size, reads=reads))
+            operations.append(
+                Operation(name="the rest of the run", time_s=0.0, output_bytes=size, reads=reads)
+            )
             continue
         operation = graph.operations[i]
         reads = {place[j] for j in operation.reads if j in place}
@@ -144,8 +145,4 @@ def _alone(graph: Graph, segment: Segment, *, is_last: bool) -> tuple[Graph, tup
         or i in graph.results
         or (p > rest and any(j not in place for j in graph.readers[i]))
     ]
-    return Graph(tuple(operations), tuple(results)), members
-
-
-def _rest_of(alone: Graph) -> int:
-    return next(p for p, operation in enumerate(alone.operations) if operation.name == _REST)
+    return Graph(tuple(operations), tuple(results)), members, rest

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jax_hremat._schedules.graph import Graph
+from jax_hremat._schedules.parts import needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +76,4 @@ def with_drops(graph: Graph, order: Sequence[int], *, bound_s: float | None = No
 def without_unread(graph: Graph, order: Sequence[int]) -> tuple[int, ...]:
     """The order without computations of values that nothing reads before they are computed
     again or the schedule ends, unless they are results."""
-    kept: list[int] = []
-    wanted = set(graph.results)
-    for i in reversed(order):
-        if i in wanted:
-            kept.append(i)
-            wanted.remove(i)
-            wanted.update(graph.operations[i].reads)
-    return tuple(reversed(kept))
+    return needed(graph, order, graph.results)

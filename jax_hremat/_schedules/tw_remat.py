@@ -78,13 +78,12 @@ class Bounds:
 
     Attributes:
         width: w, for the narrower of the two heuristics' decompositions.
-        num_values: Most values there at any time: l · (w + 1 + d), and the results.
-        peak_bytes: As many times the largest value, and the largest workspace and the constants.
+        peak_bytes: For l · (w + 1 + d) values and the results, as many times the largest value, and
+            the largest workspace and the constants.
         num_computations: n · (w + 2)^(l − 1).
     """
 
     width: int
-    num_values: int
     peak_bytes: int
     num_computations: int
 
@@ -97,7 +96,6 @@ def bounds(graph: Graph) -> Bounds:
     num_values = levels * (width + 1 + reads) + len(graph.results)
     return Bounds(
         width=width,
-        num_values=num_values,
         peak_bytes=graph.constant_bytes
         + num_values * max(operation.output_bytes for operation in graph.operations)
         + max(operation.workspace_bytes for operation in graph.operations),

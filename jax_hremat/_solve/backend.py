@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import time
 import warnings
 from dataclasses import dataclass, replace
 from typing import Any
@@ -63,30 +62,21 @@ class Outcome:
         status: How it ended.
         objective: Value of the solution, in the program's own unit; `inf` if infeasible.
         gap: Relative distance between the objective and the solver's proven bound.
-        solve_s: Seconds that the solve took, cvxpy's compilation included.
     """
 
     status: Status
     objective: float
     gap: float
-    solve_s: float
 
 
-def solve(
-    problem: cp.Problem,
-    config: SolverConfig,
-    *,
-    may_be_undecided: bool = False,
-) -> Outcome:
+def solve(problem: cp.Problem, config: SolverConfig) -> Outcome:
     """Solve one minimisation with HiGHS, on one thread with a fixed seed.
 
     The relative gap refers to the objective as HiGHS sees it, without its constant term.
 
     Raises:
-        SolverError: The solver failed, or reached the limit without a solution and
-            `may_be_undecided` is false.
+        SolverError: The solver failed.
     """
-    start = time.perf_counter()
     with warnings.catch_warnings():
         # cvxpy warns that a solution at a limit may be inaccurate; the status records the limit.
         warnings.filterwarnings("ignore", message="Solution may be inaccurate")
@@ -104,17 +94,14 @@ def solve(
                 f"HiGHS failed on a program with {problem.size_metrics.num_scalar_variables} "
                 f"variables: {error}"
             ) from error
-    solve_s = time.perf_counter() - start
     if problem.status in (cp.INFEASIBLE, cp.INFEASIBLE_INACCURATE, "infeasible_or_unbounded"):
-        return Outcome(Status.INFEASIBLE, float("inf"), 0.0, solve_s)
+        return Outcome(Status.INFEASIBLE, float("inf"), 0.0)
     if problem.status == cp.OPTIMAL:
-        return Outcome(Status.OPTIMAL, _objective(problem), _gap(problem), solve_s)
+        return Outcome(Status.OPTIMAL, _objective(problem), _gap(problem))
     if problem.status in (cp.USER_LIMIT, cp.OPTIMAL_INACCURATE):
         if not _has_solution(problem):
-            if may_be_undecided:
-                return Outcome(Status.UNDECIDED, float("inf"), float("inf"), solve_s)
-            raise undecided(config)
-        return Outcome(Status.LIMIT, _objective(problem), _gap(problem), solve_s)
+            return Outcome(Status.UNDECIDED, float("inf"), float("inf"))
+        return Outcome(Status.LIMIT, _objective(problem), _gap(problem))
     raise SolverError(f"HiGHS ended with the status {problem.status!r}")
 
 

@@ -48,7 +48,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_hremat._solve.backend import Outcome, SolverConfig, Status, solve
+from jax_hremat._solve.backend import Outcome, SolverConfig, Status, solve, undecided
 from jax_hremat._solve.expressions import Term, Vector, at_most, equal, linear
 from jax_hremat._solve.modelling import cp
 
@@ -110,7 +110,6 @@ def fastest_stages(
     config: SolverConfig,
     *,
     relaxed: bool = False,
-    may_be_undecided: bool = False,
 ) -> Stages:
     """The stages of least time whose peak is at most the limit.
 
@@ -119,14 +118,12 @@ def fastest_stages(
         limit_bytes: Bound on the peak.
         config: The solver's limits.
         relaxed: Whether fractions are allowed, as in a linear program.
-        may_be_undecided: Whether it is no error if the solver reaches the limit of nodes without
-            an answer.
 
     Raises:
-        SolverError: The solver failed, or reached the limit of nodes without an answer.
+        SolverError: The solver failed.
     """
     program = _Program(operations, relaxed)
-    return program.solved(program.passes(), program.rows(limit_bytes), config, may_be_undecided)
+    return program.solved(program.passes(), program.rows(limit_bytes), config)
 
 
 def lowest_stages(operations: Operations, config: SolverConfig) -> Stages:
@@ -138,6 +135,8 @@ def lowest_stages(operations: Operations, config: SolverConfig) -> Stages:
     program = _Program(operations, relaxed=False)
     share = cp.Variable(name="P", nonneg=True)
     answer = program.solved(share, program.rows(share), config)
+    if answer.outcome.status is Status.UNDECIDED:
+        raise undecided(config)
     outcome = replace(answer.outcome, objective=answer.outcome.objective * program.most_bytes)
     return replace(answer, outcome=outcome, bound=answer.bound * program.most_bytes)
 
@@ -256,16 +255,10 @@ class _Program:
             return [peaks / (unit * (limit // unit + 0.5)) <= 1]
         return [peaks / self.most_bytes <= limit]
 
-    def solved(
-        self,
-        objective: Any,
-        rows: list[Any],
-        config: SolverConfig,
-        may_be_undecided: bool = False,
-    ) -> Stages:
+    def solved(self, objective: Any, rows: list[Any], config: SolverConfig) -> Stages:
         """Solve, and read R and S off the variables."""
         problem = cp.Problem(cp.Minimize(objective), rows)
-        outcome = solve(problem, config, may_be_undecided=may_be_undecided)
+        outcome = solve(problem, config)
         if outcome.status in (Status.INFEASIBLE, Status.UNDECIDED):
             bound = math.inf if outcome.status is Status.INFEASIBLE else 0.0
             return Stages(None, None, outcome, bound)

@@ -140,7 +140,7 @@ def fastest_runs(
     program = _Program(level)
     rows = program.rows(peak_bytes, kept_bytes)
     problem = cp.Problem(cp.Minimize(program.passes()), rows)
-    outcome = solve(problem, config, may_be_undecided=True)
+    outcome = solve(problem, config)
     if outcome.status in (Status.INFEASIBLE, Status.UNDECIDED):
         return None
     return program.runs()

@@ -128,7 +128,7 @@ class Relaxation:
         price = _PENALTY * self._most_ms / max(limit_mib, 1.0)
         added = np.array([p.added_ms for p in columns]) @ program.x
         problem = cp.Problem(cp.Minimize(added + price * excess), rows.all)
-        outcome = solve(problem, config, may_be_undecided=True)
+        outcome = solve(problem, config)
         if outcome.status is not Status.OPTIMAL:
             return None
         cover, hold, forward, backward = (

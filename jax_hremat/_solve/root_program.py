@@ -35,7 +35,7 @@ with these rows. HiGHS solves its linear relaxation, whose duals bound what may 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -43,6 +43,9 @@ from jax_hremat._solve.assumed_reuse import NO_REUSE, AssumedReuse
 from jax_hremat._solve.chain import Chain
 from jax_hremat._solve.column import MIB, Column
 from jax_hremat._solve.modelling import cp, sp
+
+# A row and a column of a sparse matrix, and the value there.
+_Entry: TypeAlias = tuple[int, int, float]
 
 
 class Rows(NamedTuple):
@@ -88,38 +91,38 @@ class RootProgram:
         """All rows, for a peak in MiB, and what is assumed of output-buffer reuse."""
         n = len(self._chain)
         saved_forward = np.array(reused.forward or (0,) * n) / MIB
-        covered, held, kept, forward, backward = (_Entries() for _ in range(5))
+        covered, held, kept, forward, backward = (list[_Entry]() for _ in range(5))
         for i, p in enumerate(self._columns):
             blocks = range(p.first, p.last + 1)
             behind = p.backward_bytes - reused.in_backward(blocks)
             for k, own, own_behind in zip(blocks, p.forward_bytes, behind.tolist(), strict=True):
-                covered.add(k, i, 1.0)
-                forward.add(k, i, own / MIB)
-                backward.add(k, i, own_behind / MIB)
+                covered.append((k, i, 1.0))
+                forward.append((k, i, own / MIB))
+                backward.append((k, i, own_behind / MIB))
             for key in p.holds:
-                held.add(self.position[key], i, 1.0)
+                held.append((self.position[key], i, 1.0))
             if p.last + 1 < n:
-                kept.add(p.last + 1, i, p.kept_bytes / MIB)
+                kept.append((p.last + 1, i, p.kept_bytes / MIB))
         width, x, h = len(self._columns), self.x, self.h
         s = cp.Variable(n, name="s")
         # cover: each block is in exactly one column,  Σ_{p ∋ k} x_p = 1.
-        cover = covered.matrix(n, width) @ x == 1
+        cover = _matrix(covered, n, width) @ x == 1
         # hold: v is held as of block k if a chosen column holds it as of k,
         #   h_{v,k} ≥ Σ_{p holds v as of k} x_p.
-        hold = h >= held.matrix(h.size, width) @ x
+        hold = h >= _matrix(held, h.size, width) @ x
         # forward: what is kept before block k, the forward's own peak, and the values made before
         # k and still to be read fit within the peak,
         #   s_k + Σ_{p ∋ k} A_{p,k} x_p + Σ_{v made before k, read from k on} b_v ≤ P + F_k.
-        ahead = s + forward.matrix(n, width) @ x + self._known_mib <= peak + saved_forward
+        ahead = s + _matrix(forward, n, width) @ x + self._known_mib <= peak + saved_forward
         # backward: likewise for the backward of the column that contains block k,
         #   s_k + Σ_{p ∋ k} (B_p − G_{p,k}) x_p
         #       + Σ_{v made up to k, read from k on} b_v h_{v,k} ≤ P.
-        behind = s + backward.matrix(n, width) @ x + self._held_there @ h <= peak
+        behind = s + _matrix(backward, n, width) @ x + self._held_there @ h <= peak
         # stock: s_k adds up what the columns before block k keep, and the held values whose last
         # reader is before k,
         #   s_0 = 0,  s_k = s_{k−1} + Σ_{p ends at k−1} K_p x_p + Σ_{v last read in k−1} b_v h_v.
         before = sp.eye_array(n, format="csr") - sp.eye_array(n, k=-1, format="csr")
-        stock: Any = before @ s == kept.matrix(n, width) @ x + self._held_on @ h
+        stock: Any = before @ s == _matrix(kept, n, width) @ x + self._held_on @ h
         # monotone: held for some block ≤ k − 1 implies held for some block ≤ k,
         #   h_{v,k} ≥ h_{v,k−1}.
         steps = [
@@ -136,31 +139,19 @@ class RootProgram:
         wait in the forward row (a constant), of h in the backward row, and of h in the stock row
         (the held values whose last reader is block k − 1)."""
         n = len(self._chain)
-        known, there, on = np.zeros(n), _Entries(), _Entries()
+        known = np.zeros(n)
+        there, on = list[_Entry](), list[_Entry]()
         for v, c in enumerate(self._chain.boundary_values):
             last, size_mib = c.readers[-1], c.size_bytes / MIB
             known[c.producer + 1 : last + 1] += size_mib
             for k in range(c.producer, last + 1):
-                there.add(k, self.position[v, k], size_mib)
+                there.append((k, self.position[v, k], size_mib))
             if last + 1 < n:
-                on.add(last + 1, self.position[v, last], size_mib)
+                on.append((last + 1, self.position[v, last], size_mib))
         width = max(len(self.position), 1)
-        return known, there.matrix(n, width), on.matrix(n, width)
+        return known, _matrix(there, n, width), _matrix(on, n, width)
 
 
-class _Entries:
-    """Entries of a sparse matrix, collected one by one."""
-
-    def __init__(self) -> None:
-        self._rows: list[int] = []
-        self._columns: list[int] = []
-        self._values: list[float] = []
-
-    def add(self, row: int, column: int, value: float) -> None:
-        self._rows.append(row)
-        self._columns.append(column)
-        self._values.append(value)
-
-    def matrix(self, height: int, width: int) -> sp.csr_matrix:
-        where = (self._rows, self._columns)
-        return sp.csr_matrix((self._values, where), shape=(height, width))
+def _matrix(entries: Sequence[_Entry], height: int, width: int) -> sp.csr_matrix:
+    rows, columns, values = ([entry[i] for entry in entries] for i in range(3))
+    return sp.csr_matrix((values, (rows, columns)), shape=(height, width))

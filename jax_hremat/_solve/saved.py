@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jax_hremat._plan.region import ValueRef
-from jax_hremat._solve.backend import SolverConfig, Status, solve
+from jax_hremat._solve.backend import Outcome, SolverConfig, Status, solve
 from jax_hremat._solve.modelling import cp
 from jax_hremat._trace.graph import Graph, Value
 
@@ -39,12 +39,14 @@ class SavedValues:
         recomputed: Ids of the operations recomputed.
         kept_bytes: Bytes of the values kept.
         recompute_s: Seconds of the operations recomputed.
+        outcome: What the solver proved.
     """
 
     values: tuple[int, ...]
     recomputed: tuple[int, ...]
     kept_bytes: int
     recompute_s: float
+    outcome: Outcome
 
 
 def materialised_values(
@@ -109,6 +111,7 @@ def saved_value_sets(
             recomputed=answer.recomputed,
             kept_bytes=sum(graph.values[v].size_bytes for v in answer.kept),
             recompute_s=sum(times_s[e] for e in answer.recomputed),
+            outcome=answer.outcome,
         )
 
     fullest = within(sum(graph.values[v].size_bytes for v in leaf.made))
@@ -127,10 +130,11 @@ def saved_value_sets(
 
 
 class _Answer(NamedTuple):
-    """Ids of the values kept and of the operations recomputed."""
+    """Ids of the values kept and of the operations recomputed, and what the solver proved."""
 
     kept: tuple[int, ...]
     recomputed: tuple[int, ...]
+    outcome: Outcome
 
 
 class _Leaf:
@@ -198,7 +202,7 @@ class _Leaf:
 
     def answer(self, problem: cp.Problem, config: SolverConfig) -> _Answer | None:
         """Solve a program of these variables; None if no solution is found."""
-        outcome = solve(problem, config, may_be_undecided=True)
+        outcome = solve(problem, config)
         if outcome.status in (Status.INFEASIBLE, Status.UNDECIDED):
             return None
         assert self.s.value is not None and self.r.value is not None
@@ -207,6 +211,7 @@ class _Leaf:
             recomputed=tuple(
                 op.id for op, r in zip(self.operations, self.r.value, strict=True) if r > 0.5
             ),
+            outcome=outcome,
         )
 
     def _producer_row(self, value: int) -> int:

@@ -7,10 +7,8 @@ asked for more and more, from a lower bound on.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -43,6 +41,9 @@ class Schedules:
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
         self._base_ms = chain.fastest_ms
+        # By whether there are groups.
+        self._spans: dict[bool, list[list[Span]]] = {}
+        self._unpriced: dict[bool, Columns] = {}
         # The last columns at prices.
         self._priced: tuple[tuple[bool, Prices], Columns] | None = None
         self._least_peaks: dict[tuple[SolverConfig, bool], Schedule] = {}
@@ -70,14 +71,13 @@ class Schedules:
             The schedule. Its selection is None with `Status.INFEASIBLE`, or with
             `Status.UNDECIDED` if the limit was reached first.
         """
-        began_s = time.perf_counter()
         limit = peak_bytes - self.chain.fixed_bytes
         columns = self._columns(groups, reused.prices)
         search = Search(columns, limit, config.max_labels, reused)
         best = search.feasible()
         if best.columns is None:
             status = Status.INFEASIBLE if best.is_exact else Status.UNDECIDED
-            outcome = Outcome(status, math.inf, 0.0, time.perf_counter() - began_s)
+            outcome = Outcome(status, math.inf, 0.0)
             return Schedule(None, outcome, math.inf if best.is_exact else 1e-3 * self._base_ms)
         # More and more slow beginnings are looked at, until one goes on to a schedule.
         lower_ms = search.least_ms(best.added_ms, 1e3 * guess_s - self._base_ms)
@@ -102,7 +102,7 @@ class Schedules:
             if gap() > config.relative_gap and search.sharpen(config):
                 lower_ms, step_ms = max(lower_ms, search.least_ms(best.added_ms)), first_step_ms
         status = Status.OPTIMAL if gap() <= config.relative_gap else Status.LIMIT
-        outcome = Outcome(status, best.added_ms, gap(), time.perf_counter() - began_s)
+        outcome = Outcome(status, best.added_ms, gap())
         bound_s = 1e-3 * (self._base_ms + lower_ms)
         assert best.columns is not None
         return Schedule(best.columns, outcome, bound_s, *columns.counted_bytes(best.columns))
@@ -156,7 +156,6 @@ class Schedules:
         return self._least_peaks[question]
 
     def _least_peak(self, config: SolverConfig, *, groups: bool) -> Schedule:
-        began_s = time.perf_counter()
         columns = self._columns(groups, NO_PRICES)
 
         def found(limit: float) -> Found:
@@ -175,31 +174,22 @@ class Schedules:
             low, high = (middle, high) if lower.columns is None else (low, counted_bytes(lower))
         schedule = self.fastest_within(high + self.chain.fixed_bytes, config, groups=groups)
         status = schedule.outcome.status if is_exact else Status.LIMIT
-        outcome = Outcome(status, high / MIB, 0.0, time.perf_counter() - began_s)
+        outcome = Outcome(status, high / MIB, 0.0)
         return replace(schedule, outcome=outcome)
 
     def _columns(self, groups: bool, prices: Prices) -> Columns:
         """The columns to choose from, at prices."""
         if prices == NO_PRICES:
-            return self._with_groups if groups else self._singles
+            if groups not in self._unpriced:
+                self._unpriced[groups] = Columns(self.chain, self._spans_of(groups))
+            return self._unpriced[groups]
         if self._priced is None or self._priced[0] != (groups, prices):
-            columns = Columns(self.chain, self._spans if groups else self._single_spans, prices)
+            columns = Columns(self.chain, self._spans_of(groups), prices)
             self._priced = (groups, prices), columns
         return self._priced[1]
 
-    @functools.cached_property
-    def _spans(self) -> list[list[Span]]:
-        columns = [*single_columns(self.chain), *group_columns(self.chain)]
-        return spans(self.chain, columns)
-
-    @functools.cached_property
-    def _single_spans(self) -> list[list[Span]]:
-        return spans(self.chain, single_columns(self.chain))
-
-    @functools.cached_property
-    def _singles(self) -> Columns:
-        return Columns(self.chain, self._single_spans)
-
-    @functools.cached_property
-    def _with_groups(self) -> Columns:
-        return Columns(self.chain, self._spans)
+    def _spans_of(self, groups: bool) -> list[list[Span]]:
+        if groups not in self._spans:
+            columns = [*single_columns(self.chain), *(group_columns(self.chain) if groups else ())]
+            self._spans[groups] = spans(self.chain, columns)
+        return self._spans[groups]

@@ -268,7 +268,7 @@ class _Question(NamedTuple):
         added_ms = 1e3 * promise.time_s - self.chain.fastest_ms
         # Its peak may exceed the bound a little, so that it may be faster than what bounds others.
         gap = max(1 - bound_s / promise.time_s, 0.0)
-        outcome = Outcome(Status.LIMIT, added_ms, gap, lowest.outcome.solve_s)
+        outcome = Outcome(Status.LIMIT, added_ms, gap)
         schedule = replace(lowest, outcome=outcome)
         return _Answer(answer.reused, 0, schedule, promise, fits=True)
 

@@ -193,9 +193,7 @@ class _Schedules:
         return _Answer(tuple(self._roundings(limit)))
 
     def _solved(self, limit_bytes: int, *, relaxed: bool = False) -> Stages:
-        return fastest_stages(
-            self._operations, limit_bytes, self._solver, relaxed=relaxed, may_be_undecided=True
-        )
+        return fastest_stages(self._operations, limit_bytes, self._solver, relaxed=relaxed)
 
     def _roundings(self, limit_bytes: int) -> Iterator[_Found]:
         """The relaxation, rounded by each threshold."""
