@@ -26,7 +26,9 @@ def counted(chain: Chain, p: Column, prices: Prices) -> tuple[int, tuple[int, ..
     spared = prices.spared_bytes
     blocks = range(p.first, p.last + 1)
     keeps = dict(p.keeps) if len(blocks) > 1 else {p.first: p.options[0]}
-    costs = {k: chain.options[k][o].cost for k, o in zip(blocks, p.options, strict=True)}
+    options = [chain.options[k][o] for k, o in zip(blocks, p.options, strict=True)]
+    # In a group, or one inside it, a block may be the last.
+    costs = [[o.cost, o.ending] if len(blocks) > 1 else [o.cost] for o in options]
     kept = 0
     forward = []
     for block, peak_bytes in zip(blocks, p.forward_bytes, strict=True):
@@ -36,12 +38,15 @@ def counted(chain: Chain, p: Column, prices: Prices) -> tuple[int, tuple[int, ..
             kept += spared(cost.kept_sizes)
         else:
             forward.append(peak_bytes - kept - spared(chain.handing_on[block].sizes_at_peak))
+    in_backward = [(k, cost) for k, some in zip(blocks, costs, strict=True) for cost in some]
+    if p.last in keeps:
+        in_backward.append((p.last, chain.options[p.last][keeps[p.last]].cost))
     own = max(
         spared((*cost.backward_sizes, *(size for _, size in chain.pending_cotangents(k))))
-        for k, cost in costs.items()
+        for k, cost in in_backward
     )
     if len(blocks) > 1:
-        own += kept + sum(spared(cost.kept_sizes) for cost in costs.values())
+        own += kept + sum(max(spared(cost.kept_sizes) for cost in some) for some in costs)
         own += sum(spared((v.size_bytes,)) for v in chain.boundary_values if v.producer in blocks)
     return (
         p.kept_bytes - kept,
