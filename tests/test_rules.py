@@ -491,10 +491,13 @@ def test_a_rule_with_an_effect_stays_one_operation() -> None:
     assert seen == ["forward"]
 
 
-def test_a_rule_that_closes_over_what_is_differentiated_stays_one_operation() -> None:
+def closing_over_made(
+    table_of: Callable[[jax.Array], jax.Array],
+) -> Callable[[jax.Array], jax.Array]:
+    """A loss with a `custom_vjp` that closes over what is made of its argument."""
+
     def loss(x: jax.Array) -> jax.Array:
-        # No derivative gets past the sign, so JAX does not refuse.
-        table = jnp.sign(x)
+        table = table_of(x)
 
         @jax.custom_vjp
         def scaled(x: jax.Array) -> jax.Array:
@@ -503,7 +506,32 @@ def test_a_rule_that_closes_over_what_is_differentiated_stays_one_operation() ->
         scaled.defvjp(lambda x: (x * 2.0, None), lambda _, g: (g * 2.0,))
         return scaled(x).sum()
 
-    assert DETACH not in primitives(check(loss, X))
+    return loss
+
+
+@pytest.mark.parametrize("step", [jnp.sign, jnp.floor, jnp.ceil, jnp.round])
+def test_a_rule_may_close_over_what_no_derivative_gets_past(
+    step: Callable[[jax.Array], jax.Array],
+) -> None:
+    # So JAX does not refuse.
+    loss = closing_over_made(step)
+    assert primitives(check(loss, X)).count(DETACH) == 1
+    config = jax_hremat.PlannerConfig(cost="analytic", max_rounds=0, floor_rounds=0)
+    plan = jax_hremat.plan_remat(loss, budget=1.0, target="cpu", config=config)(X)
+    same(jax.grad(jax_hremat.apply_plan(loss, plan))(X), jax.grad(loss)(X))
+
+
+def test_a_rule_that_closes_over_what_is_differentiated_stays_one_operation() -> None:
+    # The derivative of this is zero too, which only its rule says.
+    step = jax.custom_jvp(lambda x: jnp.where(x > 0, 1.0, 0.0))
+    step.defjvp(
+        lambda primals, tangents: (
+            step(*primals),
+            SymbolicZero(jax.typeof(primals[0]).to_tangent_aval()),
+        ),
+        symbolic_zeros=True,
+    )
+    assert DETACH not in primitives(check(closing_over_made(lambda x: step(jnp.sin(x))), X))
 
 
 def test_what_a_function_closes_over_may_not_be_differentiated_later() -> None:

@@ -40,8 +40,8 @@ from jax_hremat._trace.mapped import in_parts, is_whole_map
 from jax_hremat._trace.sinking import with_sunk_operations
 from jax_hremat._trace.unrolling import unrolled
 
-# Primitives that cotangents do not pass.
-STOPS = frozenset({"stop_gradient", DETACH})
+# Primitives that cotangents do not pass: the derivative of those of steps is zero everywhere.
+STOPS = frozenset({"stop_gradient", "sign", "floor", "ceil", "round", DETACH})
 
 
 def open_program(closed: Any, moving: Iterable[int], scan_steps: int = 0) -> Any:
