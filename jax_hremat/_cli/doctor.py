@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -104,8 +105,10 @@ def _devices() -> Check:
 def _cache() -> Check:
     name = f"cache ({ENVIRONMENT_VARIABLE})"
     cache = CompileCache.at(None)
-    if cache is None:
+    if cache is None and not os.environ.get(ENVIRONMENT_VARIABLE):
         return Check(name, True, False, "none; name a folder there, and planning again is quicker")
+    if cache is None or cache.is_read_only:
+        return Check(name, False, True, "cannot be written", "name another folder there")
 
     def found() -> str:
         cache.folder.mkdir(parents=True, exist_ok=True)
