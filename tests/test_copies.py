@@ -157,6 +157,20 @@ def at_most_the_largest_but(y: jax.Array) -> jax.Array:
     return jnp.minimum(y, y.max(-1, keepdims=True))
 
 
+def test_a_rule_may_compare_a_cotangent_with_what_it_kept() -> None:
+    clipped = jax.custom_vjp(lambda y: jnp.sin(y))
+    clipped.defvjp(
+        lambda y: (jnp.sin(y), (y, jnp.abs(y))),
+        lambda kept, g: (jnp.where(g > kept[1], kept[1], g) * jnp.cos(kept[0]),),
+    )
+    loss = loss_of(clipped)
+    call = loss_call(loss, (W, X))
+    operations = build_graph(call.program).operations
+    everything = tuple((op.id, 0) for op in operations)
+    planned = emit(call, Region(0, len(operations), checkpointed=True, saved=everything))
+    assert jnp.allclose(jax.grad(planned)(W, X), jax.grad(loss)(W, X))
+
+
 BY_DERIVATIVES = {
     "by a rule": (by_a_rule, {"reduce_max", "broadcast_in_dim"}),
     "of two": (at_most_the_largest_but, {"reduce_max", "broadcast_in_dim"}),

@@ -155,12 +155,9 @@ def _residuals_of(eqn: Any, mask: Sequence[bool], pulled: Sequence[int]) -> Resi
     results, residuals = jaxpr.outvars[: len(order)], jaxpr.outvars[len(order) :]
     reached = moving
     compared = compared_inputs(jaxpr)
-    compared_residuals: frozenset[Pair] = frozenset()
-    kept = residuals
+    by_rule: list[tuple[Any, Any]] = []
     if functions_key(eqn):
-        zero, residuals, compared_residuals = _read_back(
-            pullbacks[0], residuals, results[: len(pulled)]
-        )
+        zero, residuals, by_rule = _read_back(pullbacks[0], residuals, results[: len(pulled)])
         reached = [i for i, is_zero in zip(moving, zero, strict=True) if not is_zero]
     in_position = {v: i for i, v in enumerate(jaxpr.invars)}
     for output, source in (pair for e in jaxpr.eqns for pair in handed_on(e)):
@@ -173,9 +170,9 @@ def _residuals_of(eqn: Any, mask: Sequence[bool], pulled: Sequence[int]) -> Resi
     }
     producers = {o: e for e in jaxpr.eqns for o in e.outvars}
     compared |= {
-        (in_position[kept[a]], in_position[kept[b]])
-        for a, b in compared_residuals
-        if {kept[a], kept[b]} <= in_position.keys()
+        (in_position[a], in_position[b])
+        for a, b in by_rule
+        if a in in_position and b in in_position
     }
     results_compared = compares_results(jaxpr, set(out_position))
     reads: set[int] = set()
@@ -214,9 +211,9 @@ def _residuals_of(eqn: Any, mask: Sequence[bool], pulled: Sequence[int]) -> Resi
 
 def _read_back(
     pullback: Any, residuals: Sequence[Any], outputs: Sequence[Any]
-) -> tuple[list[bool], list[Any], frozenset[Pair]]:
-    """Which of the cotangents that a pullback gives are zero, the residuals it reads, and the
-    positions of those that it compares.
+) -> tuple[list[bool], list[Any], list[tuple[Any, Any]]]:
+    """Which of the cotangents that a pullback gives are zero, the residuals it reads, and which of
+    them it compares with each other.
 
     A rule keeps the same residuals whichever inputs are differentiated, so some may not be read;
     and it may give some inputs no cotangent.
@@ -232,7 +229,14 @@ def _read_back(
     return (
         [_is_zero(v, producers) for v in jaxpr.outvars],
         [v for v, read in zip(residuals, is_read, strict=False) if read],
-        compared_inputs(jaxpr),
+        # It may also compare the cotangents, which come after the residuals.
+        [
+            (residuals[a], residuals[b])
+            for a, b in sorted(compared_inputs(jaxpr))
+            if max(a, b) < len(residuals)
+            and not isinstance(residuals[a], Literal)
+            and not isinstance(residuals[b], Literal)
+        ],
     )
 
 
