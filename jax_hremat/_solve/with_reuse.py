@@ -103,7 +103,8 @@ class _Answer(NamedTuple):
         """The schedule, with what a bound proves that excludes no schedule."""
         outcome = self.schedule.outcome
         if self.promise is not None:
-            gap = max(1 - bound_s / self.promise.time_s, 0.0)
+            # A program may take no time.
+            gap = max(1 - bound_s / max(self.promise.time_s, 1e-15), 0.0)
             status = Status.OPTIMAL if gap <= config.relative_gap else Status.LIMIT
             outcome = replace(outcome, status=status, gap=gap)
         elif outcome.status is Status.INFEASIBLE:
