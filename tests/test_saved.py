@@ -89,7 +89,7 @@ def graph_of(operations: list[Operation], sizes: list[int], producers: list[int 
             active=True,
             users=tuple(op.id for op in operations if v in op.inputs),
             is_output=v == len(sizes) - 1,
-            is_compared_copy=producer is not None and operations[producer].compares_results,
+            is_compared=producer is not None and operations[producer].compares_results,
         )
         for v, (size, producer) in enumerate(zip(sizes, producers, strict=True))
     )

@@ -22,8 +22,8 @@ from jax_hremat._jax.keys import data_of, from_data
 from jax_hremat._jax.meshes import varying_axes
 from jax_hremat._plan.region import Loop, Region, ValueRef
 from jax_hremat._trace.bodies import after_any_step, branch_bodies, scan_body
+from jax_hremat._trace.comparisons import Pair, compared_values
 from jax_hremat._trace.constants import constant_makers
-from jax_hremat._trace.copies import Pair, compared_copies
 from jax_hremat._trace.residuals import compared_by_derivative
 from jax_hremat._trace.rules import active_variables, are_in
 from jax_hremat._trace.trace import Program
@@ -123,7 +123,7 @@ class _Emitter:
                 known[key] = compared_by_derivative(eqn, moving, pulled)
             return known[key]
 
-        return compared_copies(self._jaxpr, by_derivative)
+        return compared_values(self._jaxpr, by_derivative)
 
     @functools.cached_property
     def _constant_makers(self) -> Mapping[Any, int]:
@@ -257,7 +257,7 @@ class _Emitter:
 
     def _names(self, index: int, saved: frozenset[tuple[int, int]]) -> dict[int, str]:
         """Names of the results of an operation that are kept; those that must be recomputed
-        together with what they are copies of have none."""
+        together with what they are made of have none."""
         results = enumerate(self._jaxpr.eqns[index].outvars)
         return {
             k: self._name(index, k)

@@ -21,7 +21,7 @@ from jax_hremat._jax.custom_rules import is_custom_vjp
 from jax_hremat._jax.equations import bind_equation, context_of, evaluate_inlined
 from jax_hremat._jax.jaxprs import Literal, jaxpr_consts, open_jaxpr, read
 from jax_hremat._jax.keys import is_inexact
-from jax_hremat._trace.copies import compares_results
+from jax_hremat._trace.comparisons import compares_results
 from jax_hremat._trace.rules import STOPS
 from jax_hremat._trace.trace import abstract
 
@@ -35,8 +35,8 @@ class Reading(Enum):
     Attributes:
         NONE: It does not read them.
         VALUE: It reads them.
-        COMPARED: It compares them with its inputs (`_trace/copies.py`), so they may not be kept
-            without those.
+        COMPARED: It compares them with its inputs (`_trace/comparisons.py`), so they may not be
+            kept without those.
     """
 
     NONE = "none"

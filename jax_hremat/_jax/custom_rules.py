@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 from jax._src import custom_derivatives, linear_util
+from jax._src.interpreters.ad import CustomVJPException as CustomVJPException
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 

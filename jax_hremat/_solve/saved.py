@@ -219,7 +219,7 @@ class _Leaf:
 
 
 def _is_never_kept(value: Value) -> bool:
-    return value.is_compared_copy or value.of_constants
+    return value.is_compared or value.of_constants
 
 
 def _producer(graph: Graph, value: int) -> int:

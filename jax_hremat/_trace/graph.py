@@ -24,8 +24,8 @@ from jax_hremat._plan.fingerprint import RULES
 from jax_hremat._primitives.elementwise import FUSIBLE, MOVES
 from jax_hremat._primitives.primitives import equation_work
 from jax_hremat._primitives.work import Work
+from jax_hremat._trace.comparisons import compared_values
 from jax_hremat._trace.constants import constant_makers
-from jax_hremat._trace.copies import compared_copies
 from jax_hremat._trace.residuals import backward_of, run_once
 from jax_hremat._trace.trace import Program, abstract
 
@@ -46,8 +46,8 @@ class Value:
         users: Operations that read it, in program order.
         is_output: Whether the program returns it.
         spec: How it is sharded over a mesh of devices; None where there is one device.
-        is_compared_copy: Whether it must not be kept without what it is a copy of
-            (`_trace/copies.py`).
+        is_compared: Whether it must not be kept without what it is made of
+            (`_trace/comparisons.py`).
         of_constants: Whether it is made of constants alone and is never kept
             (`_trace/constants.py`).
     """
@@ -61,7 +61,7 @@ class Value:
     users: tuple[int, ...]
     is_output: bool
     spec: Spec | None = None
-    is_compared_copy: bool = False
+    is_compared: bool = False
     of_constants: bool = False
 
     @property
@@ -225,18 +225,18 @@ def _graph_of(program: Program) -> Graph:
     differentiated = tuple(arguments[i] for i in program.differentiated)
     users: dict[int, list[int]] = {}
     detached: set[int] = set()
-    copies: set[int] = set()
+    is_compared: set[int] = set()
     operations: list[Operation] = []
     signatures = [_signature(eqn) for eqn in jaxpr.eqns]
     backward = backward_of(program, signatures)
-    compared = compared_copies(jaxpr, lambda index: backward.residuals[index].compared)
+    compared = compared_values(jaxpr, lambda index: backward.residuals[index].compared)
     for index, (eqn, residuals) in enumerate(zip(jaxpr.eqns, backward.residuals, strict=True)):
         inputs = tuple(None if isinstance(v, Literal) else ids[v] for v in eqn.invars)
         outputs = tuple(declare(v, "computed", index) for v in eqn.outvars)
         for value in dict.fromkeys(v for v in inputs if v is not None):
             users.setdefault(value, []).append(index)
-        copies.update(o for o, v in zip(outputs, eqn.outvars, strict=True) if v in compared)
-        copies.update(outputs if residuals.compares_results else ())
+        is_compared.update(o for o, v in zip(outputs, eqn.outvars, strict=True) if v in compared)
+        is_compared.update(outputs if residuals.compares_results else ())
         needs = [inputs[i] for i in residuals.inputs] + [outputs[i] for i in residuals.outputs]
         spared = {inputs[i] for i in residuals.spared}
         spared.difference_update(v for i, v in enumerate(inputs) if i not in residuals.spared)
@@ -281,7 +281,7 @@ def _graph_of(program: Program) -> Graph:
             active=i in active,
             users=tuple(users.get(i, ())),
             is_output=i in returned,
-            is_compared_copy=i in copies,
+            is_compared=i in is_compared,
             of_constants=i in of_constants,
         )
         for i, aval in enumerate(avals)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import jax
 import numpy as np
 
+from jax_hremat._jax.custom_rules import CustomVJPException
 from jax_hremat._jax.describe import functions_key
 from jax_hremat._jax.effects import run_once_equation
 from jax_hremat._jax.equations import bind_equation
@@ -20,7 +22,7 @@ from jax_hremat._jax.jaxprs import Literal, inputs_read, open_jaxpr, variables
 from jax_hremat._jax.scopes import source_line
 from jax_hremat._jax.sizes import size_bytes_of
 from jax_hremat._primitives.elementwise import FUSIBLE
-from jax_hremat._trace.copies import Pair, compared_inputs, compares_results
+from jax_hremat._trace.comparisons import Pair, compared_inputs, compares_results
 from jax_hremat._trace.mapped import handed_on
 from jax_hremat._trace.rules import STOPS, active_variables, are_in
 from jax_hremat._trace.trace import Program, abstract
@@ -40,7 +42,7 @@ class Residuals:
         renames: Whether all its results are inputs themselves.
         once: Which of the operations it runs must run exactly once, as `Operation.once`.
         compares_results: As `Operation.compares_results`.
-        compared: The inputs that its derivative compares with each other (`copies.py`).
+        compared: The inputs that its derivative compares with each other (`comparisons.py`).
     """
 
     differentiable: bool
@@ -104,7 +106,7 @@ def backward_of(program: Program, signatures: Sequence[str]) -> Backward:
 def compared_by_derivative(
     eqn: Any, mask: Sequence[bool], pulled: Sequence[int]
 ) -> frozenset[Pair]:
-    """The inputs of an equation that its derivative compares, or copies of them.
+    """The inputs of an equation that its derivative compares, or what is made of them.
 
     Args:
         eqn: The equation.
@@ -113,7 +115,12 @@ def compared_by_derivative(
     """
     if not any(mask) or not pulled or eqn.primitive.name in STOPS:
         return frozenset()
-    return _residuals_of(eqn, mask, pulled).compared
+    try:
+        return _residuals_of(eqn, mask, pulled).compared
+    except CustomVJPException:
+        # JAX differentiates it where the tangents of what it closes over are zero in the program,
+        # but not alone. So its rule may compare any of its inputs.
+        return frozenset(combinations(range(len(eqn.invars)), 2))
 
 
 def run_once(eqn: Any) -> str:

@@ -69,6 +69,49 @@ def with_a_row_of_another(y: jax.Array) -> jax.Array:
     return y.at[0].set(jnp.cos(y[0]))
 
 
+def chosen(y: jax.Array, mask: jax.Array) -> jax.Array:
+    return jnp.where(mask, y * y, 3.0 * y)
+
+
+def above_the_median(y: jax.Array) -> jax.Array:
+    return chosen(y, y >= jnp.median(y[:, :7], axis=1, keepdims=True))
+
+
+def above_a_picked_element(y: jax.Array) -> jax.Array:
+    picked = jax.nn.one_hot(jnp.arange(4) % 8, 8)
+    return chosen(y, y >= (y * picked).sum(-1, keepdims=True))
+
+
+def above_by_its_sigmoid(y: jax.Array) -> jax.Array:
+    third = jax.lax.top_k(y, 3)[0][:, -1:]
+    return chosen(y, jax.nn.sigmoid(y) >= jax.nn.sigmoid(third))
+
+
+def largest_but_for_a_mask(y: jax.Array) -> jax.Array:
+    allowed = y + jnp.where(jnp.arange(8) < 6, 0.0, -1e30)
+    return chosen(y, y == allowed.max(1, keepdims=True))
+
+
+def largest_as_bits(y: jax.Array) -> jax.Array:
+    bits = jax.lax.bitcast_convert_type(y, jnp.int32)
+    return chosen(y, bits == bits.max(1, keepdims=True))
+
+
+def no_less_than_the_largest(y: jax.Array) -> jax.Array:
+    return chosen(y, y - y.max(1, keepdims=True) == 0.0)
+
+
+def distance_from_the_median(y: jax.Array) -> jax.Array:
+    return jnp.abs(y - jnp.sort(y, axis=1)[:, 3:4]) * y
+
+
+def guarded_root(y: jax.Array) -> jax.Array:
+    """NaN where a kept mask and a recomputed share of the largest do not agree."""
+    share = jnp.abs(y) / jnp.abs(y).max(1, keepdims=True)
+    inside = share < 1.0
+    return jnp.where(inside, jnp.sqrt(jnp.where(inside, 1.0 - share * share, 1.0)), 0.0)
+
+
 # Until JAX 0.11 the derivatives of these compare the result with an argument; from 0.12 on, the
 # arguments with each other.
 OF_TWO = {
@@ -91,6 +134,14 @@ COMPARED = {
         where_kept(lambda y: jax.lax.reduce_precision(y, 8, 10)),
         {"reduce_precision"},
     ),
+    "above the median": (above_the_median, {"add", "slice", "sort"}),
+    "above a picked element": (above_a_picked_element, {"mul", "reduce_sum"}),
+    "above by its sigmoid": (above_by_its_sigmoid, {"logistic", "top_k"}),
+    "largest but for a mask": (largest_but_for_a_mask, {"add", "reduce_max"}),
+    "largest as bits": (largest_as_bits, {"reduce_max"}),
+    "no less than the largest": (no_less_than_the_largest, {"reduce_max", "broadcast_in_dim"}),
+    "distance from the median": (distance_from_the_median, {"slice", "sort"}),
+    "guarded root": (guarded_root, {"reduce_max", "lt"}),
     **(OF_TWO if COMPARES_RESULT else {}),
 }
 FREE = {
@@ -99,19 +150,22 @@ FREE = {
     # Its derivative does not read the result.
     "running largest": lambda y: jax.lax.cummax(y, axis=1),
     "against a number": lambda y: jnp.where(y > 0.1, y, 0.0),
-    "against another": lambda y: jnp.where(y > jnp.cos(y), y, 0.0),
+    "against a product": lambda y: jnp.where(y > y @ W, y, 0.0),
+    "guarded by another": lambda y: jnp.log(jnp.where(X > 0.0, y * y, 1.0)),
+    "normalized": lambda y: jax.nn.relu((y - y.mean(0)) * jax.lax.rsqrt(y.var(0) + 1e-5)),
+    "rectified twice": lambda y: jax.nn.leaky_relu(jax.nn.relu(y)),
     "sorted": lambda y: jnp.sort(y, axis=1),
     **({} if COMPARES_RESULT else {name: head for name, (head, _) in OF_TWO.items()}),
 }
 
 
-def copies(program: Any) -> set[tuple[int, int]]:
+def compared(program: Any) -> set[tuple[int, int]]:
     graph = build_graph(program)
     return {
         (op.id, k)
         for op in graph.operations
         for k, v in enumerate(op.outputs)
-        if graph.values[v].is_compared_copy
+        if graph.values[v].is_compared and not graph.values[v].of_constants
     }
 
 
@@ -124,7 +178,7 @@ def test_what_is_compared_with_its_source_has_no_name(
     program = call.program
     graph = build_graph(program)
     operations = graph.operations
-    found = copies(program)
+    found = compared(program)
     assert {operations[op].primitive for op, _ in found} >= primitives
     everything = tuple((op.id, 0) for op in operations)
     planned = emit(call, Region(0, len(operations), checkpointed=True, saved=everything))
@@ -183,7 +237,7 @@ def test_what_a_derivative_compares_is_kept_by_no_plan(
 ) -> None:
     program = trace_loss(loss_of(head), (W, X))
     graph = build_graph(program)
-    found = copies(program)
+    found = compared(program)
     assert {graph.operations[op].primitive for op, _ in found} >= primitives
     # The source may be kept, and what is made of it otherwise.
     assert not any(graph.operations[op].primitive == "tanh" for op, _ in found)
@@ -193,4 +247,4 @@ def test_what_a_derivative_compares_is_kept_by_no_plan(
 
 @pytest.mark.parametrize("head", FREE.values(), ids=FREE)
 def test_other_values_may_be_kept(head: Callable[[jax.Array], jax.Array]) -> None:
-    assert not copies(trace_loss(loss_of(head), (W, X)))
+    assert not compared(trace_loss(loss_of(head), (W, X)))
