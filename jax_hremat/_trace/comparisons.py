@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from itertools import combinations
 from typing import Any, TypeAlias
 
-from jax_hremat._jax.jaxprs import inner_jaxprs, open_jaxpr, variables
+from jax_hremat._jax.jaxprs import inner_equations, inner_jaxprs, open_jaxpr, variables
 from jax_hremat._jax.keys import is_inexact
 from jax_hremat._primitives.elementwise import ELEMENT_FLOPS, MOVES
 
@@ -39,8 +39,8 @@ _SUMS = frozenset(
     """cumlogsumexp cumprod cumsum psum psum_scatter reduce_prod reduce_sum reduce_window_sum
     scatter-add scatter-mul scatter-sub""".split()
 )
-# A difference of two of their results, or of one and what they were given, has sums in it.
-_LOOPS = frozenset(("scan", "while"))
+# Sums, and what may have sums inside.
+_SUMMING = _PRODUCTS | _SUMS | {"scan", "while"}
 # The derivatives of these compare nothing.
 _SMOOTH = _PRODUCTS | _SUMS | MOVES | frozenset(("add", "add_any", "div", "mul", "select_n", "sub"))
 _ELEMENTWISE = ELEMENT_FLOPS.keys() | MOVES
@@ -142,8 +142,7 @@ class _Scope:
             of = frozenset(i for v in inputs for i in differences.get(v, ()))
             if of and _is_kinked(eqn):
                 for i in sorted(of):
-                    but_by = _PRODUCTS | _SUMS | _LOOPS
-                    one, other = (self._made_of(v, but_by) for v in self._eqns[i].invars)
+                    one, other = (self._made_of(v, _SUMMING) for v in self._eqns[i].invars)
                     yield one, other
                 of = frozenset()
             if name in _DIFFERENCES and len(inputs) == 2:
@@ -185,9 +184,7 @@ class _Scope:
 
 def _is_kinked(eqn: Any) -> bool:
     """Whether an equation, or one in its bodies, compares something."""
-    if eqn.primitive.name in _KINKED:
-        return True
-    return any(_is_kinked(inner) for body in inner_jaxprs(eqn) for inner in open_jaxpr(body).eqns)
+    return eqn.primitive.name in _KINKED or any(map(_is_kinked, inner_equations(eqn)))
 
 
 def compares_results(jaxpr: Any, results: Set[Any]) -> bool:
