@@ -8,11 +8,13 @@ from typing import Any
 
 import jax
 from jax._src import custom_derivatives, linear_util
+from jax._src.interpreters import ad as ad_internals
 from jax._src.interpreters.ad import CustomVJPException as CustomVJPException
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
-from jax_hremat._jax.equations import context_of
+from jax_hremat._jax.equations import bind_equation, context_of
+from jax_hremat._jax.meshes import typed_struct
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,22 @@ def asks_what_moves(eqn: Any) -> bool:
     """Whether the equation is a custom rule that is told which of its inputs are differentiated
     (`symbolic_zeros`), and may fail if told anything but what JAX itself would tell it."""
     return bool(eqn.params.get("symbolic_zeros", False))
+
+
+def stops_tangents(eqn: Any, moving: Sequence[bool]) -> bool:
+    """Whether the equation is a `jax.custom_jvp` call whose rule says that none of the results has
+    a tangent (`SymbolicZero`).
+
+    Args:
+        eqn: An equation.
+        moving: Which of its inputs are differentiated.
+    """
+    if eqn.primitive is not jex_core.primitives.custom_jvp_call_p or not any(moving):
+        return False
+    call = jax.make_jaxpr(lambda *inputs: bind_equation(eqn, inputs))
+    closed = call(*(typed_struct(v.aval) for v in eqn.invars))
+    _, has_tangent = ad_internals.jvp_jaxpr(closed, list(moving), instantiate=False)
+    return not any(has_tangent)
 
 
 def forward_rule(eqn: Any, moving: Sequence[bool]) -> ForwardRule | None:

@@ -31,6 +31,7 @@ from jax_hremat._jax.custom_rules import (
     detach,
     forward_rule,
     num_closed_over,
+    stops_tangents,
 )
 from jax_hremat._jax.equations import bind_equation, context_of, evaluate_inlined, inlinable_jaxpr
 from jax_hremat._jax.jaxprs import Literal, jaxpr_consts, open_jaxpr, read
@@ -48,7 +49,8 @@ def open_program(closed: Any, moving: Iterable[int], scan_steps: int = 0) -> Any
     """The closed jaxpr retraced with every plain inner `jit` inlined, the rules of `custom_vjp`
     calls that may be differentiated taken apart, short scans unrolled, the mutable arrays it makes
     replaced by values, and operations on arguments alone moved to where they are read
-    (`sinking.py`).
+    (`sinking.py`). A `custom_jvp` call whose rule says that no result has a tangent gets its inputs
+    detached.
 
     A `custom_vjp` call stays one operation if
     - nothing it reads depends on a moving input,
@@ -123,6 +125,9 @@ class _Evaluation:
                 return outputs, [True] * len(outputs)
         if self.in_steps and is_checkpoint(eqn):
             eqn = with_barriers(eqn)
+        if stops_tangents(eqn, moving):
+            outputs = bind_equation(eqn, _detached(inputs, moving))
+            return outputs, [False] * len(outputs)
         rule = _rule(eqn, moving)
         outputs = bind_equation(eqn, inputs) if rule is None else _apart(rule, inputs)
         return outputs, [_goes_on(eqn, moving)] * len(outputs)
@@ -156,13 +161,16 @@ def _rule(eqn: Any, moving: Sequence[bool]) -> ForwardRule | None:
 
 
 def _apart(rule: ForwardRule, inputs: Sequence[Any]) -> list[Any]:
-    given = list(inputs)
-    floating = [i for i, v in enumerate(rule.eqn.invars) if is_inexact(v.aval.dtype)]
+    floating = [is_inexact(v.aval.dtype) for v in rule.eqn.invars]
     with context_of(rule.eqn):
         # All floating inputs: through one left out, the forward rule would be differentiated.
-        for i, value in zip(floating, detach(*(inputs[i] for i in floating)), strict=True):
-            given[i] = value
+        given = _detached(inputs, floating)
         results = evaluate_inlined(rule.jaxpr, rule.consts, given[rule.num_consts :])
     made = iter(results)
     residuals = [next(made) if i is None else inputs[i] for i in rule.sources]
     return bind_attached(rule, inputs, list(made), residuals)
+
+
+def _detached(inputs: Sequence[Any], chosen: Sequence[bool]) -> list[Any]:
+    detached = iter(detach(*(x for x, on in zip(inputs, chosen, strict=True) if on)))
+    return [next(detached) if on else x for x, on in zip(inputs, chosen, strict=True)]
