@@ -12,6 +12,7 @@ import pytest
 from jax_hremat._planner import tradeoff
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._shared.hull import above_lower_hull
+from jax_hremat._shared.pareto import pareto_front
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,36 @@ def test_a_slow_answer_leaves_open_what_is_below_it(monkeypatch: pytest.MonkeyPa
     front, asked = spread(points, 8, monkeypatch, {600: Point(300, 9.9)}, in_vain=[300])
     assert asked[:5] == [1100, 600, 300, 450, 200]
     assert Point(200, 5.0) in front
+
+
+def front_of(*points: tuple[float, float]) -> list[tuple[float, float]]:
+    return pareto_front(points, lambda p: p)
+
+
+def test_a_front_has_what_no_other_beats() -> None:
+    assert front_of() == []
+    assert front_of((3, 1.0), (1, 3.0), (2, 2.0), (2, 2.5), (4, 1.0)) == [
+        (1, 3.0),
+        (2, 2.0),
+        (3, 1.0),
+    ]
+
+
+def test_of_nearly_equal_peaks_a_front_has_the_fastest() -> None:
+    assert front_of((1000, 9.0), (2000, 3.0), (2001, 2.0)) == [(1000, 9.0), (2001, 2.0)]
+    # Each is nearly equal to the next, but not to the one after it.
+    chain = [(2000, 4.0), (2001.5, 3.0), (2003, 2.0)]
+    assert front_of((1000, 9.0), *chain) == [(1000, 9.0), (2000, 4.0), (2003, 2.0)]
+    # Nothing else fits less memory.
+    assert front_of((2000, 3.0), (2001, 2.0)) == [(2000, 3.0), (2001, 2.0)]
+
+
+def test_no_budget_is_asked_for_a_plan_with_a_faster_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [Point(peak, 1e6 / peak) for peak in range(100_000, 1_100_001, 100)]
+    slow = Point(599_900, 2.0)
+    front, asked = spread(points, 12, monkeypatch, {600_000: slow})
+    assert asked[:2] == [1_100_000, 600_000] and slow.peak_bytes not in asked
+    assert Point(600_000, 1e6 / 600_000) in front and slow not in front
 
 
 def test_how_far_points_are_above_their_hull() -> None:

@@ -32,7 +32,8 @@ _COLUMNS = ("peak_bytes", "budget_bytes", "step_s", "slowdown", "s_per_gib", "ch
 class Frontier:
     """Certified plans of one program, none of which another beats in both peak and step time.
 
-    It is a sequence of its plans, lowest peak (and longest step) first.
+    Of plans whose peaks are within a thousandth of each other, only the fastest is listed, and the
+    one of least peak. It is a sequence of its plans, lowest peak (and longest step) first.
 
     Attributes:
         plans: The plans; the budget of each is the memory it takes, headroom included.

@@ -10,6 +10,7 @@ from jax_hremat._emit.step import Step
 from jax_hremat._plan.infeasible import InfeasibleBudgetError
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._planner.config import PlannerConfig
+from jax_hremat._shared.pareto import pareto_front
 from jax_hremat._shared.units import Budget, Slowdown
 from jax_hremat._trace.fingerprint import fingerprint
 from jax_hremat._trace.graph import build_graph
@@ -77,16 +78,11 @@ def better(first: Answer, other: Answer, goal: Budget | Slowdown) -> Answer:
     return replace(best, bound_step_s=min(bounds_s, default=None))
 
 
-def undominated(frontiers: Iterable[Sequence[RematPlan]]) -> tuple[RematPlan, ...]:
-    """Of the frontiers of all forms, the plans that no other beats in both peak and time, lowest
-    peak first."""
+def front_of(frontiers: Iterable[Sequence[RematPlan]]) -> tuple[RematPlan, ...]:
+    """The Pareto front of the frontiers of all forms, lowest peak first."""
     first, *others = frontiers
     plans = [*first, *(_beside(plan, first[0]) for other in others for plan in other)]
-    front: list[RematPlan] = []
-    for plan in sorted(plans, key=lambda p: (_size(p), p.estimated_step_s)):
-        if not front or plan.estimated_step_s < front[-1].estimated_step_s:
-            front.append(plan)
-    return tuple(front)
+    return tuple(pareto_front(plans, lambda p: (_size(p), p.estimated_step_s)))
 
 
 def _beside(plan: RematPlan, first: RematPlan | None) -> RematPlan:

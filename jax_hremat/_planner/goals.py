@@ -69,7 +69,7 @@ def plan_for(candidates: Candidates, goal: Budget | Slowdown, terms: Terms) -> R
 
 
 def frontier_plans(candidates: Candidates, num_points: int, terms: Terms) -> list[RematPlan]:
-    """Certified plans that no other plan found beats in both peak and time, lowest peak first.
+    """The Pareto front of the plans found, certified, lowest peak first.
 
     The budget of each plan is the memory it takes, headroom included.
     """

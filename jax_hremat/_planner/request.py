@@ -17,7 +17,7 @@ from jax_hremat._plan.plan import RematPlan
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.config import Effort, PlannerConfig, config_of
 from jax_hremat._planner.context import prepare
-from jax_hremat._planner.forms import Form, better, forms_of, same_goal, undominated
+from jax_hremat._planner.forms import Form, better, forms_of, front_of, same_goal
 from jax_hremat._planner.goals import Terms, certificate_of, frontier_plans, plan_for
 from jax_hremat._planner.plan_cache import PlanCache, best_of
 from jax_hremat._shared.errors import HRematWarning
@@ -116,7 +116,7 @@ class PlanRequest:
         the configuration asks for."""
         terms = Terms(argnums, has_aux, self.headroom_bytes)
         with reporting(self.progress, "planning") as progress:
-            return undominated(
+            return front_of(
                 frontier_plans(self._candidates(form, trace_s, progress), num_points, terms)
                 for form in forms_of(step, self.config)
             )

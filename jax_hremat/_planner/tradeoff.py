@@ -11,6 +11,7 @@ from jax_hremat._planner.candidate import Candidate
 from jax_hremat._planner.candidates import Candidates
 from jax_hremat._planner.search_for import Search, search_for
 from jax_hremat._shared.hull import above_lower_hull, lower_hull
+from jax_hremat._shared.pareto import pareto_front
 
 # The peak of a plan is asked for if the plan's step is longer, by more than this part of the step
 # without rematerialization, than the lower convex hull of all plans allows at that peak.
@@ -24,7 +25,7 @@ _MAX_BUDGETS = 5
 
 def spread(candidates: Candidates, num_points: int) -> list[Candidate]:
     """The fastest plans at up to `num_points` budgets between the least peak and the peak without
-    rematerialization; lowest peak first, dominated plans left out.
+    rematerialization, as far as they are on the Pareto front (`pareto_front`); lowest peak first.
 
     Each budget is placed where the plans so far leave most open: between one asked for and the peak
     of the next answer, where the bytes from one to the other are most, times the seconds that the
@@ -48,12 +49,8 @@ def spread(candidates: Candidates, num_points: int) -> list[Candidate]:
 
 
 def _front(candidates: Candidates, high: int) -> list[Candidate]:
-    """The plans that no other beats in both peak and time, lowest peak first."""
-    front: list[Candidate] = []
-    for candidate in candidates.within(high):
-        if not front or candidate.peak_bytes < front[-1].peak_bytes:
-            front.append(candidate)
-    return front[::-1]
+    """The Pareto front of the plans of at most a peak."""
+    return pareto_front(candidates.within(high), lambda c: (c.peak_bytes, c.step_s))
 
 
 def _slowest_for_its_peak(
