@@ -9,10 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import pallas
 from tracing import emit, loss_call, trace_loss
 
+from jax_hremat._jax.jaxprs import open_jaxpr
 from jax_hremat._plan.region import Region
 from jax_hremat._solve.saved import value_refs
+from jax_hremat._trace.bodies import Scan, bodies_of, scan_body
 from jax_hremat._trace.graph import build_graph
 
 W, X = jnp.ones((8, 8)) / 4, jnp.linspace(-1.0, 1.0, 32).reshape(4, 8)
@@ -112,6 +115,72 @@ def guarded_root(y: jax.Array) -> jax.Array:
     return jnp.where(inside, jnp.sqrt(jnp.where(inside, 1.0 - share * share, 1.0)), 0.0)
 
 
+def of_largest(y: jax.Array) -> jax.Array:
+    return y.max(1, keepdims=True)
+
+
+def below_the_largest(y: jax.Array) -> jax.Array:
+    return jnp.sqrt(of_largest(y) - y + 1e-8) * y
+
+
+def share_of_the_largest(y: jax.Array) -> jax.Array:
+    return jnp.arcsin(y / (jnp.abs(y).max(1, keepdims=True) + 1e-3))
+
+
+def differs_from_the_largest(y: jax.Array) -> jax.Array:
+    return chosen(y, (y - of_largest(y)).astype(bool))
+
+
+def is_the_smallest(y: jax.Array) -> jax.Array:
+    return chosen(y, y + (-y).max(1, keepdims=True) == 0.0)
+
+
+def far_from_the_largest(y: jax.Array) -> jax.Array:
+    return chosen(y, jnp.isfinite(1.0 / (y - of_largest(y))))
+
+
+def first_of_two(y: jax.Array) -> jax.Array:
+    both = jnp.stack([y, jnp.broadcast_to(of_largest(y), y.shape)])
+    return chosen(y, jnp.argmax(both, axis=0) == 0)
+
+
+def largest_by_a_kernel(y: jax.Array) -> jax.Array:
+    def kernel(y: Any, largest: Any, out: Any) -> None:
+        out[...] = jnp.where(y[...] == largest[...], 3.0, 1.0)
+
+    @jax.custom_jvp
+    def scale(y: jax.Array, largest: jax.Array) -> jax.Array:
+        like = jax.ShapeDtypeStruct(y.shape, y.dtype)
+        return pallas.pallas_call(kernel, out_shape=like, interpret=True)(y, largest)
+
+    scale.defjvp(lambda primals, _: (scale(*primals), jnp.zeros_like(primals[0])))
+    return scale(y, jnp.broadcast_to(of_largest(y), y.shape)) * y
+
+
+@jax.custom_jvp
+def _distant(y: jax.Array) -> jax.Array:
+    return of_largest(y)
+
+
+@_distant.defjvp
+def _distant_rule(primals: Any, tangents: Any) -> Any:
+    largest = _distant(*primals)
+    is_largest = 1.0 - jnp.abs(jnp.sign(primals[0] - largest))
+    return largest, (is_largest * tangents[0]).sum(1, keepdims=True)
+
+
+def by_its_own_derivative(y: jax.Array) -> jax.Array:
+    return jnp.sin(_distant(y)) * y
+
+
+def largest_inside_a_loop(y: jax.Array) -> jax.Array:
+    def step(total: jax.Array, one: Any) -> tuple[jax.Array, jax.Array]:
+        row, largest = one
+        return total, chosen(row, jnp.sin(row) == jnp.sin(largest))
+
+    return jax.lax.scan(step, 0.0, (y, of_largest(y)))[1]
+
+
 # Until JAX 0.11 the derivatives of these compare the result with an argument; from 0.12 on, the
 # arguments with each other.
 OF_TWO = {
@@ -142,6 +211,15 @@ COMPARED = {
     "no less than the largest": (no_less_than_the_largest, {"reduce_max", "broadcast_in_dim"}),
     "distance from the median": (distance_from_the_median, {"slice", "sort"}),
     "guarded root": (guarded_root, {"reduce_max", "lt"}),
+    "below the largest": (below_the_largest, {"reduce_max", "broadcast_in_dim"}),
+    "share of the largest": (share_of_the_largest, {"reduce_max", "broadcast_in_dim"}),
+    "differs from the largest": (differs_from_the_largest, {"reduce_max", "broadcast_in_dim"}),
+    "is the smallest": (is_the_smallest, {"neg", "reduce_max", "broadcast_in_dim"}),
+    "far from the largest": (far_from_the_largest, {"reduce_max", "broadcast_in_dim"}),
+    "first of two": (first_of_two, {"reduce_max", "broadcast_in_dim"}),
+    "largest by a kernel": (largest_by_a_kernel, {"reduce_max", "broadcast_in_dim"}),
+    "by its own derivative": (by_its_own_derivative, {"custom_jvp_call"}),
+    "largest inside a loop": (largest_inside_a_loop, {"reduce_max", "broadcast_in_dim"}),
     **(OF_TWO if COMPARES_RESULT else {"larger of two": (larger_half, {"split"})}),
 }
 FREE = {
@@ -155,6 +233,8 @@ FREE = {
     "normalized": lambda y: jax.nn.relu((y - y.mean(0)) * jax.lax.rsqrt(y.var(0) + 1e-5)),
     "rectified twice": lambda y: jax.nn.leaky_relu(jax.nn.relu(y)),
     "sorted": lambda y: jnp.sort(y, axis=1),
+    "added to a product": lambda y: jax.nn.relu(y + jnp.tanh(y) @ W),
+    "joined with a product": lambda y: jnp.sort(jnp.concatenate([y, y @ W], axis=1)),
     **({} if COMPARES_RESULT else {"clipped": OF_TWO["clipped"][0]}),
 }
 
@@ -186,8 +266,41 @@ def test_what_is_compared_with_its_source_has_no_name(
     of_constants = {
         (op, 0) for op, _ in everything if graph.values[operations[op].outputs[0]].of_constants
     }
-    assert {(int(op), int(k)) for op, k in named} == set(everything) - found - of_constants
+    # What chooses branches is kept all the same.
+    choices = {op.inputs[0] for op in operations if op.primitive == "cond"}
+    choosers = {(op, 0) for op, _ in everything if operations[op].outputs[0] in choices}
+    kept = (set(everything) - found | choosers) - of_constants
+    assert {(int(op), int(k)) for op, k in named} == kept
     assert jnp.allclose(jax.grad(planned)(W, X), jax.grad(loss)(W, X))
+
+
+def test_values_in_a_body_may_be_of_one_origin_outside() -> None:
+    program = trace_loss(loss_of(largest_inside_a_loop), (W, X))
+    graph = build_graph(program)
+    (scan,) = bodies_of(program, graph).values()
+    assert isinstance(scan, Scan)
+    body = scan.body.graph
+    sines = [op for op in body.operations if op.primitive == "sin"]
+    assert [body.values[op.outputs[0]].is_compared for op in sines[:2]] == [True, True]
+    # The body alone does not show it.
+    at = next(op.id for op in graph.operations if op.primitive == "scan")
+    alone = build_graph(scan_body(open_jaxpr(program.jaxpr).eqns[at]))
+    assert not any(value.is_compared for value in alone.values)
+
+
+def test_what_chooses_a_branch_is_kept_though_it_is_compared() -> None:
+    def head(y: jax.Array) -> jax.Array:
+        z = jax.lax.cond(y.sum() > 0, jnp.sin, jnp.exp, y)
+        return jnp.maximum(z, y - 10.0)
+
+    call = loss_call(loss_of(head), (W, X))
+    program = call.program
+    operations = build_graph(program).operations
+    choice = next(op.inputs[0] for op in operations if op.primitive == "cond")
+    chooser = next(op.id for op in operations if choice in op.outputs)
+    assert (chooser, 0) in compared(program)
+    planned = emit(call, Region(0, len(operations), checkpointed=True))
+    assert f"name=hremat/{chooser}.0" in str(jax.make_jaxpr(jax.grad(planned))(W, X))
 
 
 def by_a_rule(y: jax.Array) -> jax.Array:

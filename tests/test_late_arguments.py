@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tracing import trace_loss
+import pytest
+from jax.custom_derivatives import SymbolicZero
+from tracing import emit, loss_call, trace_loss
 
 from jax_hremat._emit.emit import emit_flat
 from jax_hremat._jax.jaxprs import open_jaxpr
@@ -116,3 +122,41 @@ def test_weights_that_are_only_moved_make_nothing() -> None:
     made = made_of_arguments(graph, second, len(graph.operations))
     assert made.issuperset(graph.operations[second].outputs)
     assert not makes_of_arguments(graph, second, len(graph.operations))
+
+
+@jax.custom_jvp
+def scaled(value: jax.Array, weight: jax.Array) -> jax.Array:
+    return value * weight
+
+
+@functools.partial(scaled.defjvp, symbolic_zeros=True)
+def _scaled_rule(primals: Any, tangents: Any) -> Any:
+    if not isinstance(tangents[1], SymbolicZero):
+        raise TypeError("the weight may not be differentiated")
+    return scaled(*primals), tangents[0] * primals[1]
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("barrier", ["late_arguments", "barrier"])
+def test_rules_are_told_no_tangents_that_barriers_made(barrier: str, checkpointed: bool) -> None:
+    def loss(weight: jax.Array, scale: jax.Array) -> jax.Array:
+        made = jnp.tanh(weight @ scale)
+        return (scaled(made, scale) * jnp.sin(made)).sum()
+
+    weight, scale = jnp.full((4, 4), 0.3), jnp.linspace(-1.0, 1.0, 16).reshape(4, 4)
+    call = loss_call(loss, (weight, scale))
+    stop = call.program.num_operations
+    inner = Region(2, stop, checkpointed, **{barrier: True})
+    for root in (inner, Region(0, stop, checkpointed=True, children=(inner,))):
+        planned = emit(call, Region(0, stop, children=(root,)))
+
+        def gradient(f: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+            return lambda w: jax.grad(f)(w, scale)
+
+        np.testing.assert_allclose(gradient(planned)(weight), gradient(loss)(weight), rtol=1e-6)
+        again = jax.grad(jax.checkpoint(planned))(weight, scale)
+        np.testing.assert_allclose(again, gradient(loss)(weight), rtol=1e-6)
+        for f in (loss, planned):
+            jax.jvp(lambda w, f=f: f(w, scale), (weight,), (weight,))
+        second = [jax.jvp(gradient(f), (weight,), (weight,))[1] for f in (loss, planned)]
+        np.testing.assert_allclose(*second, rtol=1e-5)

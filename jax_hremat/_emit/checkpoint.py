@@ -76,7 +76,7 @@ def _of_bits(bits: Any, value: Any) -> Any:
     return jax.lax.bitcast_convert_type(bits, value.dtype)
 
 
-@_of_bits.defjvp
+@functools.partial(_of_bits.defjvp, symbolic_zeros=True)
 def _of_bits_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
     return _of_bits(*primals), tangents[1]
 

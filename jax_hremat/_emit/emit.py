@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
+from jax.custom_derivatives import SymbolicZero
 
 from jax_hremat._emit.barrier import barrier
 from jax_hremat._emit.check import check_region
@@ -22,7 +23,7 @@ from jax_hremat._jax.keys import data_of, from_data
 from jax_hremat._jax.meshes import varying_axes
 from jax_hremat._plan.region import Loop, Region, ValueRef
 from jax_hremat._trace.bodies import after_any_step, branch_bodies, scan_body
-from jax_hremat._trace.comparisons import Pair, compared_values
+from jax_hremat._trace.comparisons import Pair, compared_values, sources_of
 from jax_hremat._trace.constants import constant_makers
 from jax_hremat._trace.residuals import compared_by_derivative
 from jax_hremat._trace.rules import active_variables, are_in
@@ -91,6 +92,7 @@ class _Emitter:
         self._scopes = scopes
         self._program_name = name
         self._in_loop = in_loop
+        self._sources = program.sources
         self._jaxpr = open_jaxpr(program.jaxpr)
         eqns = self._jaxpr.eqns
         self._last_use = {v: i for i, eqn in enumerate(eqns) for v in variables(eqn.invars)}
@@ -123,7 +125,11 @@ class _Emitter:
                 known[key] = compared_by_derivative(eqn, moving, pulled)
             return known[key]
 
-        return compared_values(self._jaxpr, by_derivative)
+        return compared_values(self._jaxpr, by_derivative, self._sources)
+
+    @functools.cached_property
+    def _choosers(self) -> frozenset[Any]:
+        return frozenset(map(chooser_of, self._jaxpr.eqns))
 
     @functools.cached_property
     def _constant_makers(self) -> Mapping[Any, int]:
@@ -213,7 +219,8 @@ class _Emitter:
         # no loop at all.
         in_loop = eqn.params["unroll"] == 1
         active = after_any_step(eqn, are_in(self._differentiated, eqn.invars))
-        program = scan_body(eqn, are_in(self._moving, eqn.invars), active)
+        sources = sources_of(self._jaxpr, eqn, self._sources)
+        program = scan_body(eqn, are_in(self._moving, eqn.invars), active, sources)
         body = emit_flat(program, loop.body, name=name, in_loop=in_loop)
         prevent_cse = inside.prevents_cse
         return self._assign(
@@ -227,7 +234,8 @@ class _Emitter:
     ) -> Callable[[dict[Any, Any]], None]:
         eqn = self._jaxpr.eqns[index]
         active = are_in(self._differentiated, eqn.invars[1:])
-        bodies = branch_bodies(eqn, are_in(self._moving, eqn.invars), active)
+        sources = sources_of(self._jaxpr, eqn, self._sources)
+        bodies = branch_bodies(eqn, are_in(self._moving, eqn.invars), active, sources)
         functions = [
             emit_flat(body, branch, name=f"{self._program_name}{index}.{k}/", in_loop=self._in_loop)
             for k, (body, branch) in enumerate(zip(bodies, branches, strict=True))
@@ -257,12 +265,12 @@ class _Emitter:
 
     def _names(self, index: int, saved: frozenset[tuple[int, int]]) -> dict[int, str]:
         """Names of the results of an operation that are kept; those that must be recomputed
-        together with what they are made of have none."""
+        together with what they are made of have none, but for what chooses branches."""
         results = enumerate(self._jaxpr.eqns[index].outvars)
         return {
             k: self._name(index, k)
             for k, var in results
-            if (index, k) in saved and var not in self._compared
+            if (index, k) in saved and (var in self._choosers or var not in self._compared)
         }
 
     def _name(self, index: int, position: int) -> str:
@@ -429,7 +437,9 @@ def _available_after(first: Any, *values: Any) -> tuple[Any, ...]:
     return tuple(barrier([first, *values])[1:])
 
 
-@_available_after.defjvp
+# Without symbolic zeros, what is not differentiated would get tangents, all of them zero, and the
+# rules behind it would be told that it is.
+@functools.partial(_available_after.defjvp, symbolic_zeros=True)
 def _available_after_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
     return _available_after(*primals), tuple(tangents[1:])
 
@@ -448,6 +458,7 @@ def _tie(*values: Any) -> tuple[Any, ...]:
     return values
 
 
-@_tie.defjvp
+@functools.partial(_tie.defjvp, symbolic_zeros=True)
 def _tie_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
-    return _tie(*primals), tuple(barrier(tangents))
+    tied = iter(barrier([t for t in tangents if not isinstance(t, SymbolicZero)]))
+    return _tie(*primals), tuple(t if isinstance(t, SymbolicZero) else next(tied) for t in tangents)

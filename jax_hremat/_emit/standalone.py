@@ -6,6 +6,7 @@ It is what `emit.py`, `naming.py` and `_trace/sinking.py` do for ranges of opera
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -393,7 +394,7 @@ def available_after(first: Any, *values: Any) -> Any:
     return jax.lax.optimization_barrier((first, *values))[1:]
 
 
-@available_after.defjvp
+@functools.partial(available_after.defjvp, symbolic_zeros=True)
 def available_after_jvp(primals: Any, tangents: Any) -> Any:
     return available_after(*primals), tuple(tangents[1:])
 
@@ -405,6 +406,8 @@ def tied(*values: Any) -> Any:
     return values
 
 
-@tied.defjvp
+@functools.partial(tied.defjvp, symbolic_zeros=True)
 def tied_jvp(primals: Any, tangents: Any) -> Any:
-    return tied(*primals), jax.lax.optimization_barrier(tuple(tangents))
+    moving = tuple(t for t in tangents if not isinstance(t, SymbolicZero))
+    held = iter(jax.lax.optimization_barrier(moving))
+    return tied(*primals), tuple(t if isinstance(t, SymbolicZero) else next(held) for t in tangents)

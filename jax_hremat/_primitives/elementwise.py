@@ -12,8 +12,8 @@ from jax_hremat._jax.custom_rules import DETACH
 # rate.
 _PRIMITIVES = {
     1: """abs add add_any and ceil clz complex conj convert_element_type eq floor ge gt imag
-    is_finite le lt max min mul ne neg not or population_count real reduce_precision round select_n
-    shift_left shift_right_arithmetic shift_right_logical sign square sub xor""",
+    is_finite le lt max min mul mulhi ne neg not or population_count real reduce_precision round
+    select_n shift_left shift_right_arithmetic shift_right_logical sign square sub xor""",
     2: "clamp integer_pow one_minus_square",
     4: "div rem rsqrt sqrt",
     8: "exp exp2 log log2 logistic",
@@ -37,7 +37,7 @@ _OPCODES = {
 # Primitives that move or name elements and compute nothing.
 MOVES = frozenset(
     """bitcast_convert_type broadcast_in_dim concatenate copy dynamic_slice gather iota name pad
-    reshape rev slice split squeeze stop_gradient transpose""".split()
+    reshape rev slice split squeeze stack stop_gradient tile transpose unstack""".split()
 )
 # What is made of the primitives above, once it is lowered.
 _MADE_OF_THEM = frozenset(

@@ -9,12 +9,18 @@ from typing import Any
 
 from jax_hremat._jax.jaxprs import open_jaxpr, scan_counts
 from jax_hremat._jax.keys import is_inexact
+from jax_hremat._trace.comparisons import sources_of
 from jax_hremat._trace.graph import Graph, build_graph, is_cond, is_loop
 from jax_hremat._trace.rules import active_variables, are_in, open_program
 from jax_hremat._trace.trace import Program
 
 
-def scan_body(eqn: Any, moving: Sequence[bool] = (), active: Sequence[bool] = ()) -> Program:
+def scan_body(
+    eqn: Any,
+    moving: Sequence[bool] = (),
+    active: Sequence[bool] = (),
+    sources: Sequence[frozenset[int]] = (),
+) -> Program:
     """The body of a scan as a flat program of (constants, carry, one step's inputs).
 
     Args:
@@ -22,12 +28,16 @@ def scan_body(eqn: Any, moving: Sequence[bool] = (), active: Sequence[bool] = ()
         moving: Which of its inputs may be differentiated, so that rules are opened (`rules.py`);
             none if left out.
         active: Which inputs of the body are differentiated; none if left out.
+        sources: What the scan's inputs are made of, as `comparisons.sources_of` tells.
     """
-    return _body_program(eqn.params["jaxpr"], after_any_step(eqn, moving), active)
+    return _body_program(eqn.params["jaxpr"], after_any_step(eqn, moving), active, sources)
 
 
 def branch_bodies(
-    eqn: Any, moving: Sequence[bool] = (), active: Sequence[bool] = ()
+    eqn: Any,
+    moving: Sequence[bool] = (),
+    active: Sequence[bool] = (),
+    sources: Sequence[frozenset[int]] = (),
 ) -> list[Program]:
     """The branches of a cond as flat programs of its operands.
 
@@ -36,8 +46,11 @@ def branch_bodies(
         moving: Which of its inputs, the index first, may be differentiated, so that rules are
             opened (`rules.py`); none if left out.
         active: Which operands are differentiated; none if left out.
+        sources: What the cond's inputs are made of, as `comparisons.sources_of` tells.
     """
-    return [_body_program(branch, moving[1:], active) for branch in eqn.params["branches"]]
+    return [
+        _body_program(branch, moving[1:], active, sources[1:]) for branch in eqn.params["branches"]
+    ]
 
 
 def after_any_step(eqn: Any, moving: Sequence[bool]) -> list[bool]:
@@ -56,7 +69,12 @@ def after_any_step(eqn: Any, moving: Sequence[bool]) -> list[bool]:
         flags[carried] = grown
 
 
-def _body_program(closed: Any, moving: Sequence[bool], active: Sequence[bool]) -> Program:
+def _body_program(
+    closed: Any,
+    moving: Sequence[bool],
+    active: Sequence[bool],
+    sources: Sequence[frozenset[int]],
+) -> Program:
     avals = closed.in_avals
     moves = tuple(i for i, on in enumerate(moving) if on)
     jaxpr = open_program(closed, moves)
@@ -71,6 +89,7 @@ def _body_program(closed: Any, moving: Sequence[bool], active: Sequence[bool]) -
         ),
         moving=moves,
         is_loss=False,
+        sources=tuple(sources),
     )
 
 
@@ -127,18 +146,20 @@ def bodies_of(program: Program, graph: Graph) -> dict[int, Scan | Cond]:
 
 
 def _bodies_of(program: Program, graph: Graph) -> dict[int, Scan | Cond]:
-    eqns = open_jaxpr(program.jaxpr).eqns
-    variables = active_variables(open_jaxpr(program.jaxpr), program.moving)
+    jaxpr = open_jaxpr(program.jaxpr)
+    variables = active_variables(jaxpr, program.moving)
     found: dict[int, Scan | Cond] = {}
     for op in graph.operations:
-        eqn = eqns[op.id]
+        eqn = jaxpr.eqns[op.id]
         active = [v is not None and graph.values[v].active for v in op.inputs]
         moving = are_in(variables, eqn.invars)
         if is_loop(op):
-            found[op.id] = Scan(_scan_body(eqn, moving, active), eqn.params["length"])
+            sources = sources_of(jaxpr, eqn, program.sources)
+            found[op.id] = Scan(_scan_body(eqn, moving, active, sources), eqn.params["length"])
         elif is_cond(op):
             # The first input is the index.
-            branches = branch_bodies(eqn, moving, active[1:])
+            sources = sources_of(jaxpr, eqn, program.sources)
+            branches = branch_bodies(eqn, moving, active[1:], sources)
             found[op.id] = Cond(tuple(map(_body, branches)))
     return found
 
@@ -148,13 +169,18 @@ def _body(program: Program) -> Body:
     return Body(graph, graph, bodies_of(program, graph))
 
 
-def _scan_body(eqn: Any, moving: Sequence[bool], active: Sequence[bool]) -> Body:
+def _scan_body(
+    eqn: Any,
+    moving: Sequence[bool],
+    active: Sequence[bool],
+    sources: Sequence[frozenset[int]],
+) -> Body:
     """The body of a scan. A carried value is active if it is active at the start or after any
     step."""
     num_consts, num_carry = scan_counts(eqn)
     flags = list(active)
     while True:
-        program = scan_body(eqn, moving, flags)
+        program = scan_body(eqn, moving, flags, sources)
         graph = build_graph(program)
         after = [v is not None and graph.values[v].active for v in graph.outputs[:num_carry]]
         carried = slice(num_consts, num_consts + num_carry)

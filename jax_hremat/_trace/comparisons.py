@@ -14,7 +14,8 @@ agree, and the derivative of the square root of zero is infinite.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, TypeAlias
 
@@ -23,11 +24,24 @@ from jax_hremat._jax.keys import is_inexact
 from jax_hremat._primitives.elementwise import ELEMENT_FLOPS, MOVES
 
 _COMPARISONS = frozenset("eq ne lt le gt ge eq_to lt_to le_to".split())
-_DIFFERENCES = frozenset(("sub", "div"))
+# Two values may be equal where these of the two are zero or one: `-max(-x)` is a minimum.
+_DIFFERENCES = frozenset("add add_any div sub".split())
 # No program asks where the exponential of a difference is one.
 _EXPONENTIALS = frozenset(("exp", "exp2"))
 # Where these have a kink or a step, they compare their operand with a number.
-_KINKED = _COMPARISONS | frozenset("abs ceil clamp floor max min round sign".split())
+_KINKED = _COMPARISONS | frozenset("abs ceil clamp floor is_finite max min round sign".split())
+# Infinite, or with an infinite derivative, for some finite arguments.
+_SINGULAR = frozenset(
+    """acos acosh asin atan2 atanh cbrt digamma div erf_inv lgamma log log1p log2 pow rsqrt
+    sqrt""".split()
+)
+# These put elements of several values into one.
+_JOINS = frozenset("concatenate dynamic_update_slice scatter select_n stack".split())
+# These compare the elements of a value with each other.
+_ORDERINGS = frozenset(
+    """approx_top_k argmax argmin cummax cummin reduce_max reduce_min reduce_window
+    reduce_window_max reduce_window_min sort top_k""".split()
+)
 # What two results of these, or one of them and an operand, have in common is no reason to expect
 # them to be equal. Of anything else it may be: it selects, moves or rounds elements, has a body
 # that may, or computes with zeros and ones.
@@ -36,19 +50,14 @@ _PRODUCTS = frozenset(
     triangular_solve""".split()
 )
 _SUMS = frozenset(
-    """cumlogsumexp cumprod cumsum psum psum_scatter reduce_prod reduce_sum reduce_window_sum
-    scatter-add scatter-mul scatter-sub""".split()
+    """cumlogsumexp cumprod cumsum psum psum_invariant reduce_prod reduce_scatter reduce_sum
+    reduce_window_sum scatter-add scatter-mul scatter-sub""".split()
 )
 # Sums, and what may have sums inside.
 _SUMMING = _PRODUCTS | _SUMS | {"scan", "while"}
 # The derivatives of these compare nothing.
 _SMOOTH = _PRODUCTS | _SUMS | MOVES | frozenset(("add", "add_any", "div", "mul", "select_n", "sub"))
 _ELEMENTWISE = ELEMENT_FLOPS.keys() | MOVES
-# Infinite, or with an infinite derivative, for some finite arguments.
-_SINGULAR = frozenset(
-    """acos acosh asin atan2 atanh cbrt digamma div erf_inv lgamma log log1p log2 pow rsqrt
-    sqrt""".split()
-)
 
 # The positions of two inputs of an operation that its derivative compares, or what is made of them.
 Pair: TypeAlias = tuple[int, int]
@@ -56,7 +65,11 @@ Pair: TypeAlias = tuple[int, int]
 _Compared: TypeAlias = tuple[frozenset[Any], frozenset[Any]]
 
 
-def compared_values(jaxpr: Any, by_derivative: Callable[[int], Iterable[Pair]]) -> frozenset[Any]:
+def compared_values(
+    jaxpr: Any,
+    by_derivative: Callable[[int], Iterable[Pair]],
+    sources: Sequence[frozenset[int]] = (),
+) -> frozenset[Any]:
     """The variables of an open jaxpr that must be recomputed together with what they are made of.
 
     An equation, in the jaxpr or in the body of a loop or branch, or the derivative of one, compares
@@ -66,18 +79,18 @@ def compared_values(jaxpr: Any, by_derivative: Callable[[int], Iterable[Pair]]) 
     Args:
         jaxpr: The jaxpr.
         by_derivative: The inputs that the derivative of an equation compares, by its position.
+        sources: What its inputs are made of, as `sources_of` tells; empty if they have nothing in
+            common.
 
     Unchecked: differences from a sum of the same or a loop over it, compared with a number
-    (`h - (onehot * h).sum() == 0`), exponentials of differences (`exp(h - h.max()) == 1`), and how
-    equal values are sorted.
+    (`h - (onehot * h).sum() == 0`), exponentials of differences (`exp(h - h.max()) == 1`), how
+    equal values are sorted, and what carried values are made of after the first step of a loop.
     """
-    scope = _Scope(jaxpr, {})
-    found: frozenset[Any] = frozenset()
-    for one, other in (*scope.comparisons(), *scope.by_derivatives(by_derivative)):
-        found |= (one ^ other) & scope.made_from(_inexact(one & other))
+    scope = _Scope(jaxpr, _given(jaxpr, sources))
+    found = scope.compared((*scope.comparisons(), *scope.by_derivatives(by_derivative)))
     for mask, chosen in scope.guards():
         found |= (mask - _inexact(mask)) & scope.made_from(_inexact(mask & chosen))
-    return found
+    return frozenset(v for v in found if not isinstance(v, _Outside))
 
 
 def compared_inputs(jaxpr: Any) -> frozenset[Pair]:
@@ -93,8 +106,46 @@ def compared_inputs(jaxpr: Any) -> frozenset[Pair]:
     )
 
 
+def compares_results(jaxpr: Any, results: Set[Any]) -> bool:
+    """Whether the derivative of an operation, an open jaxpr, compares some of its results with
+    what they are made of."""
+    scope = _Scope(jaxpr, {})
+    return not results.isdisjoint(scope.compared(scope.comparisons()))
+
+
+def sources_of(
+    jaxpr: Any, eqn: Any, sources: Sequence[frozenset[int]] = ()
+) -> tuple[frozenset[int], ...]:
+    """What the inputs of an equation of an open jaxpr are made of, without products of matrices:
+    for each of them a set of numbers, which stand for values.
+
+    Args:
+        jaxpr: The jaxpr.
+        eqn: The equation.
+        sources: The same of the jaxpr's inputs.
+    """
+    scope = _Scope(jaxpr, _given(jaxpr, sources))
+    numbers: dict[Any, int] = {}
+    return tuple(
+        frozenset(numbers.setdefault(v, len(numbers)) for v in _inexact(scope.made_of(atom)))
+        for atom in eqn.invars
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Outside:
+    """A value outside of a body that inputs of the body are made of."""
+
+    number: int
+
+
+def _given(jaxpr: Any, sources: Sequence[frozenset[int]]) -> dict[Any, frozenset[Any]]:
+    inputs = zip(jaxpr.invars, sources, strict=False)
+    return {v: frozenset(map(_Outside, numbers)) for v, numbers in inputs}
+
+
 def _inexact(made: frozenset[Any]) -> frozenset[Any]:
-    return frozenset(v for v in made if is_inexact(v.aval.dtype))
+    return frozenset(v for v in made if isinstance(v, _Outside) or is_inexact(v.aval.dtype))
 
 
 class _Scope:
@@ -110,7 +161,7 @@ class _Scope:
         self._given = given
         self._makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
 
-    def _made_of(self, atom: Any, but_by: frozenset[str] = _PRODUCTS) -> frozenset[Any]:
+    def made_of(self, atom: Any, but_by: frozenset[str] = _PRODUCTS) -> frozenset[Any]:
         """A variable and those it is made of, as far as without some operations."""
         found: set[Any] = set()
         stack = variables((atom,))
@@ -125,44 +176,74 @@ class _Scope:
     def made_from(self, sources: Set[Any]) -> frozenset[Any]:
         """What is made from some of the variables without products of matrices, and they."""
         made = set(sources)
+        made.update(v for v, outside in self._given.items() if not made.isdisjoint(outside))
         for eqn in self._eqns if sources else ():
             if eqn.primitive.name not in _PRODUCTS and not made.isdisjoint(variables(eqn.invars)):
                 made.update(eqn.outvars)
         return frozenset(made)
 
+    def compared(self, pairs: Iterable[_Compared]) -> frozenset[Any]:
+        """Of compared values, and what they are made of, what is made from what they share."""
+        found: frozenset[Any] = frozenset()
+        for one, other in pairs:
+            found |= (one ^ other) & self.made_from(_inexact(one & other))
+        return found
+
     def comparisons(self) -> Iterator[_Compared]:
         """What the operands of each comparison are made of, and those of each difference or
-        quotient that a number is compared with."""
-        differences: dict[Any, frozenset[int]] = {}
+        quotient that a number is compared with, and values whose elements are compared with each
+        other after they were joined."""
+        for eqn in self._eqns:
+            if eqn.primitive.name in _COMPARISONS and len(set(variables(eqn.invars))) == 2:
+                one, other = map(self.made_of, eqn.invars)
+                yield one, other
+            for body in map(open_jaxpr, inner_jaxprs(eqn)):
+                if any(_compared_with_a_number(e) or _ordered(e) for e in body.eqns):
+                    yield from _Scope(body, self._given_to(body, eqn)).comparisons()
+        for eqn in (
+            *self._reaching(_DIFFERENCES, _compared_with_a_number),
+            *self._reaching(_JOINS, _ordered),
+        ):
+            yield from combinations([self.made_of(v, _SUMMING) for v in _combined(eqn)], 2)
+
+    def _given_to(self, body: Any, eqn: Any) -> dict[Any, frozenset[Any]]:
+        """What the inputs of a body are made of. They are the last of its equation's, behind the
+        index of a branch; or the first, if the results are inputs of the body too, as of a
+        kernel."""
+        pairs = zip(reversed(body.invars), reversed(eqn.invars), strict=False)
+        if len(body.invars) > len(eqn.invars):
+            pairs = zip(body.invars, eqn.invars, strict=False)
+        return {v: self.made_of(outer) for v, outer in pairs}
+
+    def _reaching(
+        self, names: frozenset[str], compared: Callable[[Any], Sequence[Any]]
+    ) -> list[Any]:
+        """The equations of some names, of two values or more, of whose results something is made
+        that is compared, without products of matrices.
+
+        Args:
+            names: The names of the equations' primitives.
+            compared: The inputs of an equation that it compares.
+        """
+        reached: dict[Any, frozenset[int]] = {}
+        found: set[int] = set()
         for index, eqn in enumerate(self._eqns):
             name, inputs = eqn.primitive.name, set(variables(eqn.invars))
-            if name in _COMPARISONS and len(inputs) == 2:
-                one, other = map(self._made_of, eqn.invars)
-                yield one, other
-            of = frozenset(i for v in inputs for i in differences.get(v, ()))
-            if of and _is_kinked(eqn):
-                for i in sorted(of):
-                    one, other = (self._made_of(v, _SUMMING) for v in self._eqns[i].invars)
-                    yield one, other
-                of = frozenset()
-            if name in _DIFFERENCES and len(inputs) == 2:
+            ends = {*compared(eqn)}
+            found.update(i for v in ends for i in reached.get(v, ()))
+            of = frozenset(i for v in inputs - ends for i in reached.get(v, ()))
+            if name in names and len(_combined(eqn)) > 1:
                 of |= {index}
             if of and name not in _PRODUCTS | _EXPONENTIALS:
-                differences |= dict.fromkeys(eqn.outvars, of)
-            for body in map(open_jaxpr, inner_jaxprs(eqn)):
-                if any(map(_is_kinked, body.eqns)):
-                    # A body's inputs are the last of its equation's; the index of a branch comes
-                    # first.
-                    pairs = zip(reversed(body.invars), reversed(eqn.invars), strict=False)
-                    given = {v: self._made_of(outer) for v, outer in pairs}
-                    yield from _Scope(body, given).comparisons()
+                reached |= dict.fromkeys(eqn.outvars, of)
+        return [self._eqns[i] for i in sorted(found)]
 
     def by_derivatives(self, compared: Callable[[int], Iterable[Pair]]) -> Iterator[_Compared]:
         """What the inputs that derivatives compare are made of."""
         for index, eqn in enumerate(self._eqns):
             if len(variables(eqn.invars)) < 2 or eqn.primitive.name in _SMOOTH:
                 continue
-            made_of = [self._made_of(v) for v in eqn.invars]
+            made_of = [self.made_of(v) for v in eqn.invars]
             if any(one & other and one != other for one, other in combinations(made_of, 2)):
                 yield from ((made_of[i], made_of[j]) for i, j in compared(index))
 
@@ -172,31 +253,47 @@ class _Scope:
         singular: set[Any] = set()
         for eqn in reversed(self._eqns):
             name = eqn.primitive.name
-            if name in _SINGULAR:
-                singular.update(variables(eqn.invars[1:] if name == "div" else eqn.invars))
-            elif name == "select_n" and not singular.isdisjoint(eqn.outvars):
+            singular.update(_singular_in(eqn))
+            if name == "select_n" and not singular.isdisjoint(eqn.outvars):
                 mask, *cases = eqn.invars
                 singular.update(variables(cases))
-                yield self._made_of(mask), frozenset().union(*map(self._made_of, cases))
+                yield self.made_of(mask), frozenset().union(*map(self.made_of, cases))
             elif name in _ELEMENTWISE and not singular.isdisjoint(eqn.outvars):
                 singular.update(variables(eqn.invars))
 
 
-def _is_kinked(eqn: Any) -> bool:
-    """Whether an equation, or one in its bodies, compares something."""
-    return eqn.primitive.name in _KINKED or any(map(_is_kinked, inner_equations(eqn)))
+def _combined(eqn: Any) -> list[Any]:
+    """The variables that an equation combines, each once; that a mask chooses by is none."""
+    atoms = eqn.invars[1:] if eqn.primitive.name == "select_n" else eqn.invars
+    return list(dict.fromkeys(variables(atoms)))
 
 
-def compares_results(jaxpr: Any, results: Set[Any]) -> bool:
-    """Whether the derivative of an operation, an open jaxpr, compares some of its results with
-    values that depend on its inputs in another way."""
-    of_result, of_input = set(results), set(jaxpr.invars) - set(results)
-    for eqn in jaxpr.eqns:
-        operands = set(variables(eqn.invars))
-        reads_result, reads_input = operands & of_result, operands & of_input
-        if reads_result and reads_input and eqn.primitive.name in _COMPARISONS:
-            return True
-        made = set(eqn.outvars) - results
-        of_result |= made if reads_result else set()
-        of_input |= made if reads_input else set()
-    return False
+def _compared_with_a_number(eqn: Any) -> Sequence[Any]:
+    """The inputs that an equation, or one in its bodies, compares with a number."""
+    inputs = variables(eqn.invars)
+    is_kinked = eqn.primitive.name in _KINKED or _counts(eqn)
+    if is_kinked or any(map(_compared_with_a_number, inner_equations(eqn))):
+        return inputs
+    return _singular_in(eqn)
+
+
+def _singular_in(eqn: Any) -> Sequence[Any]:
+    """The inputs for some finite values of which an operation, or its derivative, is infinite."""
+    name = eqn.primitive.name
+    if name == "div":
+        return variables(eqn.invars[1:])
+    is_singular = name in _SINGULAR or (name == "integer_pow" and eqn.params["y"] < 0)
+    return variables(eqn.invars) if is_singular else ()
+
+
+def _counts(eqn: Any) -> bool:
+    """Whether an equation makes integers or booleans of other numbers."""
+    if eqn.primitive.name != "convert_element_type":
+        return False
+    before, after = (v.aval.dtype for v in (*eqn.invars, *eqn.outvars))
+    return is_inexact(before) and not is_inexact(after)
+
+
+def _ordered(eqn: Any) -> Sequence[Any]:
+    """The inputs whose elements an equation compares with each other."""
+    return variables(eqn.invars) if eqn.primitive.name in _ORDERINGS else ()

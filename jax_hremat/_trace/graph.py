@@ -229,7 +229,9 @@ def _graph_of(program: Program) -> Graph:
     operations: list[Operation] = []
     signatures = [_signature(eqn) for eqn in jaxpr.eqns]
     backward = backward_of(program, signatures)
-    compared = compared_values(jaxpr, lambda index: backward.residuals[index].compared)
+    compared = compared_values(
+        jaxpr, lambda index: backward.residuals[index].compared, program.sources
+    )
     for index, (eqn, residuals) in enumerate(zip(jaxpr.eqns, backward.residuals, strict=True)):
         inputs = tuple(None if isinstance(v, Literal) else ids[v] for v in eqn.invars)
         outputs = tuple(declare(v, "computed", index) for v in eqn.outvars)

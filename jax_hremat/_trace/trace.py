@@ -56,6 +56,8 @@ class Program:
             one device does in a `shard_map`, some axes are manual.
         own_checkpoints: The user's own `jax.checkpoint`s.
         opened: Which parts of the user's function were opened before planning.
+        sources: Of the body of a loop or branch, what its inputs are made of outside, as
+            `comparisons.sources_of` tells.
     """
 
     jaxpr: Any
@@ -68,6 +70,7 @@ class Program:
     mesh: DeviceMesh | None = None
     own_checkpoints: tuple[OwnCheckpoint, ...] = ()
     opened: Openings = NOTHING_OPENED
+    sources: tuple[frozenset[int], ...] = ()
 
     def with_opened(self, openings: Openings) -> Program:
         """The same program, as if parts of it were written differently."""
