@@ -37,7 +37,7 @@ _OPCODES = {
 # Primitives that move or name elements and compute nothing.
 MOVES = frozenset(
     """bitcast_convert_type broadcast_in_dim concatenate copy dynamic_slice gather iota name pad
-    reshape rev slice split squeeze stack stop_gradient tile transpose unstack""".split()
+    reshape rev slice split squeeze stack stop_gradient transpose unstack""".split()
 )
 # What is made of the primitives above, once it is lowered.
 _MADE_OF_THEM = frozenset(
