@@ -271,7 +271,7 @@ def _combined(eqn: Any) -> list[Any]:
 def _compared_with_a_number(eqn: Any) -> Sequence[Any]:
     """The inputs that an equation, or one in its bodies, compares with a number."""
     inputs = variables(eqn.invars)
-    is_kinked = eqn.primitive.name in _KINKED or _counts(eqn)
+    is_kinked = eqn.primitive.name in _KINKED or _makes_integers(eqn)
     if is_kinked or any(map(_compared_with_a_number, inner_equations(eqn))):
         return inputs
     return _singular_in(eqn)
@@ -286,7 +286,7 @@ def _singular_in(eqn: Any) -> Sequence[Any]:
     return variables(eqn.invars) if is_singular else ()
 
 
-def _counts(eqn: Any) -> bool:
+def _makes_integers(eqn: Any) -> bool:
     """Whether an equation makes integers or booleans of other numbers."""
     if eqn.primitive.name != "convert_element_type":
         return False
