@@ -150,15 +150,16 @@ def _bodies_of(program: Program, graph: Graph) -> dict[int, Scan | Cond]:
     variables = active_variables(jaxpr, program.moving)
     found: dict[int, Scan | Cond] = {}
     for op in graph.operations:
+        if not is_loop(op) and not is_cond(op):
+            continue
         eqn = jaxpr.eqns[op.id]
         active = [v is not None and graph.values[v].active for v in op.inputs]
         moving = are_in(variables, eqn.invars)
+        sources = sources_of(jaxpr, eqn, program.sources)
         if is_loop(op):
-            sources = sources_of(jaxpr, eqn, program.sources)
             found[op.id] = Scan(_scan_body(eqn, moving, active, sources), eqn.params["length"])
-        elif is_cond(op):
+        else:
             # The first input is the index.
-            sources = sources_of(jaxpr, eqn, program.sources)
             branches = branch_bodies(eqn, moving, active[1:], sources)
             found[op.id] = Cond(tuple(map(_body, branches)))
     return found

@@ -186,7 +186,8 @@ class _Scope:
         """Of compared values, and what they are made of, what is made from what they share."""
         found: frozenset[Any] = frozenset()
         for one, other in pairs:
-            found |= (one ^ other) & self.made_from(_inexact(one & other))
+            if one != other:
+                found |= (one ^ other) & self.made_from(_inexact(one & other))
         return found
 
     def comparisons(self) -> Iterator[_Compared]:

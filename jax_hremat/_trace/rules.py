@@ -126,7 +126,7 @@ class _Evaluation:
         if self.in_steps and is_checkpoint(eqn):
             eqn = with_barriers(eqn)
         if stops_tangents(eqn, moving):
-            outputs = bind_equation(eqn, _detached(inputs, moving))
+            outputs = bind_equation(eqn, _detached(eqn, inputs, moving))
             return outputs, [False] * len(outputs)
         rule = _rule(eqn, moving)
         outputs = bind_equation(eqn, inputs) if rule is None else _apart(rule, inputs)
@@ -161,16 +161,18 @@ def _rule(eqn: Any, moving: Sequence[bool]) -> ForwardRule | None:
 
 
 def _apart(rule: ForwardRule, inputs: Sequence[Any]) -> list[Any]:
+    # All floating inputs: through one left out, the forward rule would be differentiated.
     floating = [is_inexact(v.aval.dtype) for v in rule.eqn.invars]
+    given = _detached(rule.eqn, inputs, floating)
     with context_of(rule.eqn):
-        # All floating inputs: through one left out, the forward rule would be differentiated.
-        given = _detached(inputs, floating)
         results = evaluate_inlined(rule.jaxpr, rule.consts, given[rule.num_consts :])
     made = iter(results)
     residuals = [next(made) if i is None else inputs[i] for i in rule.sources]
     return bind_attached(rule, inputs, list(made), residuals)
 
 
-def _detached(inputs: Sequence[Any], chosen: Sequence[bool]) -> list[Any]:
-    detached = iter(detach(*(x for x, on in zip(inputs, chosen, strict=True) if on)))
+def _detached(eqn: Any, inputs: Sequence[Any], chosen: Sequence[bool]) -> list[Any]:
+    """The inputs of an equation, some of them detached."""
+    with context_of(eqn):
+        detached = iter(detach(*(x for x, on in zip(inputs, chosen, strict=True) if on)))
     return [next(detached) if on else x for x, on in zip(inputs, chosen, strict=True)]
