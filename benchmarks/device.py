@@ -92,7 +92,8 @@ def measured_peak_bytes(executable: jax.stages.Compiled, args: Sequence[Any]) ->
     if not device.memory_stats():
         return None
     compiled = memory_stats(executable)
-    own_bytes = compiled.peak_bytes - compiled.argument_bytes
+    before_bytes = compiled.argument_bytes + compiled.constant_bytes
+    own_bytes = compiled.peak_bytes - before_bytes
     filling = []
     for expected_bytes in (int(0.9 * own_bytes), 0):
         stats = device.memory_stats()
@@ -102,7 +103,7 @@ def measured_peak_bytes(executable: jax.stages.Compiled, args: Sequence[Any]) ->
         jax.block_until_ready(executable(*args))
         peak_bytes = device.memory_stats()["peak_bytes_in_use"]
         if peak_bytes > before["peak_bytes_in_use"]:
-            return peak_bytes - before["bytes_in_use"] + compiled.argument_bytes
+            return peak_bytes - before["bytes_in_use"] + before_bytes
     raise AssertionError("the run took no memory at all")
 
 

@@ -67,6 +67,6 @@ def compiled(
             peak_bytes=peak_bytes,
             peak=replace(plain.prediction.peak, block=block, in_backward=True),
         ),
-        step=replace(plain.step, memory=MemoryStats(0, 0, peak_bytes + excess_bytes, 0)),
+        step=replace(plain.step, memory=MemoryStats(0, 0, peak_bytes + excess_bytes, 0, 0)),
         barriers=barriers,
     )

@@ -273,6 +273,18 @@ def test_a_changed_closure_is_answered() -> None:
     assert len(fun.plans) == 1
 
 
+def test_constant_results_are_arrays() -> None:
+    def loss(w: jax.Array, x: jax.Array) -> Any:
+        return jnp.mean(jnp.sin(x @ w) ** 2), (jnp.asarray(3.0), jnp.array(2), jnp.zeros(()))
+
+    def results(wrap: Any) -> Any:
+        return jax.grad(wrap(loss, has_aux=True), has_aux=True)(W, X)[1]
+
+    assert_same(results(planned), results(original))
+    for actual, expected in zip(results(planned), results(original), strict=True):
+        assert isinstance(actual, jax.Array) and jax.typeof(actual) == jax.typeof(expected)
+
+
 def test_values_that_are_traced_outside() -> None:
     def step(wrap: Any) -> Any:
         @jax.jit
@@ -567,8 +579,8 @@ def test_a_step_of_objects() -> None:
     assert_same(jax.tree.leaves(nnx.state(ours[1])), jax.tree.leaves(nnx.state(theirs[1])))
     assert int(ours[3].default.count[...]) == 3
     memory = step.lower(*ours, train=True).compile().memory_analysis()
-    total = memory.argument_size_in_bytes + memory.output_size_in_bytes
-    total += memory.temp_size_in_bytes - memory.alias_size_in_bytes
+    # On the CPU, XLA's figure of the peak leaves temporaries out.
+    total = memory.peak_memory_in_bytes + memory.temp_size_in_bytes
     assert plan.certificate.peak_bytes == total
     with pytest.raises(StalePlanError):
         step(*ours, train=False)

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jax_hremat._emit.checkpoint import checkpoint as checkpoint_apart
@@ -20,6 +22,7 @@ from jax_hremat._xla.compile import (
     MemoryStats,
     compile_flat,
     compiler_versions,
+    memory_stats,
     never_run,
     with_quick_code,
 )
@@ -63,11 +66,37 @@ def mlp(rows: int, layers: int, checkpoint: bool = False) -> tuple[Callable[...,
 def test_memory_counts_each_byte_once(target: Target) -> None:
     vector = Shape((1024,), jnp.float32)
     plain = compile_flat(jnp.add, [vector, vector], target)
-    assert plain.memory == MemoryStats(8192, 4096, 0, 0)
+    assert plain.memory == MemoryStats(8192, 4096, 0, 0, 0)
     assert plain.memory.peak_bytes == 12288
     donated = compile_flat(jnp.add, [vector, vector], target, donate_argnums=0)
     assert donated.memory.alias_bytes == 4096
     assert donated.memory.peak_bytes == 8192
+
+
+CAPTURED = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+
+
+def captures(x: jax.Array) -> jax.Array:
+    return x @ CAPTURED
+
+
+def captures_in_a_loop(x: jax.Array) -> jax.Array:
+    return jax.lax.scan(lambda h, _: (jnp.sin(h @ CAPTURED), None), x, None, length=5)[0]
+
+
+def captures_in_a_branch(x: jax.Array) -> jax.Array:
+    return jax.lax.cond(x.sum() > 0, captures, jnp.sin, x)
+
+
+@pytest.mark.parametrize("fun", [captures, captures_in_a_loop, captures_in_a_branch])
+@pytest.mark.parametrize("derived", [lambda f: f, lambda f: jax.grad(lambda x: f(x).sum())])
+def test_captured_arrays_are_counted(fun: Any, derived: Any) -> None:
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    compiled = jax.jit(derived(fun)).lower(x).compile()
+    # XLA's own figure of the peak leaves temporaries out on the CPU, and counts constants.
+    assert memory_stats(compiled).fixed_bytes == compiled.memory_analysis().peak_memory_in_bytes
+    gpu = compile_flat(derived(fun), [x], get_target("h200"))
+    assert gpu.memory.constant_bytes >= CAPTURED.nbytes
 
 
 def test_what_is_compiled_can_be_inspected(target: Target) -> None:

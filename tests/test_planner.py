@@ -118,8 +118,10 @@ def test_the_certificate_holds(plans: dict[float, RematPlan], budget: float) -> 
     assert certificate.holds
     assert certificate.peak_bytes <= certificate.budget_bytes
     assert certificate.budget_bytes == int(budget * plan.baseline_peak_bytes)
-    parts = (certificate.argument_bytes, certificate.output_bytes, certificate.temp_bytes)
-    assert certificate.peak_bytes <= sum(parts)
+    given_bytes = certificate.argument_bytes + certificate.output_bytes
+    assert certificate.peak_bytes <= (
+        given_bytes + certificate.temp_bytes + certificate.constant_bytes
+    )
     assert certificate.target == "cpu"
     assert plan.bound_step_s is not None
     assert 0 < plan.bound_step_s <= plan.predicted_step_s
@@ -417,17 +419,24 @@ def test_the_scopes_of_an_instruction(op_name: str, scope: str) -> None:
     assert _scope(op_name) == scope
 
 
-def test_captured_arrays_are_pointed_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_captured_arrays_are_pointed_out_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     for size, is_large in ((256, True), (2, False)):
         captured = jnp.asarray(np.random.default_rng(0).normal(size=(size, size)), jnp.float32)
 
         def loss(w: jax.Array, captured: jax.Array = captured) -> jax.Array:
-            return (jnp.sin(w) * captured.sum(0)[:2].sum()).sum()
+            return (jnp.sin(w[:, : len(captured)] @ captured)).sum()
 
         caplog.clear()
         with caplog.at_level(logging.WARNING, logger="jax_hremat"):
-            jax_hremat.plan_remat(loss, budget=1.0, target="cpu")(struct(64, 64))
+            plan = jax_hremat.plan_remat(loss, budget=1.0, target="cpu")(struct(256, 256))
         assert ("captures arrays of 256.00 KiB" in caplog.text) == is_large
+        certificate = plan.certificate
+        assert certificate.constant_bytes >= captured.nbytes
+        step = jax.jit(jax.value_and_grad(jax_hremat.apply_plan(loss, plan)))
+        assert jit_peak_bytes(step, struct(256, 256)) == certificate.peak_bytes
+        assert ("captured arrays and other constants" in " ".join(str(plan).split())) == is_large
+        constants = [b.size_bytes for b in plan.buffers if b.kind == "constant"]
+        assert (256 * 2**10 in constants) == is_large
 
 
 def test_argnums_as_numpy_integers() -> None:

@@ -504,6 +504,7 @@ def _figures(plan: jax_hremat.RematPlan) -> dict[str, Any]:
         "argument_bytes": c.argument_bytes,
         "output_bytes": c.output_bytes,
         "temp_bytes": c.temp_bytes,
+        "constant_bytes": c.constant_bytes,
         "no_remat_peak_bytes": plan.baseline_peak_bytes,
         "estimated_step_s": plan.estimated_step_s,
         "no_remat_step_s": plan.baseline_step_s,

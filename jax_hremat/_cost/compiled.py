@@ -25,7 +25,7 @@ from jax_hremat._xla.cache import CompileCache
 from jax_hremat._xla.compile import compile_flat
 from jax_hremat._xla.hlo.buffer import Buffer
 from jax_hremat._xla.hlo.liveness import part_timeline, reads_and_results
-from jax_hremat._xla.hlo.parse import HloModule, parse_hlo
+from jax_hremat._xla.hlo.parse import HloModule
 from jax_hremat._xla.hlo.roofline import estimate_step
 from jax_hremat._xla.rates import rates
 from jax_hremat._xla.target import Target
@@ -55,7 +55,7 @@ def compiled_cost(
         cache=cache,
         mesh=None if step.mesh is None else abstract_mesh(step.mesh),
     )
-    module = parse_hlo(compiled.hlo_text)
+    module = compiled.module
     mark = _mark_position(module)
     timeline = part_timeline(
         module,

@@ -57,7 +57,10 @@ def applied(fun: Callable[..., Any], regions: Region, argnums: Sequence[int], di
             raise ValueError("the function does not trace to the program that the plan is for")
         inputs = (*jaxpr.constvars, *jaxpr.invars)
         body = Emitter(jaxpr, moving).function(regions, inputs, jaxpr.outvars, frozenset())
-        return jax.tree.unflatten(jax.tree.structure(out), body(*consts, *leaves))
+        made = body(*consts, *leaves)
+        # A constant result is a literal.
+        results = [value if isinstance(value, jax.Array) else jnp.asarray(value) for value in made]
+        return jax.tree.unflatten(jax.tree.structure(out), results)
 
     return run
 

@@ -15,7 +15,7 @@ class Certificate:
     """What the compiler reported for the planned step.
 
     Attributes:
-        peak_bytes: Arguments + outputs + temporaries − aliases of the compiled step.
+        peak_bytes: Arguments + outputs + temporaries + constants − aliases of the compiled step.
         budget_bytes: The budget that was asked for.
         headroom_bytes: Subtracted from the budget before planning, for library workspaces and the
             allocator; `peak_bytes + headroom_bytes ≤ budget_bytes`.
@@ -29,13 +29,16 @@ class Certificate:
             are those of one device.
         platform: The platform of the target, "cpu" or "cuda"; None for a plan saved before the
             platform was recorded.
+        constant_bytes: Of the peak, constants of the executable: arrays that the function captures,
+            as XLA lays them out, and tables that XLA evaluates. In plans saved before they were
+            counted, 0.
         device_bytes: Memory of one device of the target; None where it is not known, as for a CPU.
         attached: Whether the step was compiled on the attached GPU, where XLA autotunes. If not,
             other kernels may be chosen where it runs, and need more memory.
 
     Unchecked: workspaces that cuBLAS and cuDNN choose at run time, fragmentation of the
-    allocator's pool, and arrays alive outside the step; that autotuning in another process picks
-    the same kernels.
+    allocator's pool, and arrays alive outside the step, captured ones among them; that autotuning
+    in another process picks the same kernels.
     """
 
     peak_bytes: int
@@ -49,6 +52,7 @@ class Certificate:
     versions: Mapping[str, str]
     mesh: DeviceMesh | None = None
     platform: str | None = None
+    constant_bytes: int = 0
     device_bytes: int | None = None
     attached: bool = False
 

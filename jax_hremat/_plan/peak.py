@@ -42,8 +42,9 @@ class BufferReport:
     Attributes:
         size_bytes: Its size.
         text: Its dtype and shape.
-        kind: "temp", "parameter" or "output".
-        made_by: The operation that made it, with its scope; for an argument, its path.
+        kind: "temp", "parameter", "output" or "constant".
+        made_by: The operation that made it, with its scope; for an argument, its path; for a
+            constant, an operation that reads it, or empty if XLA does not say.
     """
 
     size_bytes: int

@@ -28,7 +28,14 @@ _MAX_LISTED = 6
 _INDENT = 2
 _FIGURE_WIDTHS = (11, 11, 10)
 _NAME_WIDTH = 40
-_KINDS = {"parameter": "argument", "output": "result", "temp": "temporary"}
+_KINDS = {
+    "parameter": "argument",
+    "output": "result",
+    "temp": "temporary",
+    "constant": "constant",
+}
+# Constants are left out of the sum where they are less than this part of the peak.
+_SHOWN = 1e-3
 _LEGEND = (
     "Residuals: values kept from the forward for the backward. A row marked 4 × is the sum over "
     "four equal blocks, and the values listed are those of the first. Indented rows are parts "
@@ -112,11 +119,14 @@ def _summary(plan: RematPlan) -> Table:
 def _peak_words(certificate: Certificate) -> str:
     """The peak as a sum."""
     c = certificate
-    aliased_bytes = c.argument_bytes + c.output_bytes + c.temp_bytes - c.peak_bytes
+    counted_bytes = c.argument_bytes + c.output_bytes + c.temp_bytes + c.constant_bytes
+    aliased_bytes = counted_bytes - c.peak_bytes
     said = (
         f"arguments {format_bytes(c.argument_bytes)} + results {format_bytes(c.output_bytes)} + "
         f"temporaries {format_bytes(c.temp_bytes)}"
     )
+    if c.constant_bytes > _SHOWN * c.peak_bytes:
+        said += f" + captured arrays and other constants {format_bytes(c.constant_bytes)}"
     if aliased_bytes:
         said += f" − results in the memory of arguments {format_bytes(aliased_bytes)}"
     return said

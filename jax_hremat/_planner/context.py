@@ -78,9 +78,8 @@ class PlanningContext:
 
     @property
     def fixed_bytes(self) -> int:
-        """Arguments and outputs, which no plan changes."""
-        memory = self.baseline.memory
-        return memory.argument_bytes + memory.output_bytes - memory.alias_bytes
+        """Arguments, outputs and constants, which no plan changes."""
+        return self.baseline.memory.fixed_bytes
 
     def chain(self, choose: Callable[[BlockOptions], Sequence[Option]] | None = None) -> Chain:
         """The program as a chain, with all options or those chosen for each kind of block."""
@@ -213,10 +212,10 @@ def _warn_of_captured(graph: Graph, step: CompiledStep) -> None:
     captured_bytes = sum(v.size_bytes for v in graph.values if v.kind == "constant")
     if captured_bytes > _CAPTURED * step.memory.peak_bytes:
         _logger.warning(
-            "the function captures arrays of %s, which are part of its executable and which the "
-            "compiler's statistics, and so budgets and certificates, leave out: pass them as "
-            "arguments, or set headroom_bytes",
+            "the function captures arrays of %s. Its executable has copies of them, which take %s "
+            "of the budget, beside the arrays themselves: pass them as arguments",
             format_bytes(captured_bytes),
+            format_bytes(step.memory.constant_bytes),
         )
 
 

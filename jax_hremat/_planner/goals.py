@@ -187,6 +187,7 @@ def certificate_of(
         argument_bytes=memory.argument_bytes,
         output_bytes=memory.output_bytes,
         temp_bytes=memory.temp_bytes,
+        constant_bytes=memory.constant_bytes,
         target=target.name,
         compiler_options=MappingProxyType({k: str(v) for k, v in target.compiler_options.items()}),
         versions=MappingProxyType(compiler_versions()),

@@ -112,12 +112,14 @@ def largest_words(step: CompiledStep) -> str:
     if not step.buffers:
         return "its arguments and results"
     largest = step.buffers[0]
-    what = {"parameter": "argument", "output": "result", "temp": "buffer"}[largest.kind]
-    origin = "" if largest.kind == "parameter" else "made by "
-    return (
-        f"the {what} {largest.text} of {format_bytes(largest.size_bytes)}, {origin}"
-        f"`{largest.made_by}`"
-    )
+    what, origin = {
+        "parameter": ("argument", ""),
+        "output": ("result", "made by "),
+        "temp": ("buffer", "made by "),
+        "constant": ("constant", "read by "),
+    }[largest.kind]
+    where = f", {origin}`{largest.made_by}`" if largest.made_by else ""
+    return f"the {what} {largest.text} of {format_bytes(largest.size_bytes)}{where}"
 
 
 def once_words(graph: Graph) -> str:

@@ -47,6 +47,12 @@ _RESULT = Advice(
     "a gradient is as large as what it is the gradient of: donate the arguments that results may "
     "replace, give both a smaller dtype, or shard both over devices",
 )
+_CONSTANT = Advice(
+    "captured array, or a table that XLA evaluates",
+    True,
+    "pass arrays that the function captures as arguments: the executable has a copy of each, in "
+    "several layouts if need be, beside the array itself",
+)
 _LOSS = Advice(
     "made at the loss",
     True,
@@ -101,6 +107,8 @@ def _advice(plan: RematPlan, buffer: BufferReport) -> Advice:
         return _PARAMETER if is_differentiated else _ARGUMENT
     if buffer.kind == "output":
         return _RESULT
+    if buffer.kind == "constant":
+        return _CONSTANT
     block = _block_of(plan, buffer)
     if block is not None and block == len(plan.blocks) - 1:
         return _LOSS

@@ -21,7 +21,7 @@ from jax_hremat._xla.compile import MemoryStats, compile_flat, never_run
 from jax_hremat._xla.hlo.buffer import Buffer, own_temps
 from jax_hremat._xla.hlo.liveness import live_at_peak
 from jax_hremat._xla.hlo.overwrites import may_overwrite
-from jax_hremat._xla.hlo.parse import Computation, HloModule, Instruction, parse_hlo
+from jax_hremat._xla.hlo.parse import Computation, HloModule, Instruction
 from jax_hremat._xla.hlo.roofline import estimate_step
 from jax_hremat._xla.rates import rates
 from jax_hremat._xla.target import Target, attached_device
@@ -96,10 +96,10 @@ def compile_step(
         mesh=None if step.mesh is None else abstract_mesh(step.mesh),
         device=device,
     )
-    module = parse_hlo(compiled.hlo_text)
+    module = compiled.module
     roofline = estimate_step(module, rates(target, kernels))
     live = sorted(live_at_peak(module), key=lambda at: (-at[1].nbytes, at[1].name))
-    own = [(c, b) for c, b in live if b.inside is None and b.kind != "constant" and b.nbytes > 0]
+    own = [(c, b) for c, b in live if b.inside is None and b.nbytes > 0]
     temps = [b for _, b in live if b.kind == "temp"]
     own_bytes = sum(b.nbytes for b in own_temps(temps))
     return CompiledStep(
@@ -142,7 +142,8 @@ def _maker(step: Step, module: HloModule, computation: Computation, buffer: Buff
     if number and int(number[1]) < len(step.input_names):
         maker = step.input_names[int(number[1])]
     else:
-        maker = _scope(name) or instruction.opcode
+        unnamed = "" if instruction.opcode == "constant" else instruction.opcode
+        maker = _scope(name) or unnamed
     return maker if instruction is first else f"{buffer.opcode} of {maker}"
 
 

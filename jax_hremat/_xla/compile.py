@@ -29,6 +29,8 @@ from jax_hremat._jax.meshes import on_mesh, typed_struct, varying_axes
 from jax_hremat._jax.trace_context import apart
 from jax_hremat._shared.errors import CompilationError, TargetUnavailableError, UnknownTargetError
 from jax_hremat._xla.cache import CompileCache, key_of
+from jax_hremat._xla.hlo.liveness import constant_bytes
+from jax_hremat._xla.hlo.parse import HloModule, parse_hlo
 from jax_hremat._xla.target import DEVICES_PER_HOST, Target
 
 # XLA's messages when the assembler or the device library of the CUDA toolkit is missing, or is of a
@@ -66,7 +68,7 @@ class MemoryStats:
     """Device memory of one run of an executable, in bytes, as XLA assigned it.
 
     Not counted: code, workspaces that cuBLAS and cuDNN choose at run time, fragmentation, and
-    arrays alive outside the executable.
+    arrays alive outside the executable. A captured array is alive outside it too.
 
     Attributes:
         argument_bytes: Arguments the function uses; unused ones are dropped, as ``jax.jit`` does.
@@ -74,17 +76,25 @@ class MemoryStats:
         temp_bytes: Temporaries at their peak, after liveness analysis and packing.
         alias_bytes: Results in the memory of donated arguments; counted in ``argument_bytes`` and
             in ``output_bytes``.
+        constant_bytes: Constants of the executable: arrays that the function captures, as XLA lays
+            them out, in several layouts if need be, and tables that XLA evaluates.
     """
 
     argument_bytes: int
     output_bytes: int
     temp_bytes: int
     alias_bytes: int
+    constant_bytes: int
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Everything but temporaries, each byte counted once."""
+        return self.argument_bytes + self.output_bytes + self.constant_bytes - self.alias_bytes
 
     @property
     def peak_bytes(self) -> int:
-        """Arguments, outputs and temporaries together, each byte counted once."""
-        return self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes
+        """Everything together, each byte counted once."""
+        return self.fixed_bytes + self.temp_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,10 +104,12 @@ class Compiled:
     Attributes:
         memory: Its memory.
         hlo_text: The optimised HLO module, scheduled.
+        module: The same, parsed.
     """
 
     memory: MemoryStats
     hlo_text: str = dataclasses.field(repr=False)
+    module: HloModule = dataclasses.field(repr=False)
 
 
 def compile_flat(
@@ -162,10 +174,13 @@ def compile_flat(
     answer = cache.read(key, _decode) if cache else None
     if answer is None:
         executable = _build(lowered, target)
-        answer = (memory_stats(executable), executable.as_text() or "")
+        answer = (_assigned_bytes(executable), executable.as_text() or "")
         if cache:
-            cache.write(key, {"memory": dataclasses.asdict(answer[0]), "hlo_text": answer[1]})
-    return Compiled(*answer)
+            cache.write(key, {"memory": answer[0], "hlo_text": answer[1]})
+    assigned_bytes, hlo_text = answer
+    module = parse_hlo(hlo_text)
+    memory = MemoryStats(**assigned_bytes, constant_bytes=constant_bytes(module))
+    return Compiled(memory, hlo_text, module)
 
 
 def memory_stats(executable: jax.stages.Compiled) -> MemoryStats:
@@ -174,23 +189,29 @@ def memory_stats(executable: jax.stages.Compiled) -> MemoryStats:
     Raises:
         TargetUnavailableError: XLA gives no memory statistics, as on some platforms.
     """
+    module = parse_hlo(executable.as_text() or "")
+    return MemoryStats(**_assigned_bytes(executable), constant_bytes=constant_bytes(module))
+
+
+def _assigned_bytes(executable: jax.stages.Compiled) -> dict[str, int]:
+    """What XLA says of the memory of an executable: all but its constants."""
     stats = executable.memory_analysis()
     if stats is None:
         raise TargetUnavailableError(
             "XLA gives no memory statistics for this platform in this version of JAX; plan for "
             'target="cpu" or for a GPU (`jax_hremat.list_targets()`)'
         )
-    return MemoryStats(
-        argument_bytes=stats.argument_size_in_bytes,
-        output_bytes=stats.output_size_in_bytes,
-        temp_bytes=stats.temp_size_in_bytes,
-        alias_bytes=stats.alias_size_in_bytes,
-    )
+    return {
+        "argument_bytes": stats.argument_size_in_bytes,
+        "output_bytes": stats.output_size_in_bytes,
+        "temp_bytes": stats.temp_size_in_bytes,
+        "alias_bytes": stats.alias_size_in_bytes,
+    }
 
 
-def _decode(value: Any) -> tuple[MemoryStats, str]:
-    """A stored result of the compiler: memory and HLO text."""
-    return MemoryStats(**{k: int(v) for k, v in dict(value["memory"]).items()}), value["hlo_text"]
+def _decode(value: Any) -> tuple[dict[str, int], str]:
+    """A stored result of the compiler: what it says of the memory, and the HLO text."""
+    return {k: int(v) for k, v in dict(value["memory"]).items()}, value["hlo_text"]
 
 
 def _key(lowered: jax.stages.Lowered, target: Target) -> str:

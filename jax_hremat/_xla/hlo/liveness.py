@@ -144,6 +144,25 @@ def live_at_peak(module: HloModule) -> list[tuple[Computation, Buffer]]:
     return found
 
 
+def constant_bytes(module: HloModule) -> int:
+    """The bytes of the constants that XLA keeps on the device as long as the program is loaded:
+    those of the entry computation, and of the loops, branches and calls in it.
+
+    Unchecked: whether two equal constants share memory.
+    """
+    waiting, seen, found = [module.entry], {module.entry.name}, 0
+    while waiting:
+        for instruction in waiting.pop().instructions:
+            if instruction.opcode == "constant":
+                leaves = instruction.shape.leaves
+                found += sum(s.nbytes for s in leaves if s.memory_space != _HOST_SPACE)
+            elif instruction.opcode in _CALLERS:
+                called = [name for name in instruction.called if name not in seen]
+                seen.update(called)
+                waiting += [module.computations[name] for name in called]
+    return found
+
+
 def reads_and_results(module: HloModule) -> tuple[Mapping[str, int], tuple[str, ...]]:
     """Where each buffer of the entry computation is last read, and which buffers are its results.
 
