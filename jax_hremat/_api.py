@@ -14,6 +14,7 @@ from typing import Any
 from jax_hremat._calls.planned import GivenPlan, Loss, MadePlans, planned_function
 from jax_hremat._emit.step import Step, own_step
 from jax_hremat._flax.deferred import is_linen_instance, is_nnx_class
+from jax_hremat._jax.trace_context import even_without_jit
 from jax_hremat._plan.comparison import Comparison, StrategyPlan
 from jax_hremat._plan.frontier import Frontier
 from jax_hremat._plan.infeasible import InfeasibleBudgetError
@@ -107,6 +108,7 @@ def plan_remat(
     request = PlanRequest.make(target, headroom_bytes, config, effort, progress)
     positions = positions_of(argnums)
 
+    @even_without_jit
     def plan(*args: Any, **kwargs: Any) -> RematPlan:
         start_s = time.perf_counter()
         step = _step_of(fun, positions, has_aux, args, kwargs)
@@ -152,6 +154,7 @@ def pareto(
     request = PlanRequest.make(target, headroom_bytes, config, effort, progress)
     positions = positions_of(argnums)
 
+    @even_without_jit
     def frontier(*args: Any, **kwargs: Any) -> Frontier:
         start_s = time.perf_counter()
         step = _step_of(fun, positions, has_aux, args, kwargs)
@@ -209,6 +212,7 @@ def compare(
     }
     positions = positions_of(argnums)
 
+    @even_without_jit
     def compared(*args: Any, **kwargs: Any) -> Comparison:
         step = _step_of(fun, positions, has_aux, args, kwargs)
         found: list[StrategyPlan] = []
@@ -260,6 +264,7 @@ def certify(
     chosen = get_target(target)
     headroom = parse_headroom(headroom_bytes)
 
+    @even_without_jit
     def certified(*args: Any, **kwargs: Any) -> RematPlan:
         step = _step_of(fun, plan.argnums, plan.has_aux, args, kwargs)
         made = certified_again(step, plan, chosen, goal, headroom)

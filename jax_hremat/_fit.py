@@ -15,6 +15,7 @@ from jax_hremat._api import apply_plan
 from jax_hremat._calls.planned import Loss, check_plan_is_for
 from jax_hremat._emit.step import JittedStep, LossFunction, MakeStep, training_step
 from jax_hremat._flax.objects import Leaf, holds_objects, is_object
+from jax_hremat._jax.trace_context import even_without_jit
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._planner.config import Effort, PlannerConfig
 from jax_hremat._planner.request import PlanRequest, positions_of
@@ -130,6 +131,7 @@ def fit_step(
     names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
     declared = _Declared(positions_of(static_argnums), names)
 
+    @even_without_jit
     def fit(*args: Any, **kwargs: Any) -> FittedStep:
         start_s = time.perf_counter()
         static = declared.among(args, kwargs)

@@ -285,6 +285,19 @@ def test_constant_results_are_arrays() -> None:
         assert isinstance(actual, jax.Array) and jax.typeof(actual) == jax.typeof(expected)
 
 
+def test_a_plan_is_used_without_jit() -> None:
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        step = lambda h, _: (jax.nn.relu(h @ w), None)  # noqa: E731
+        return jnp.mean(jax.lax.scan(step, x, None, length=3)[0] ** 2)
+
+    plan = jax_hremat.plan_remat(loss, budget=1.0, **OPTIONS)(W, X)
+    with jax.disable_jit():
+        again = jax_hremat.plan_remat(loss, budget=1.0, **OPTIONS)(W, X)
+        actual = jax.value_and_grad(jax_hremat.apply_plan(loss, plan))(W, X)
+        assert_same(actual, jax.value_and_grad(loss)(W, X))
+    assert again.certificate == plan.certificate and again.fingerprint == plan.fingerprint
+
+
 def test_values_that_are_traced_outside() -> None:
     def step(wrap: Any) -> Any:
         @jax.jit

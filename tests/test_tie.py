@@ -79,6 +79,21 @@ def test_a_tied_region_ties_cotangents_and_changes_no_value(checkpointed):
             np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
+def test_cotangents_are_tied_as_sums():
+    """Both layers read the memory; the barrier of the first is over the sum of its cotangents."""
+    program, graph, inputs = traced()
+    start, stop = layer_bounds(graph)
+    of_layers = range(2 * start - stop, start), range(start, stop)
+    tied = tuple(Region(r.start, r.stop, True, barrier=True) for r in of_layers)
+    step = program.step(emit_flat(program, Region(0, len(graph.operations), children=tied)))
+    jaxpr = jax.make_jaxpr(step)(*inputs)
+    makers = {v: eqn.primitive.name for eqn in jaxpr.eqns for v in eqn.outvars}
+    barriers = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "hremat_barrier"]
+    summed = [[makers.get(v) for v in eqn.invars].count("add_any") for eqn in barriers]
+    # In the backward the second layer comes first.
+    assert summed == [0, 1]
+
+
 def test_a_tied_region_still_has_forward_mode():
     program, graph, inputs = traced()
     start, stop = layer_bounds(graph)

@@ -19,6 +19,7 @@ from jax_hremat._emit.step import own_step
 from jax_hremat._flax.objects import Leaf, holds_objects, is_parameter, variables_of
 from jax_hremat._jax.keys import is_inexact
 from jax_hremat._jax.lowered_for import lowered_for
+from jax_hremat._jax.trace_context import even_without_jit
 from jax_hremat._plan.plan import RematPlan
 from jax_hremat._planner.request import PlanRequest
 from jax_hremat._shared.errors import StalePlanError, UnsupportedProgramError
@@ -285,6 +286,7 @@ def planned_function(
     return BoundFunction(planned, *bound_to) if bound_to else planned
 
 
+@even_without_jit
 def run_planned(trace: Callable[[], TracedCall], source: PlanSource) -> Any:
     """Trace a call, get the plan for its program, and run the call with that plan."""
     start_s = time.perf_counter()

@@ -386,19 +386,22 @@ def _step(
         function: The region's function.
         inputs: Its inputs.
         outputs: Its outputs.
-        joined: The inputs that go through a cotangent barrier (`_tie`).
+        joined: The inputs that go through a cotangent barrier (`_tie`), for all that read them from
+            the region on.
         held_back: An input, and those that are not available before it (`_available_after`).
     """
 
     def step(env: dict[Any, Any]) -> None:
+        for alike in _of_one_type(joined, env):
+            # What comes after the region reads the joined values too, so that a cotangent passes
+            # the barrier as the sum of what this region and those after it add to it.
+            env.update(zip(alike, _tie(*(env[v] for v in alike)), strict=True))
         given = {v: env[v] for v in inputs}
         if held_back:
             first, *others = held_back
             late = [v for v in others if _axes(env[v]) == _axes(env[first])]
             after = _held_back(env[first], [env[v] for v in late])
             given.update(zip(late, after, strict=True))
-        for alike in _of_one_type(joined, env):
-            given.update(zip(alike, _tie(*(given[v] for v in alike)), strict=True))
         env.update(zip(outputs, function(*given.values()), strict=True))
 
     return step

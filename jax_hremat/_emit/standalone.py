@@ -204,12 +204,12 @@ class Emitter:
         held = [v for v in inputs if v in self.given]
 
         def step(env: dict[Any, Any]) -> None:
+            if len(joined) > 1:
+                env.update(zip(joined, tied(*(env[v] for v in joined)), strict=True))
             given = {v: env[v] for v in inputs}
             if first is not None:
                 after = held_back(env[first], [env[v] for v in held])
                 given.update(zip(held, after, strict=True))
-            if len(joined) > 1:
-                given.update(zip(joined, tied(*(given[v] for v in joined)), strict=True))
             env.update(zip(outputs, run(*given.values()), strict=True))
 
         return step

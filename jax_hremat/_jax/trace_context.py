@@ -70,6 +70,18 @@ class TraceContext:
         return run
 
 
+def even_without_jit(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """`fun`, run as if `jax.disable_jit` were not in force, under which loops are unrolled while
+    they are traced: a plan is for the program that `jax.jit` compiles."""
+
+    @functools.wraps(fun)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with jax.disable_jit(False):
+            return fun(*args, **kwargs)
+
+    return run
+
+
 def apart(fun: Callable[..., Any]) -> Callable[..., Any]:
     """`fun`, run in another thread, where nothing is being traced and no mesh is in force."""
 
