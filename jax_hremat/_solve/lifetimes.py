@@ -85,6 +85,7 @@ class Memory:
         # For each set of groups inside which a block runs:
         self._first_holders: dict[frozenset[Group], Sequence[float]] = {}
         self._kept: dict[frozenset[Group], _KeptBefore] = {}
+        self._kept_throughout: dict[_Key, _Buffers] = {}
 
     def in_forward(self, block: int) -> Held:
         """What is alive in the forward of a block."""
@@ -163,10 +164,18 @@ class Memory:
                     kept_bytes.append(kept_bytes[-1] + self._chain.shared_bytes[block])
                 else:
                     kept_bytes.append(kept_bytes[-1] + cost.kept_bytes)
-                    buffers.append((self._kept_key(block, cost), _throughout(cost)))
+                    buffers.append(self._throughout(block, cost))
                 counts.append(len(buffers))
             self._kept[inside] = _KeptBefore(buffers, counts, kept_bytes)
         return self._kept[inside]
+
+    def _throughout(self, block: int, cost: OptionCost) -> _Buffers:
+        """What a block keeps, alive throughout a moment."""
+        key = self._kept_key(block, cost)
+        if key not in self._kept_throughout:
+            whole = [LiveRange(buffer.size_bytes) for buffer in cost.kept_buffers]
+            self._kept_throughout[key] = key, whole
+        return self._kept_throughout[key]
 
     def _seen(self, block: int, inside: frozenset[Group]) -> OptionCost | None:
         """The cost that says what a block keeps, seen from inside some groups; None if it keeps
@@ -193,11 +202,6 @@ class Memory:
 def _whole(kind: str, sizes_bytes: Sequence[int]) -> list[_Buffers]:
     """One buffer for each size, alive throughout a moment."""
     return [((kind, v), (LiveRange(size),)) for v, size in enumerate(sizes_bytes)]
-
-
-def _throughout(cost: OptionCost) -> Sequence[LiveRange]:
-    """What a block keeps, alive throughout a moment."""
-    return [LiveRange(b.size_bytes) for b in cost.kept_buffers]
 
 
 class Timeline(NamedTuple):
