@@ -88,7 +88,13 @@ def captures_in_a_branch(x: jax.Array) -> jax.Array:
     return jax.lax.cond(x.sum() > 0, captures, jnp.sin, x)
 
 
-@pytest.mark.parametrize("fun", [captures, captures_in_a_loop, captures_in_a_branch])
+def captures_and_sorts(x: jax.Array) -> jax.Array:
+    return jax.lax.sort((captures(x) + x[0, 0], x), num_keys=2)[1]
+
+
+@pytest.mark.parametrize(
+    "fun", [captures, captures_in_a_loop, captures_in_a_branch, captures_and_sorts]
+)
 @pytest.mark.parametrize("derived", [lambda f: f, lambda f: jax.grad(lambda x: f(x).sum())])
 def test_captured_arrays_are_counted(fun: Any, derived: Any) -> None:
     x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
