@@ -26,11 +26,16 @@ def normal(seed: int, *shape: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
-def jit_peak_bytes(step: Any, *args: Any, **compile_options: Any) -> int:
-    """The peak of a user's own jitted step, as XLA says it. Its own figure of the peak counts
-    constants, and leaves temporaries out on the CPU."""
-    memory = step.lower(*args).compile(**compile_options).memory_analysis()
+def peak_bytes_of(compiled: Any) -> int:
+    """What XLA says of an executable for the CPU. Its own figure of the peak counts constants, and
+    leaves temporaries out there."""
+    memory = compiled.memory_analysis()
     return memory.peak_memory_in_bytes + memory.temp_size_in_bytes
+
+
+def jit_peak_bytes(step: Any, *args: Any, **compile_options: Any) -> int:
+    """The peak of a user's own jitted step."""
+    return peak_bytes_of(step.lower(*args).compile(**compile_options))
 
 
 def jit_bytes_but_constants(step: Any, *args: Any, **compile_options: Any) -> int:

@@ -26,7 +26,7 @@ def make_chain(
         partition: The program's blocks.
         options: For each kind of block, its options.
         chosen: For each block, the options to choose from.
-        fixed_bytes: Arguments and outputs of the step.
+        fixed_bytes: Arguments, outputs and constants of the step.
     """
     block_of = partition.block_of
     needed: dict[int, set[tuple[int, int]]] = {}

@@ -15,7 +15,7 @@ class MemoryOverStep:
     reverse order.
 
     Attributes:
-        fixed_bytes: Arguments and results, which no plan changes; they are part of all totals.
+        fixed_bytes: Arguments, results and constants, which no plan changes; part of all totals.
         with_plan_bytes: The total at each of `RematPlan.moments`.
         without_bytes: The total at each of `RematPlan.baseline_moments`.
     """

@@ -72,7 +72,7 @@ class Chain:
         shared_bytes: Bytes that each block keeps from its forward to its backward even inside a
             checkpoint: constant arrays, which XLA also finds in the recompute and makes only once.
         boundary_values: Values made in one block and read in later ones.
-        fixed_bytes: Arguments and outputs of the step.
+        fixed_bytes: Arguments, outputs and constants of the step.
         effectful: Blocks with an effect. They must run exactly once, so they are in no group.
         listed: The groups with kept values, and those with smaller groups inside, that may be
             chosen, as columns of the root program. Of the others, which keep nothing and are

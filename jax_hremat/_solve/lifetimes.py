@@ -85,6 +85,7 @@ class Memory:
         # For each set of groups inside which a block runs:
         self._first_holders: dict[frozenset[Group], Sequence[float]] = {}
         self._kept: dict[frozenset[Group], _KeptBefore] = {}
+        # What blocks keep, as it is seen in all moments but their own.
         self._kept_throughout: dict[_Key, _Buffers] = {}
 
     def in_forward(self, block: int) -> Held:

@@ -133,7 +133,7 @@ def _shape_text(computation: Computation, buffer: Buffer) -> str:
 
 def _maker(step: Step, module: HloModule, computation: Computation, buffer: Buffer) -> str:
     """The operation that made a buffer; for an instruction that XLA added without a name, its
-    opcode and the operation that its first operand comes from."""
+    opcode and the operation that its first operand comes from; nothing for an unnamed constant."""
     first, _ = _written_by(computation, buffer)
     instruction = first
     while not (name := _op_name(module, instruction)) and instruction.operands:
@@ -142,9 +142,10 @@ def _maker(step: Step, module: HloModule, computation: Computation, buffer: Buff
     if number and int(number[1]) < len(step.input_names):
         maker = step.input_names[int(number[1])]
     else:
-        unnamed = "" if instruction.opcode == "constant" else instruction.opcode
-        maker = _scope(name) or unnamed
-    return maker if instruction is first else f"{buffer.opcode} of {maker}"
+        maker = _scope(name) or instruction.opcode
+    if instruction is not first:
+        return f"{buffer.opcode} of {maker}"
+    return maker if name or buffer.kind != "constant" else ""
 
 
 def _op_name(module: HloModule, instruction: Instruction) -> str:

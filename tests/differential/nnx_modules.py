@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from programs import peak_bytes_of
 
 import jax_hremat
 import jax_hremat.nnx
-from differential.program import Outcome, Uses, Wrap, normal, peak_bytes_of, program, rows
+from differential.program import Outcome, Uses, Wrap, normal, program, rows
 
 WIDTH = 8
 Call = tuple[tuple[Any, ...], dict[str, Any]]

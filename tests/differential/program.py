@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 import optax
+from programs import peak_bytes_of
 
 import jax_hremat
 from jax_hremat import FittedStep, PlannerConfig, RematPlan, SearchConfig
@@ -268,13 +269,6 @@ class Fitted:
             state, out = step(state, self.batch)
             seen.append(out)
         return Outcome((state, seen), peak_bytes_of(compiled))
-
-
-def peak_bytes_of(compiled: Any) -> int:
-    """What XLA says of an executable. Its own figure of the peak counts constants, and leaves
-    temporaries out on the CPU."""
-    memory = compiled.memory_analysis()
-    return memory.peak_memory_in_bytes + memory.temp_size_in_bytes
 
 
 @dataclass(eq=False)
