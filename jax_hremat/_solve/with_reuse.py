@@ -46,7 +46,7 @@ _FASTER = 0.0003
 # once more, as long as that leaves any schedule.
 _SPARE = 0.003
 # The most blocks of schedules that are predicted to see whether an exchange fits.
-_MAX_PREDICTED_BLOCKS = 6000
+_MAX_PREDICTED_BLOCKS = 12_000
 
 
 def fastest_with_reuse(
