@@ -187,11 +187,11 @@ def _untried(
 def _largest_as_it_is(trials: Mapping[int, BatchTrial], sizes: Sequence[int]) -> int:
     """The largest size that fits without rematerialization, on a line through the peaks of the two
     sizes whose peaks are nearest to the budget. At size 0, the peak is taken to be what does not
-    grow with the batch: roughly the arguments."""
+    grow with the batch: roughly the arguments and constants."""
     plans = [(t.size, t.fitted.plan) for t in trials.values() if t.fitted is not None]
     certificate = plans[0][1].certificate
     budget_bytes = certificate.budget_bytes - certificate.headroom_bytes
-    seen = [(0, certificate.argument_bytes)]
+    seen = [(0, certificate.argument_bytes + certificate.constant_bytes)]
     seen += [(size, plan.baseline_peak_bytes) for size, plan in plans]
     (a, a_bytes), (b, b_bytes) = sorted(seen, key=lambda s: abs(s[1] - budget_bytes))[:2]
     slope = (b_bytes - a_bytes) / (b - a)

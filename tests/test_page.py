@@ -157,7 +157,7 @@ def test_under_the_pointer_are_name_line_and_bytes() -> None:
     assert columns[2].splitlines() == [
         "forward of net/layer_1, net.py:2 (call)",
         "30.00 MiB in all",
-        "10.00 MiB arguments and results",
+        "10.00 MiB arguments, results, constants",
         "0 B residuals kept",
         "\u20038.00 MiB by net/layer_0, net.py:1 (call)",
         "\u20035.00 MiB by net: embed, net.py:0 (call)",

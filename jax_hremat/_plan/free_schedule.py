@@ -11,7 +11,7 @@ class FreeSchedule:
     program is emitted for it, so nothing of it is compiled or certified.
 
     Attributes:
-        peak_bytes: Its simulated peak, arguments and results included.
+        peak_bytes: Its simulated peak, with arguments, results and constants.
         step_s: Predicted seconds of the step with it; in a strategy's choices, those of the blocks.
         found_by: What found it, and what that proved.
     """

@@ -99,7 +99,7 @@ def _memory(
         sizes = {
             "memory": fixed_bytes + m.live_bytes,
             "budget": budget_bytes,
-            "arguments and results": fixed_bytes - m.reused_bytes,
+            "arguments, results, constants": fixed_bytes - m.reused_bytes,
             "residuals kept": m.kept_bytes,
             "boundary values": m.passed_bytes,
             "temporary memory": m.working_bytes,

@@ -115,9 +115,9 @@ class RematPlan:
         """Memory over the step as a picture in Unicode characters, for a terminal.
 
         From left to right: the forward of every block, then the backwards in reverse order, all
-        equally wide whatever time they take. Heights are predicted bytes, arguments and results
-        included; the peaks in the key below are those of the compiled steps. On a mesh, all bytes
-        are those of one device.
+        equally wide whatever time they take. Heights are predicted bytes, with arguments, results
+        and constants; the peaks in the key below are those of the compiled steps. On a mesh, all
+        bytes are those of one device.
 
         Args:
             width: Columns of the whole picture, at least 64.

@@ -110,7 +110,7 @@ def bottleneck_words(names: Names, partition: Partition, block: int, step: Compi
 def largest_words(step: CompiledStep) -> str:
     """The largest buffer at the peak of a step."""
     if not step.buffers:
-        return "its arguments and results"
+        return "its arguments, results and constants"
     largest = step.buffers[0]
     what, origin = {
         "parameter": ("argument", ""),

@@ -159,7 +159,7 @@ def _columns(
 ) -> Iterator[Column]:
     for i, (moment, total_bytes) in enumerate(zip(step.moments, step.total_bytes, strict=True)):
         parts = [
-            (fixed_bytes - moment.reused_bytes, "arguments and results"),
+            (fixed_bytes - moment.reused_bytes, "arguments, results, constants"),
             (moment.kept_bytes, "residuals kept"),
             (moment.passed_bytes, "boundary values"),
             (moment.working_bytes, "temporary memory of the running operations"),
@@ -209,7 +209,7 @@ def _layers(
     between the group's recompute and the block's backward."""
     moments = step.moments
     layers = [
-        _Layer("arguments and results", _FIXED, [fixed_bytes - m.reused_bytes for m in moments])
+        _Layer("arguments, results, constants", _FIXED, [fixed_bytes - m.reused_bytes for m in moments])
     ]
     rest = [m.kept_bytes for m in moments]
     for band, fill in enumerate(_BANDS):
