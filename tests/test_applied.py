@@ -112,7 +112,9 @@ def test_a_step_without_buffers_is_refused_too() -> None:
         return jnp.sin(jax.lax.iota(jnp.float32, 3)).sum() + 0 * x.sum()
 
     plan = jax_hremat.plan_remat(nothing, budget="1MiB", target="cpu")(jnp.ones((0,)))
-    with pytest.raises(jax_hremat.InfeasibleBudgetError, match="its arguments, results and constants"):
+    with pytest.raises(
+        jax_hremat.InfeasibleBudgetError, match="its arguments, results and constants"
+    ):
         jax_hremat.certify(nothing, plan, budget=1, target="cpu")(jnp.ones((0,)))
 
 

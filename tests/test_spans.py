@@ -42,8 +42,7 @@ def counted(chain: Chain, p: Column, prices: Prices) -> tuple[int, tuple[int, ..
     if p.last in keeps:
         in_backward.append((p.last, chain.options[p.last][keeps[p.last]].cost))
     own = max(
-        spared((*cost.backward_sizes, *(size for _, size in chain.pending_cotangents(k))))
-        for k, cost in in_backward
+        spared((*cost.backward_sizes, *chain.pending_cotangents(k))) for k, cost in in_backward
     )
     if len(blocks) > 1:
         own += kept + sum(max(spared(cost.kept_sizes) for cost in some) for some in costs)

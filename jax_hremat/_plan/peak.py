@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Predicted maximum of live memory while one block runs, without arguments, results and constants.
+    """Predicted maximum of live memory while one block runs, but for arguments, results and
+    constants.
 
     Attributes:
         block: The block.

@@ -209,7 +209,9 @@ def _layers(
     between the group's recompute and the block's backward."""
     moments = step.moments
     layers = [
-        _Layer("arguments, results, constants", _FIXED, [fixed_bytes - m.reused_bytes for m in moments])
+        _Layer(
+            "arguments, results, constants", _FIXED, [fixed_bytes - m.reused_bytes for m in moments]
+        )
     ]
     rest = [m.kept_bytes for m in moments]
     for band, fill in enumerate(_BANDS):

@@ -142,22 +142,21 @@ class Chain:
         partial = (p.size_bytes for p in self.partial_gradients)
         return [*(value.size_bytes for value in self.boundary_values), *partial]
 
-    def pending_cotangents(self, block: int) -> list[tuple[int, int]]:
-        """What waits during this block's backward, by its position in `cotangent_bytes`, and its
-        bytes: later blocks have contributed to it, and the backward of an earlier block that made
-        the value, or reads the argument, is to come."""
-        count = len(self.boundary_values)
-        values = [
-            (v, c.size_bytes)
-            for v, c in enumerate(self.boundary_values)
-            if c.active and c.producer < block and c.readers[-1] > block
-        ]
-        partial = [
-            (n, p.size_bytes)
-            for n, p in enumerate(self.partial_gradients, start=count)
-            if block in p.waits
-        ]
-        return values + partial
+    @property
+    def cotangent_waits(self) -> list[range]:
+        """The blocks during whose backwards each of these waits: later blocks have contributed to
+        it, and the backward of an earlier block that made the value, or reads the argument, is to
+        come."""
+        values = (
+            range(c.producer + 1, c.readers[-1]) if c.active else range(0)
+            for c in self.boundary_values
+        )
+        return [*values, *(p.waits for p in self.partial_gradients)]
+
+    def pending_cotangents(self, block: int) -> list[int]:
+        """The bytes of each that waits during this block's backward."""
+        pairs = zip(self.cotangent_bytes, self.cotangent_waits, strict=True)
+        return [size for size, waits in pairs if block in waits]
 
     def made_to_wait_bytes(self, block: int) -> int:
         """Bytes of the cotangents that this block's backward is the first to contribute to, and
@@ -170,7 +169,7 @@ class Chain:
 
     def pending_cotangent_bytes(self, block: int) -> int:
         """Sum of the bytes of the pending cotangents."""
-        return sum(size for _, size in self.pending_cotangents(block))
+        return sum(self.pending_cotangents(block))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from dataclasses import replace
 from itertools import accumulate, islice, pairwise
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+
 from jax_hremat._cost.option_cost import TO_THE_END, LiveRange, OptionCost
 from jax_hremat._solve.chain import BoundaryValue, Chain, Group, Selection
 
@@ -67,7 +69,10 @@ class Memory:
         self._of_group = {b: kept_cost(chain, around[b][0], b, o) for b, o in selection.keeps}
         values = chain.boundary_values
         self._holders = [_holders(selection, value, around) for value in values]
-        self._waits = [(value.producer, value.readers[-1]) for value in values]
+        # The blocks during whose forwards each boundary value waits, and during whose backwards
+        # each cotangent and partial gradient does.
+        self._value_waits = _Waits([range(v.producer + 1, v.readers[-1] + 1) for v in values])
+        self._cotangent_waits = _Waits(chain.cotangent_waits)
         self._sizes = chain.cotangent_bytes
         self._as_values = _whole("value", [value.size_bytes for value in values])
         self._as_cotangents = _whole("cotangent", self._sizes)
@@ -83,7 +88,7 @@ class Memory:
         }
         self._read = {(value.producer, value.output): v for v, value in enumerate(values)}
         # For each set of groups inside which a block runs:
-        self._first_holders: dict[frozenset[Group], Sequence[float]] = {}
+        self._first_holders: dict[frozenset[Group], np.ndarray] = {}
         self._kept: dict[frozenset[Group], _KeptBefore] = {}
         # What blocks keep, as it is seen in all moments but their own.
         self._kept_throughout: dict[_Key, _Buffers] = {}
@@ -91,12 +96,7 @@ class Memory:
     def in_forward(self, block: int) -> Held:
         """What is alive in the forward of a block."""
         chain, outside = self._chain, frozenset[Group]()
-        held_from = self._held_from(outside)
-        values = [
-            v
-            for v, (made, read) in enumerate(self._waits)
-            if made < block <= read or held_from[v] < block
-        ]
+        values = _numbers(self._value_waits.during(block) | (self._held_from(outside) < block))
         runs = self._of_group.get(block) if self._around[block] else self._costs[block]
         if runs is None:
             phase, peak_bytes, kept = chain.handing_on[block], chain.handing_on_bytes[block], ()
@@ -112,9 +112,8 @@ class Memory:
     def in_backward(self, block: int) -> Held:
         """What is alive in the backward of a block."""
         inside, cost = self._around[block], self._costs[block]
-        held_from = self._held_from(inside)
-        values = [v for v, first in enumerate(held_from) if first <= block]
-        cotangents = [v for v, _ in self._chain.pending_cotangents(block)]
+        values = _numbers(self._held_from(inside) <= block)
+        cotangents = _numbers(self._cotangent_waits.during(block))
         working = {
             ("backward", block): cost.backward.buffers,
             self._kept_key(block, cost): [b._replace(first=0) for b in cost.kept_buffers],
@@ -145,11 +144,11 @@ class Memory:
         """What is alive while a block runs, seen from inside some groups, given the boundary values
         and cotangents that wait meanwhile, and what is its own."""
         kept = self._kept_before(inside)
-        buffers = dict(self._as_values[v] for v in values)
-        buffers.update(self._as_cotangents[v] for v in cotangents)
+        buffers = dict(map(self._as_values.__getitem__, values))
+        buffers.update(map(self._as_cotangents.__getitem__, cotangents))
         buffers.update(islice(kept.buffers, kept.counts[block]))
         buffers.update(working)
-        passed_bytes = sum(self._sizes[v] for v in (*values, *cotangents))
+        passed_bytes = sum(map(self._sizes.__getitem__, (*values, *cotangents)))
         return Held(
             block, in_backward, kept.kept_bytes[block], passed_bytes, working_bytes, buffers
         )
@@ -189,15 +188,33 @@ class Memory:
     def _kept_key(self, block: int, cost: OptionCost | None) -> _Key:
         return ("kept" if cost is self._costs[block] else "kept by the group"), block
 
-    def _held_from(self, inside: frozenset[Group]) -> Sequence[float]:
+    def _held_from(self, inside: frozenset[Group]) -> np.ndarray:
         """For each boundary value, the first block for whose backward it is held, seen from inside
         some groups; infinite if there is none."""
         if inside not in self._first_holders:
-            self._first_holders[inside] = [
+            firsts = (
                 min((h.block for h in some if h.groups <= inside), default=math.inf)
                 for some in self._holders
-            ]
+            )
+            self._first_holders[inside] = np.fromiter(firsts, float)
         return self._first_holders[inside]
+
+
+class _Waits:
+    """During which blocks each of some values waits."""
+
+    def __init__(self, waits: Sequence[range]) -> None:
+        self._start = np.array([blocks.start for blocks in waits], int)
+        self._stop = np.array([blocks.stop for blocks in waits], int)
+
+    def during(self, block: int) -> np.ndarray:
+        """Whether each waits during a block."""
+        return (self._start <= block) & (block < self._stop)
+
+
+def _numbers(chosen: np.ndarray) -> list[int]:
+    """The numbers of those that are chosen."""
+    return np.flatnonzero(chosen).tolist()
 
 
 def _whole(kind: str, sizes_bytes: Sequence[int]) -> list[_Buffers]:

@@ -13,13 +13,16 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import reduce
 from itertools import accumulate
-from operator import and_
+from operator import and_, attrgetter
 from typing import NamedTuple
 
 from jax_hremat._cost.option_cost import LiveRange
 from jax_hremat._partition.blocks import Partition
 from jax_hremat._solve.lifetimes import Timeline
 from jax_hremat._trace.graph import Graph
+
+# Places that are looked at together.
+_CHUNK = 16
 
 
 class Result(NamedTuple):
@@ -73,7 +76,8 @@ def placed_in_results(timeline: Timeline, results: Sequence[Result], num_blocks:
     places = [*map(_Places, written.values())]
     change = [0] * (end + 1)
     others: list[LiveRange] = []
-    for buffer in sorted(timeline.buffers, key=lambda b: (-b.size_bytes, *b[1:])):
+    in_order = sorted(timeline.buffers, key=attrgetter("first", "last", "of_constants"))
+    for buffer in sorted(in_order, key=attrgetter("size_bytes"), reverse=True):
         size, first, last, _ = buffer
         lives = _positions(first, last)
         for some in itertools.islice(places, bisect_left(sizes, size), None):
@@ -89,20 +93,25 @@ def placed_in_results(timeline: Timeline, results: Sequence[Result], num_blocks:
 class _Places:
     """The memory of results of one size, given the positions at which each is taken, as bits."""
 
-    def __init__(self, taken: list[int]) -> None:
-        self._taken = taken
-        # Positions at which all are taken; there may be more.
-        self._all_taken = reduce(and_, taken)
+    def __init__(self, taken: Sequence[int]) -> None:
+        self._chunks = [[*taken[i : i + _CHUNK]] for i in range(0, len(taken), _CHUNK)]
+        # Positions at which all of a chunk are taken, and at which all are; there may be more.
+        self._chunk_taken = [reduce(and_, chunk) for chunk in self._chunks]
+        self._all_taken = reduce(and_, self._chunk_taken)
 
     def take(self, lives: int) -> bool:
         """Whether one of them is free throughout some positions; the first that is, is taken."""
         if self._all_taken & lives:
             return False
-        for place, taken in enumerate(self._taken):
-            if not taken & lives:
-                self._taken[place] = taken | lives
-                return True
-        self._all_taken = reduce(and_, self._taken)
+        for number, chunk in enumerate(self._chunks):
+            if self._chunk_taken[number] & lives:
+                continue
+            for place, taken in enumerate(chunk):
+                if not taken & lives:
+                    chunk[place] = taken | lives
+                    return True
+            self._chunk_taken[number] = reduce(and_, chunk)
+        self._all_taken = reduce(and_, self._chunk_taken)
         return False
 
 

@@ -71,7 +71,7 @@ class Spared:
             [phase.sizes_at_peak for phase in chain.handing_on],
         )
         waiting = [
-            tuple(size for _, size in chain.pending_cotangents(block))
+            tuple(chain.pending_cotangents(block))
             for block, some in enumerate(chain.options)
             for _ in some
         ]
