@@ -91,7 +91,7 @@ def regret(front: Sequence[Any], points: Sequence[Point]) -> float:
 def test_budgets_go_where_time_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [Point(peak, 1000 / peak) for peak in range(100, 1101)]
     front, asked = spread(points, 12, monkeypatch)
-    assert len(asked) == 11 and len(set(asked)) == 11
+    assert len(asked) == 12 and len(set(asked)) == 12
     assert front[0].peak_bytes == 100 and front[-1].peak_bytes == 1100
     assert [p.peak_bytes for p in front] == sorted(p.peak_bytes for p in front)
     evenly = [points[round(i * 1000 / 11)] for i in range(12)]
@@ -104,16 +104,23 @@ def test_budgets_go_where_time_changes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_budget_is_asked_where_nothing_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     front, asked = spread([Point(10, 2.0), Point(100, 1.0)], 20, monkeypatch)
     # Between the two there is no plan: each budget halves what is open.
-    assert asked[:2] == [100, 55] and asked[-1] == 99
+    assert asked[:3] == [100, 10, 55] and asked[-1] == 99
     assert [p.peak_bytes for p in front] == [10, 100]
     # The plan of least peak is the fastest; or the only one.
     for points in ([Point(10, 1.0), Point(100, 2.0)], [Point(10, 1.0)]):
         front, asked = spread(points, 20, monkeypatch)
-        assert asked == [points[-1].peak_bytes]
+        assert asked == [p.peak_bytes for p in reversed(points)]
         assert front == [Point(10, 1.0)]
     # The fastest plan is neither.
     front, _ = spread([Point(10, 2.0), Point(50, 1.0), Point(100, 1.5)], 20, monkeypatch)
     assert [p.peak_bytes for p in front] == [10, 50]
+
+
+def test_the_plan_of_least_peak_may_be_slow_for_its_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowest, fast, plain = Point(100, 9.0), Point(100, 2.0), Point(200, 1.0)
+    front, asked = spread([lowest, fast, plain], 20, monkeypatch)
+    assert asked[:2] == [200, 100]
+    assert front[0] == fast
 
 
 def test_a_slow_plan_found_by_the_way_is_improved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +128,7 @@ def test_a_slow_plan_found_by_the_way_is_improved(monkeypatch: pytest.MonkeyPatc
     # Compiled for a budget of 600, it took 700; the best of that peak takes 1.43.
     slow, first = Point(700, 1.65), 600
     front, asked = spread(points, 12, monkeypatch, {first: slow})
-    assert asked[:3] == [1100, first, 700]
+    assert asked[:4] == [1100, 100, first, 700]
     assert slow not in front and Point(700, 1000 / 700) in front
     # If nothing better is found for its peak, it is not asked for again.
     known = [p for p in points if not 600 < p.peak_bytes <= 700] + [slow]
@@ -129,14 +136,14 @@ def test_a_slow_plan_found_by_the_way_is_improved(monkeypatch: pytest.MonkeyPatc
     assert slow in front and asked.count(700) == 1
     # Neither is one that is hardly slower.
     near = Point(700, 1.43 + 0.004)
-    assert 700 not in spread(points, 12, monkeypatch, {first: near})[1][:3]
+    assert 700 not in spread(points, 12, monkeypatch, {first: near})[1][:4]
 
 
 def test_a_slow_answer_leaves_open_what_is_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [Point(peak, 1000 / peak) for peak in range(100, 1101)]
     # The least peak takes 10; the best of a peak of 300 takes 3.3, but is not found.
     front, asked = spread(points, 8, monkeypatch, {600: Point(300, 9.9)}, in_vain=[300])
-    assert asked[:5] == [1100, 600, 300, 450, 200]
+    assert asked[:6] == [1100, 100, 600, 300, 450, 200]
     assert Point(200, 5.0) in front
 
 
@@ -166,7 +173,7 @@ def test_no_budget_is_asked_for_a_plan_with_a_faster_twin(monkeypatch: pytest.Mo
     points = [Point(peak, 1e6 / peak) for peak in range(100_000, 1_100_001, 100)]
     slow = Point(599_900, 2.0)
     front, asked = spread(points, 12, monkeypatch, {600_000: slow})
-    assert asked[:2] == [1_100_000, 600_000] and slow.peak_bytes not in asked
+    assert asked[:3] == [1_100_000, 100_000, 600_000] and slow.peak_bytes not in asked
     assert Point(600_000, 1e6 / 600_000) in front and slow not in front
 
 

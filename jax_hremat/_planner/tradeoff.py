@@ -27,25 +27,31 @@ def spread(candidates: Candidates, num_points: int) -> list[Candidate]:
     """The fastest plans at up to `num_points` budgets between the least peak and the peak without
     rematerialization, as far as they are on the Pareto front (`pareto_front`); lowest peak first.
 
-    Each budget is placed where the plans so far leave most open: between one asked for and the peak
-    of the next answer, where the bytes from one to the other are most, times the seconds that the
-    lower convex hull of all plans falls from one to the other. The budget in the middle is asked
-    for next. An answer far above the hull leaves as much open as one on it.
+    The two ends are asked for first: the plan of least peak need not be the fastest within its
+    peak. Each further budget is placed where the plans so far leave most open: between one asked
+    for and the peak of the next answer, where the bytes from one to the other are most, times the
+    seconds that the lower convex hull of all plans falls from one to the other. The budget in the
+    middle is asked for next. An answer far above the hull leaves as much open as one on it.
 
     All plans compiled on the way count, so there may be more plans than budgets. Where one is slow
     for its peak, that peak is asked for first: the plan was made for another budget.
     """
     low = search_for(candidates, 0).floor().peak_bytes
     high = candidates.plain.peak_bytes
-    asked = {low}
+    asked: set[int] = set()
     budget: int | None = high
     while budget is not None and len(asked) < num_points:
         search_for(candidates, budget).search()
         asked.add(budget)
-        front = _front(candidates, high)
-        slowest = _slowest_for_its_peak(front, asked, candidates.plain.step_s)
-        budget = slowest or _most_open(candidates, front, sorted(asked))
+        budget = _next_budget(candidates, asked, high) if low in asked else low
     return _front(candidates, high)
+
+
+def _next_budget(candidates: Candidates, asked: Collection[int], high: int) -> int | None:
+    """The budget to ask for next; None if there is none worth asking for."""
+    front = _front(candidates, high)
+    slowest = _slowest_for_its_peak(front, asked, candidates.plain.step_s)
+    return slowest or _most_open(candidates, front, sorted(asked))
 
 
 def _front(candidates: Candidates, high: int) -> list[Candidate]:
