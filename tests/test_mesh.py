@@ -231,6 +231,51 @@ def graph_of(loss: Any, args: Any) -> tuple[Program, Graph]:
     return program, build_graph(program)
 
 
+def test_a_batch_in_microbatches_is_split_over_parts_of_an_axis(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Two microbatches of a batch over four devices: no spec says how they lie, and JAX's own
+    `inspect_array_sharding` does not compile."""
+
+    def make_step(loss: Any) -> Any:
+        def step(params: Any, x: jax.Array) -> Any:
+            def add(total: Any, part: jax.Array) -> Any:
+                return jax.tree.map(jnp.add, total, jax.grad(loss)(params, part)), None
+
+            zeros = jax.tree.map(jnp.zeros_like, params)
+            return jax.lax.scan(add, zeros, x.reshape(2, -1, WIDTH))[0]
+
+        return step
+
+    args = filled(arguments(MESH))
+    config = PlannerConfig(search=LEAST, max_rounds=0)
+    fit = jax_hremat.fit_step(make_step, mlp, budget=0.95, target="cpu", config=config)
+    with caplog.at_level("WARNING", logger="jax_hremat"):
+        step, plan = fit(*args)
+    original = jax.jit(make_step(mlp))(*args)
+    close(step(*args), original)
+    assert plan.certificate.mesh == DeviceMesh((("data", 4), ("model", 2)))
+    (said,) = caplog.messages
+    assert "over parts of the mesh's axes" in said
+
+
+def test_what_lies_over_parts_of_an_axis_is_taken_to_be_in_as_many_parts() -> None:
+    """Two heads of keys over four devices."""
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        heads = jnp.sin(x @ w).reshape(BATCH, 2, WIDTH // 2)
+        return (heads**2).mean()
+
+    args = (struct((WIDTH, WIDTH), MESH, None, "data"), struct((BATCH, WIDTH), MESH))
+    program, _ = graph_of(loss, args)
+    step = own_step(program)
+    assert step.mesh is not None
+    layout = inferred_shardings(step, step.mesh, get_target("cpu"))
+    shapes = [v.aval.shape for v in program.values]
+    specs = {s for shape, s in zip(shapes, layout.specs, strict=True) if len(shape) == 3}
+    assert specs == {((), (), ("data",))}
+
+
 def test_what_one_device_holds_and_does_by_hand() -> None:
     program, graph = graph_of(
         lambda w, x: (x @ w).sum(), (struct((6, 8), MESH), struct((5, 6), MESH))

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 from jax._src import core, sharding_impls
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, Sharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jax_hremat._jax.jaxprs import Literal, is_jaxpr, open_jaxpr
 from jax_hremat._shared.errors import UnsupportedProgramError
@@ -64,14 +64,12 @@ def named_mesh(jaxpr: Any) -> AbstractMesh | None:
     return next((mesh.abstract_mesh for mesh in found if mesh.size > 1 or is_typed(mesh)), None)
 
 
-def named_sharding(sharding: Sharding, mesh: AbstractMesh) -> NamedSharding | None:
-    """The compiler's sharding in terms of a mesh's axes; None if they cannot express it."""
-    if isinstance(sharding, NamedSharding):
-        return sharding
-    if not isinstance(sharding, sharding_impls.GSPMDSharding):
-        return None
+def named_sharding(sharding: Any, mesh: AbstractMesh) -> NamedSharding | None:
+    """The compiler's `HloSharding` in terms of a mesh's axes; None if they cannot express it."""
+    if sharding.is_manual():
+        return NamedSharding(mesh, PartitionSpec())
     try:
-        (spec,) = sharding_impls.parse_flatten_op_sharding(sharding._hlo_sharding, mesh)
+        (spec,) = sharding_impls.parse_flatten_op_sharding(sharding, mesh)
     except (ValueError, NotImplementedError, AssertionError):
         return None
     return NamedSharding(mesh, spec)

@@ -136,7 +136,9 @@ def prepare(
             "whole. Plan the loss outside the `jit`, with `plan_remat` or `fit_step`, and apply "
             "the plan in it"
         )
-    if step.mesh is not None and not all(map(is_known, step.program.shardings)):
+    # Around a larger step, the arguments of the loss lie as those of the step make them lie.
+    own = step.traced is None
+    if own and step.mesh is not None and not all(map(is_known, step.program.shardings)):
         _logger.warning(
             "it is not known how the arguments lie on the mesh (%s) while they are being traced: "
             "planned as if they lay as the compiler likes, given what the function says of its "
