@@ -73,8 +73,10 @@ def plan_remat(
     Returns:
         A function of the loss's arguments (arrays or `jax.ShapeDtypeStruct`s in any pytrees, NNX
         objects) that returns the plan. The loss is not run. Python numbers are inputs, as
-        in `jax.jit`, unless the loss needs their values. Such numbers, and flags, strings and
-        everything else that is not an array, are static: part of the program the plan is for.
+        in `jax.jit`, unless the loss needs their values: then whole numbers, or all, are static,
+        like flags, strings and everything else that is not an array: part of the program the plan
+        is for. Where the plan is applied, the loss sees an array for a number that is an input,
+        also outside `jax.jit`.
 
     Raises:
         InfeasibleBudgetError: No plan fits; the error gives the smallest budget that a plan was

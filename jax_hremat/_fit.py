@@ -139,7 +139,12 @@ def fit_step(
         step = training_step(
             make_step,
             loss_fn,
-            lambda args, kwargs: loss.trace_as_jit((*bound_to, *args), kwargs),
+            # In the step, a number that is not traced is one that the step gives: it stays one,
+            # unless it differs from call to call.
+            [
+                lambda args, kwargs: loss.trace((*bound_to, *args), kwargs),
+                lambda args, kwargs: loss.trace_as_jit((*bound_to, *args), kwargs),
+            ],
             Arguments.of(args, kwargs, traces_scalar=lambda leaf: not static.has(leaf)),
             has_aux=has_aux,
             donate_argnums=donated,

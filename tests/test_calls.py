@@ -398,6 +398,24 @@ def test_a_number_whose_value_is_needed_is_static() -> None:
         jax_hremat.plan_remat(by_value, budget=1.0, **OPTIONS)(W)
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda w, x, n, scale: scale * jnp.tanh(x @ w).reshape(n, -1, 8).mean(),
+        lambda w, x, n, scale: scale * jnp.tanh(x @ w)[:n].mean(),
+        lambda w, x, n, scale: scale * (jnp.tanh(x @ w) / np.sqrt(n)).mean(),
+        lambda w, x, n, scale: scale * {2: jnp.tanh(x @ w)}[n].mean(),
+    ],
+    ids=["size", "slice", "numpy", "key"],
+)
+def test_whoever_needs_the_value_of_a_number(loss: Any) -> None:
+    """A whole number is static, and the other stays an input."""
+    plan = jax_hremat.plan_remat(loss, budget=1.0, **OPTIONS)(W, X, 2, 0.5)
+    applied = jax.grad(jax_hremat.apply_plan(loss, plan))
+    assert_same(jax.jit(applied, static_argnums=2)(W, X, 2, 0.25), jax.grad(loss)(W, X, 2, 0.25))
+    assert set(plan.fingerprint.differentiated_inputs) == {"args[0]", "args[1]", "args[3]"}
+
+
 def test_leaves_that_are_functions() -> None:
     model = eqx.nn.MLP(8, 8, 16, 1, key=jax.random.key(0))
 

@@ -121,7 +121,7 @@ def test_predicted_time_counts_every_microbatch(fitted: jax_hremat.FittedStep) -
     step = training_step(
         make_step,
         loss_fn,
-        loss.trace_as_jit,
+        [loss.trace],
         Arguments.of((new_state(), batch_of(4096)), {}),
         has_aux=True,
         donate_argnums=(0,),
@@ -197,6 +197,46 @@ def test_static_values_that_are_equal_are_told_apart_by_their_types() -> None:
         assert step(state, x, {"of": factor})[1].dtype == (jnp.arange(3) * factor).dtype
 
 
+def tempered(w: jax.Array, x: jax.Array, temperature: Any) -> jax.Array:
+    if not isinstance(temperature, float):
+        temperature = jax.nn.softplus(temperature)
+    return jnp.mean(jnp.tanh(x @ w / temperature) ** 2)
+
+
+def scaled(w: jax.Array, x: jax.Array, scale: float) -> Any:
+    return scale * jnp.mean(jnp.tanh(x @ w) ** 2), {"scale": scale}
+
+
+def test_a_number_that_the_step_gives_stays_one() -> None:
+    def make_step(loss: Any) -> Any:
+        return lambda w, x: w - jax.grad(loss)(w, x, 2.0)
+
+    w, x = jnp.eye(8), batch_of(4)[:, :8]
+    step, _ = jax_hremat.fit_step(make_step, tempered, budget=1.0, **OPTIONS)(w, x)
+    expected = jax.jit(make_step(tempered))(w, x)
+    np.testing.assert_allclose(step(w, x), expected, rtol=1e-6)
+
+
+def test_numbers_may_differ_from_call_to_call() -> None:
+    def make_step(loss: Any) -> Any:
+        grad = jax.grad(loss, has_aux=True)
+
+        def step(w: jax.Array, x: jax.Array) -> Any:
+            found = [grad(w, x, scale) for scale in (1.0, 2.0)]
+            return w - sum(g for g, _ in found), [aux for _, aux in found]
+
+        return step
+
+    w, x = jnp.eye(8), batch_of(4)[:, :8]
+    fit = jax_hremat.fit_step(make_step, scaled, budget=1.0, has_aux=True, **OPTIONS)
+    step, plan = fit(w, x)
+    expected, scales = jax.jit(make_step(scaled))(w, x)
+    assert plan.certificate.peak_bytes == jit_peak_bytes(step, w, x)
+    updated, ours = step(w, x)
+    np.testing.assert_allclose(updated, expected, rtol=1e-6)
+    assert ours == scales == [{"scale": 1.0}, {"scale": 2.0}]
+
+
 def test_a_step_that_ignores_its_loss_is_refused() -> None:
     fit = jax_hremat.fit_step(lambda loss: make_step(loss_fn), loss_fn, budget=0.5, **OPTIONS)
     with pytest.raises(UnsupportedProgramError, match="does not call the loss"):
@@ -267,7 +307,7 @@ def test_the_batch_of_the_highest_throughput_is_found(
             )
         over = max(0.0, size / bare_fits - 1)
         certificate = SimpleNamespace(
-            budget_bytes=budget, headroom_bytes=0, argument_bytes=arguments
+            budget_bytes=budget, headroom_bytes=0, argument_bytes=arguments, constant_bytes=0
         )
         step_s = (1 + size) * (1 + recompute * over)
         plan = SimpleNamespace(

@@ -265,9 +265,7 @@ def test_a_training_step_around_a_shard_map() -> None:
 
     loss, _ = Loss.of(mlp, (0,), has_aux=False)
     arguments = Arguments.of((PARAMS, X), {})
-    step = training_step(
-        make_step, mlp, loss.trace_as_jit, arguments, has_aux=False, donate_argnums=()
-    )
+    step = training_step(make_step, mlp, [loss.trace], arguments, has_aux=False, donate_argnums=())
     planned, _ = planned_by_hand(mlp)
     compiled = jax.jit(make_step(planned), compiler_options=OPTIONS)
     close(compiled(PARAMS, X), jax.jit(make_step(mlp))(PARAMS, X))

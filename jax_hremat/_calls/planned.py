@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -11,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import jax
 import jax.numpy as jnp
 
 from jax_hremat._emit.run import run_call
@@ -118,8 +118,15 @@ class Loss:
 
     def trace_as_jit(self, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedCall:
         """Trace a call as `jax.jit` does: Python numbers are inputs, unless the function needs
-        their values, as it needs those of static arguments."""
+        their values, as it needs those of static arguments: those of whole numbers first."""
         chosen = self.differentiated(args)
+        numbers = [x.value for x in Arguments.of(args, kwargs).leaves if is_number(x.value)]
+        are_whole = {isinstance(number, int) for number in numbers}
+        choices: list[Choice] = [lambda leaf: False]
+        if are_whole == {False, True}:
+            choices.append(lambda leaf: is_number(leaf.value) and not isinstance(leaf.value, int))
+        if are_whole:
+            choices.append(lambda leaf: is_number(leaf.value))
 
         def trace(traces_scalar: Choice) -> TracedCall:
             arguments = Arguments.of(
@@ -127,12 +134,12 @@ class Loss:
             )
             return self._trace(arguments)
 
-        try:
-            return trace(lambda leaf: is_number(leaf.value))
-        except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError):
-            if not any(map(is_number, jax.tree.leaves((args, kwargs)))):
-                raise
-        return trace(lambda leaf: False)
+        while len(choices) > 1:
+            # What is raised for want of a value depends on who asks for it: JAX, NumPy, a `dict`.
+            # Anything else is raised again without tracers.
+            with contextlib.suppress(Exception):
+                return trace(choices.pop())
+        return trace(choices.pop())
 
     def trace_like(
         self, args: Sequence[Any], kwargs: dict[str, Any], plan: RematPlan

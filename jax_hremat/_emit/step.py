@@ -4,7 +4,7 @@ whole."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -104,7 +104,7 @@ def own_step(program: Program) -> Step:
 def training_step(
     make_step: MakeStep,
     loss_fn: LossFunction,
-    trace_call: TraceLoss,
+    ways_to_trace: Sequence[TraceLoss],
     arguments: Arguments,
     *,
     has_aux: bool,
@@ -112,51 +112,52 @@ def training_step(
 ) -> Step:
     """A user's whole training step, around the loss that it differentiates.
 
-    The step is traced once, with a loss that records each of its traced calls.
+    The step is traced with a loss that records each of its traced calls.
 
     Args:
         make_step: From a loss function to the step.
         loss_fn: The loss.
-        trace_call: From the arguments of a call of the loss to the traced call.
+        ways_to_trace: Each from the arguments of a call of the loss to the traced call. The first
+            is used under which all calls of the step are of one program.
         arguments: The arguments of the step.
         has_aux: Whether the loss returns `(loss, aux)`.
         donate_argnums: Arguments of the step that are donated.
 
     Raises:
         UnsupportedProgramError: The step does not call the loss, or calls it with different
-            structures, shapes or static arguments; also whatever `trace_call` refuses.
+            structures, shapes or static arguments; also whatever tracing refuses.
     """
     names = tuple(x.name for x in arguments.inputs)
     avals = tuple(abstract_leaf(x.value) for x in arguments.inputs)
     shardings = shardings_on_one_mesh(names, avals)
-    calls: list[TracedCall] = []
-
-    @functools.wraps(loss_fn)
-    def noting_loss(*loss_args: Any, **loss_kwargs: Any) -> Any:
-        call = trace_call(loss_args, loss_kwargs)
-        refuse_closed_over(call)
-        calls.append(call)
-        return _marked(run_call(call, Region(0, call.program.num_operations)), has_aux)
-
     returned = arguments.variables_of(donate_argnums)
-    flat = flat_step(make_step(noting_loss), arguments, returned)
-    with with_cudnn():
-        traced = jax.make_jaxpr(lambda *values: flat(*values)[0])(*map(abstract, avals))
-    if not calls:
-        raise UnsupportedProgramError(
-            "the step that `make_step` returned does not call the loss function it was given, so "
-            "there is nothing to plan. Differentiate the argument of `make_step`, not the loss "
-            "function itself: `lambda loss_fn: lambda state, batch: … jax.grad(loss_fn) …`"
-        )
-    first = calls[0]
-    prints = [fingerprint(c.program, build_graph(c.program)) for c in calls]
-    difference = next(filter(None, map(prints[0].first_difference, prints[1:])), None)
+
+    def trace(trace_call: TraceLoss) -> tuple[list[TracedCall], Any, str | None]:
+        calls: list[TracedCall] = []
+
+        @functools.wraps(loss_fn)
+        def noting_loss(*loss_args: Any, **loss_kwargs: Any) -> Any:
+            call = trace_call(loss_args, loss_kwargs)
+            refuse_closed_over(call)
+            calls.append(call)
+            return _marked(run_call(call, Region(0, call.program.num_operations)), has_aux)
+
+        flat = flat_step(make_step(noting_loss), arguments, returned)
+        with with_cudnn():
+            traced = jax.make_jaxpr(lambda *values: flat(*values)[0])(*map(abstract, avals))
+        return calls, traced, _difference(calls)
+
+    trace_call, *others = ways_to_trace
+    calls, traced, difference = trace(trace_call)
+    while difference is not None and others:
+        calls, traced, difference = trace(others.pop(0))
     if difference is not None:
         found = sorted({_shapes(c) for c in calls})
         raise UnsupportedProgramError(
             "the step calls the loss function with arguments of different structures or shapes: "
             f"{'; '.join(found)} ({difference}). One plan is for one of them; make the calls alike"
         )
+    first = calls[0]
     context = first.program.context.here()
 
     def around(body: FlatFunction) -> Callable[..., Any]:
@@ -270,6 +271,22 @@ class _Static:
 class _Outcome:
     outputs: list[Any]
     results: Results
+
+
+def _difference(calls: Sequence[TracedCall]) -> str | None:
+    """How the program of some call differs from that of the first; None if all are the same.
+
+    Raises:
+        UnsupportedProgramError: There is none.
+    """
+    if not calls:
+        raise UnsupportedProgramError(
+            "the step that `make_step` returned does not call the loss function it was given, so "
+            "there is nothing to plan. Differentiate the argument of `make_step`, not the loss "
+            "function itself: `lambda loss_fn: lambda state, batch: … jax.grad(loss_fn) …`"
+        )
+    first, *others = (fingerprint(c.program, build_graph(c.program)) for c in calls)
+    return next(filter(None, map(first.first_difference, others)), None)
 
 
 def _shapes(call: TracedCall) -> str:
