@@ -73,10 +73,10 @@ def plan_remat(
     Returns:
         A function of the loss's arguments (arrays or `jax.ShapeDtypeStruct`s in any pytrees, NNX
         objects) that returns the plan. The loss is not run. Python numbers are inputs, as
-        in `jax.jit`, unless the loss needs their values: then whole numbers, or all, are static,
-        like flags, strings and everything else that is not an array: part of the program the plan
-        is for. Where the plan is applied, the loss sees an array for a number that is an input,
-        also outside `jax.jit`.
+        in `jax.jit`, unless the loss needs their values, or computes something else of them than of
+        arrays (`isinstance(rate, float)`): then whole numbers, or all, are static, like flags,
+        members of enumerations, strings and everything else that is not an array: part of the
+        program the plan is for.
 
     Raises:
         InfeasibleBudgetError: No plan fits; the error gives the smallest budget that a plan was

@@ -180,29 +180,47 @@ def _check_maker(make_step: MakeStep, loss_fn: LossFunction) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """Static arguments of the step, by position or name."""
+    """Static arguments of the step, by position or name.
+
+    Attributes:
+        argnums, argnames: Those that are static as a whole.
+        beside: Those with leaves inside that `jax.jit` does not take, or takes for numbers: flags
+            and functions. Numbers beside these are static, as in `equinox.filter_jit`.
+    """
 
     argnums: tuple[int, ...]
     argnames: tuple[str, ...]
+    beside: frozenset[int | str] = frozenset()
 
     def among(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Declared:
         """The declared arguments, and all others that are flags, strings or functions."""
         argnums = {p % len(args) for p in self.argnums if -len(args) <= p < len(args)}
         argnums |= {i for i, arg in enumerate(args) if _is_static(arg)}
         argnames = {*self.argnames, *(k for k, arg in kwargs.items() if _is_static(arg))}
-        return _Declared(tuple(sorted(argnums)), tuple(sorted(argnames)))
+        beside = (k for k, arg in (*enumerate(args), *kwargs.items()) if _holds_static(arg))
+        return _Declared(tuple(sorted(argnums)), tuple(sorted(argnames)), frozenset(beside))
 
     def has(self, leaf: Leaf) -> bool:
-        """Whether a leaf of `(args, kwargs)` is a flag, or belongs to one of these arguments."""
+        """Whether a leaf of `(args, kwargs)` is a flag, belongs to one of these arguments, or is a
+        number beside static leaves."""
         if isinstance(leaf.value, bool):
             return True
         kind, key, *_ = leaf.path
-        return key.idx in self.argnums if kind.idx == 0 else key.key in self.argnames
+        which = key.idx if kind.idx == 0 else key.key
+        if is_number(leaf.value) and which in self.beside:
+            return True
+        return which in (self.argnums if kind.idx == 0 else self.argnames)
 
 
 def _is_static(arg: Any) -> bool:
     is_leaf = jax.tree.all(jax.tree.map(lambda x: x is arg, arg))
     return is_leaf and not (arg is None or is_array(arg) or is_number(arg) or is_object(arg))
+
+
+def _holds_static(arg: Any) -> bool:
+    """Whether an argument has leaves inside that are static: neither arrays nor numbers."""
+    leaves = jax.tree.leaves(arg, is_leaf=is_object)
+    return not all(is_array(x) or is_number(x) or is_object(x) for x in leaves)
 
 
 def _jitted(

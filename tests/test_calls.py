@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import enum
 import functools
 import pickle
 from pathlib import Path
@@ -21,6 +22,7 @@ from programs import peak_bytes_of
 
 import jax_hremat
 from jax_hremat import PlannerConfig, SearchConfig, StalePlanError, UnsupportedProgramError
+from jax_hremat._calls.planned import Loss
 
 CONFIG = PlannerConfig(
     search=SearchConfig(max_packings=1, max_saved_sets=0),
@@ -414,6 +416,84 @@ def test_whoever_needs_the_value_of_a_number(loss: Any) -> None:
     applied = jax.grad(jax_hremat.apply_plan(loss, plan))
     assert_same(jax.jit(applied, static_argnums=2)(W, X, 2, 0.25), jax.grad(loss)(W, X, 2, 0.25))
     assert set(plan.fingerprint.differentiated_inputs) == {"args[0]", "args[1]", "args[3]"}
+
+
+def tempered(w: jax.Array, x: jax.Array, temperature: Any) -> jax.Array:
+    """A constant temperature, or a learned one."""
+    if not (isinstance(temperature, float) and temperature > 0):
+        temperature = jax.nn.softplus(temperature)
+    return jnp.mean(jnp.tanh(x @ w) ** 2 / temperature)
+
+
+def test_a_function_that_asks_for_the_type_of_a_number() -> None:
+    plan = jax_hremat.plan_remat(tempered, budget=1.0, **OPTIONS)(W, X, 2.0)
+    applied = jax_hremat.apply_plan(tempered, plan)
+    assert_same(applied(W, X, 2.0), tempered(W, X, 2.0))
+    with pytest.raises(StalePlanError):
+        jax.jit(applied)(W, X, 2.0)
+    # Of a negative one it computes what it does of an array.
+    plan = jax_hremat.plan_remat(tempered, budget=1.0, **OPTIONS)(W, X, -2.0)
+    applied = jax_hremat.apply_plan(tempered, plan)
+    assert_same(applied(W, X, -1.0), tempered(W, X, -1.0))
+    assert_same(jax.jit(applied)(W, X, 1.0), jax.jit(tempered)(W, X, 1.0))
+    with pytest.raises(StalePlanError, match="something else of the numbers"):
+        applied(W, X, 1.0)
+
+
+class Mode(enum.IntEnum):
+    TRAIN = 0
+    EVAL = 1
+
+
+def test_a_member_of_an_enumeration_is_static() -> None:
+    def loss(w: jax.Array, x: jax.Array, mode: Mode) -> jax.Array:
+        h = jnp.tanh(x @ w)
+        return jnp.mean((2 * h if mode is Mode.TRAIN else h) ** 2)
+
+    plan = jax_hremat.plan_remat(loss, budget=1.0, **OPTIONS)(W, X, Mode.TRAIN)
+    applied = jax_hremat.apply_plan(loss, plan)
+    assert_same(applied(W, X, Mode.TRAIN), loss(W, X, Mode.TRAIN))
+    with pytest.raises(StalePlanError):
+        applied(W, X, Mode.EVAL)
+
+
+NUMBERS: dict[str, Any] = {
+    "times": lambda w, x, n: n * jnp.mean(jnp.tanh(n * x @ w)),
+    "where": lambda w, x, n: jnp.mean(jnp.where(x > n, x @ w, n)),
+    "clip": lambda w, x, n: jnp.mean(jnp.clip(x @ w, -n, n)),
+    "smooth": lambda w, x, n: jnp.mean((x @ w) * (jnp.eye(64, 8) * (1 - n) + n / 8)),
+    "keep": lambda w, x, n: jnp.mean(
+        jnp.where(jax.random.bernoulli(jax.random.key(0), 1 - n, x.shape), x / (1 - n), 0) @ w
+    ),
+    "branch": lambda w, x, n: jnp.mean(jax.lax.cond(n > 0.3, jnp.sin, jnp.cos, x @ w)),
+    "bfloat16": lambda w, x, n: jnp.mean(x @ w * jnp.asarray(n, jnp.bfloat16)),
+    "loop": lambda w, x, n: scaled_scan(w, x, n),
+}
+
+
+@pytest.mark.parametrize("loss", NUMBERS.values(), ids=NUMBERS)
+def test_what_computes_the_same_of_a_number_takes_it_as_an_input(loss: Any) -> None:
+    trace = Loss(loss, (0,), has_aux=False).trace_as_jit
+    assert trace((W, X, 0.25), {}).program.input_names == ("args[0]", "args[1]", "args[2]")
+
+
+def test_a_state_that_can_be_used_once() -> None:
+    """Equinox's `State` cannot be flattened any more once there is a newer one."""
+    keys = jax.random.split(jax.random.key(0))
+
+    def make() -> eqx.nn.SpectralNorm:
+        return eqx.nn.SpectralNorm(eqx.nn.Linear(8, 8, key=keys[0]), "weight", key=keys[1])
+
+    layer, state = eqx.nn.make_with_state(make)()
+
+    def loss(layer: Any, state: Any, x: jax.Array) -> Any:
+        y, state = layer(x, state)
+        return (y**2).mean(), state
+
+    def run(fun: Any) -> Any:
+        return eqx.filter_jit(eqx.filter_value_and_grad(fun, has_aux=True))(layer, state, X[0])
+
+    assert_same(run(planned(loss, has_aux=True)), run(loss))
 
 
 def test_leaves_that_are_functions() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -175,6 +176,43 @@ def test_a_flag_inside_an_argument_is_static() -> None:
         expected = make(loss)(make(loss)(model, x), x)
         for got, wanted in zip(*map(jax.tree.leaves, (stepped, expected)), strict=True):
             np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-7)
+
+
+class Scaled(eqx.Module):
+    """With numbers and a flag among its leaves, as `eqx.nn.Dropout` has them."""
+
+    linear: eqx.nn.Linear
+    dropout: eqx.nn.Dropout
+    scale: float = 0.5
+
+    def __call__(self, x: jax.Array, key: jax.Array) -> jax.Array:
+        return x + self.scale * self.dropout(jnp.tanh(self.linear(x)), key=key)
+
+
+def test_numbers_beside_flags_stay_numbers() -> None:
+    """A filter for arrays must not find them: the optimizer has no state for them."""
+    optimizer = optax.adamw(1e-2)
+
+    def loss(model: Scaled, x: jax.Array, key: jax.Array) -> jax.Array:
+        return jnp.mean(jax.vmap(model)(x, jax.random.split(key, len(x))) ** 2)
+
+    def make(loss: Any) -> Any:
+        def step(model: Scaled, state: Any, x: jax.Array, key: jax.Array) -> Any:
+            value, grads = eqx.filter_value_and_grad(loss)(model, x, key)
+            params = eqx.filter(model, eqx.is_inexact_array)
+            updates, state = optimizer.update(grads, state, params)
+            return eqx.apply_updates(model, updates), state, value
+
+        return step
+
+    model = Scaled(eqx.nn.Linear(8, 8, key=jax.random.key(0)), eqx.nn.Dropout(0.2))
+    state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+    x, key = batch_of(16)[:, :8], jax.random.key(1)
+    fit = jax_hremat.fit_step(make, loss, budget=1.0, donate_argnums=(), **OPTIONS)
+    ours, theirs = fit(model, state, x, key).step, eqx.filter_jit(make(loss))
+    (a, b, _), (c, d, _) = ours(model, state, x, key), theirs(model, state, x, key)
+    assert a.scale == 0.5 and a.dropout.p == 0.2 and a.dropout.inference is False
+    np.testing.assert_allclose(ours(a, b, x, key)[2], theirs(c, d, x, key)[2], rtol=1e-5)
 
 
 def test_static_values_that_are_equal_are_told_apart_by_their_types() -> None:

@@ -36,6 +36,7 @@ from jax_hremat._trace.call import (
 )
 from jax_hremat._trace.fingerprint import fingerprint
 from jax_hremat._trace.graph import build_graph
+from jax_hremat._trace.numbers import computes_the_same
 from jax_hremat._trace.trace import Program
 
 _REMAKE = "_hremat_remake"
@@ -118,42 +119,71 @@ class Loss:
 
     def trace_as_jit(self, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedCall:
         """Trace a call as `jax.jit` does: Python numbers are inputs, unless the function needs
-        their values, as it needs those of static arguments: those of whole numbers first."""
+        their values, as it needs those of static arguments (those of whole numbers first), or
+        computes something else of numbers than of arrays."""
         chosen = self.differentiated(args)
-        numbers = [x.value for x in Arguments.of(args, kwargs).leaves if is_number(x.value)]
-        are_whole = {isinstance(number, int) for number in numbers}
-        choices: list[Choice] = [lambda leaf: False]
-        if are_whole == {False, True}:
-            choices.append(lambda leaf: is_number(leaf.value) and not isinstance(leaf.value, int))
-        if are_whole:
-            choices.append(lambda leaf: is_number(leaf.value))
+        numbers = [x for x in Arguments.of(args, kwargs).leaves if is_number(x.value)]
+        every = frozenset(map(input_name, numbers))
+        whole = {input_name(x) for x in numbers if isinstance(x.value, int)}
+        differentiated = frozenset(input_name(x) for x in numbers if chosen(x))
 
-        def trace(traces_scalar: Choice) -> TracedCall:
+        def trace(traced: frozenset[str]) -> TracedCall:
             arguments = Arguments.of(
-                args, kwargs, is_differentiated=chosen, traces_scalar=traces_scalar
+                args,
+                kwargs,
+                is_differentiated=chosen,
+                traces_scalar=lambda leaf: input_name(leaf) in traced,
             )
             return self._trace(arguments)
 
-        while len(choices) > 1:
+        choices = (every, (every - whole) | differentiated, differentiated, frozenset[str]())
+        *tries, last = dict.fromkeys(choices)
+        for traced in tries:
             # What is raised for want of a value depends on who asks for it: JAX, NumPy, a `dict`.
-            # Anything else is raised again without tracers.
+            # Anything else is raised again in the end.
             with contextlib.suppress(Exception):
-                return trace(choices.pop())
-        return trace(choices.pop())
+                call = trace(traced)
+                if traced == differentiated or computes_the_same(call, trace(differentiated)):
+                    return call
+        return trace(last)
 
     def trace_like(
         self, args: Sequence[Any], kwargs: dict[str, Any], plan: RematPlan
     ) -> TracedCall:
-        """Trace a call with the same inputs traced and differentiated as in a plan's program."""
+        """Trace a call with the same inputs traced and differentiated as in a plan's program.
+
+        Raises:
+            StalePlanError: The function computes something else of a number that it is given than
+                of the array that the plan is for.
+        """
         inputs = plan.fingerprint.differentiated_inputs
         otherwise = self.differentiated(args)
-        arguments = Arguments.of(
-            args,
-            kwargs,
-            is_differentiated=lambda x: inputs.get(input_name(x), otherwise(x)),
-            traces_scalar=lambda x: input_name(x) in inputs,
-        )
-        return self._trace(arguments)
+
+        def trace(traces_scalar: Choice) -> TracedCall:
+            arguments = Arguments.of(
+                args,
+                kwargs,
+                is_differentiated=lambda x: inputs.get(input_name(x), otherwise(x)),
+                traces_scalar=traces_scalar,
+            )
+            return self._trace(arguments)
+
+        call = trace(lambda leaf: input_name(leaf) in inputs)
+        given = {x.name for x in call.arguments.inputs if is_number(x.value)}
+        same = True
+        if given:
+            # It is refused if there is nothing else to differentiate.
+            with contextlib.suppress(UnsupportedProgramError):
+                same = computes_the_same(call, trace(lambda leaf: False))
+        if not same:
+            names = ", ".join(f"`{name}`" for name in sorted(given))
+            raise StalePlanError(
+                f"the plan {plan.fingerprint.digest[:8]} is for arrays at {names}, and "
+                f"`{name_of(self.fun)}` computes something else of the numbers that it is given "
+                f"there. Give it arrays, or plan and apply the function with these numbers bound: "
+                f"`functools.partial`"
+            )
+        return call
 
     def _trace(self, arguments: Arguments) -> TracedCall:
         return trace_arguments(self.fun, arguments, is_loss=True, has_aux=self.has_aux)

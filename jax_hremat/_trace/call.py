@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import bisect
+import enum
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jax_hremat._flax.objects import Changes, Leaf, Structure, Watch, flatten, trace_context_errors
+from jax_hremat._flax.objects import (
+    Changes,
+    Leaf,
+    Structure,
+    Watch,
+    flatten,
+    is_object,
+    trace_context_errors,
+)
 from jax_hremat._jax.jaxprs import open_jaxpr
 from jax_hremat._plan.openings import Openings
 from jax_hremat._shared.errors import UnsupportedProgramError
@@ -93,14 +102,23 @@ class Arguments:
         held = {id(leaf.variable) for leaf in self.leaves if _is_of(leaf.path, argnums)}
         return frozenset(i for i, node in self.objects.items() if id(node) in held)
 
-    @property
-    def hold_flags_inside(self) -> bool:
-        """Whether there are static flags inside some arguments, and not as whole arguments."""
+    def makes_array_of(self, value: Any) -> bool:
+        """Whether a step that returns this leaf returns an array, as under `jax.jit`.
+
+        If there are static flags or numbers inside the arguments, and not as whole arguments, then
+        flags stay flags, and so do these numbers, so that a step can take what it returned.
+        """
+        if is_array(value):
+            return True
         traced = frozenset(self.positions)
-        return any(
-            isinstance(leaf.value, bool) and len(leaf.path) > _WHOLE_ARGUMENT and i not in traced
+        inside = [
+            leaf.value
             for i, leaf in enumerate(self.leaves)
-        )
+            if is_scalar(leaf.value) and len(leaf.path) > _WHOLE_ARGUMENT and i not in traced
+        ]
+        if not inside:
+            return is_scalar(value)
+        return is_number(value) and all(value is not number for number in inside)
 
     @property
     def static_part(self) -> Arguments:
@@ -191,9 +209,8 @@ def call_flat(
         num_kept: The first `num_kept` leaves of the results are outputs, whatever they are.
         hands_on: Whether inputs that the function returns unchanged, and constants, are outputs
             too: the compiled step has memory for them.
-        as_jit: Whether all arrays and numbers are outputs, as they are in `jax.jit`, and not only
-            those computed from the inputs. If there are flags inside the arguments, flags among the
-            results stay flags, so that a step can take what it returned.
+        as_jit: Whether all arrays and numbers are outputs, as they are in `jax.jit`
+            (`Arguments.makes_array_of`), and not only those computed from the inputs.
         returned: Numbers of the variables that are outputs whether changed or not.
 
     Returns:
@@ -222,8 +239,6 @@ def call_flat(
     structure, leaves, _ = flatten((result, changed), objects)
     num_returned = sum(leaf.path[0].idx == 0 for leaf in leaves)
     input_of = {} if as_jit else {id(v): i for i, v in enumerate(values)}
-    keeps_flags = as_jit and arguments.hold_flags_inside
-    is_output = _is_no_flag_output if keeps_flags else _is_output
     outputs: list[Any] = []
     sources: list[tuple[str, Any]] = []
     for k, leaf in enumerate(leaves):
@@ -231,7 +246,11 @@ def call_flat(
         if k >= num_kept and id(value) in input_of:
             sources.append(("input", input_of[id(value)]))
             outputs += [value] if hands_on else []
-        elif k < num_kept or isinstance(value, Tracer) or (as_jit and is_output(value)):
+        elif (
+            k < num_kept
+            or isinstance(value, Tracer)
+            or (as_jit and arguments.makes_array_of(value))
+        ):
             sources.append(("output", len(outputs)))
             outputs.append(value)
         else:
@@ -398,16 +417,12 @@ def is_number(value: Any) -> bool:
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether it is a Python number or flag."""
-    return isinstance(value, (bool, int, float, complex))
+    """Whether it is a Python number or flag, and not a member of an enumeration."""
+    return isinstance(value, (bool, int, float, complex)) and not isinstance(value, enum.Enum)
 
 
 def _is_output(value: Any) -> bool:
     return is_array(value) or is_scalar(value)
-
-
-def _is_no_flag_output(value: Any) -> bool:
-    return is_array(value) or is_number(value)
 
 
 def _as_jax(value: Any) -> Any:
@@ -416,14 +431,32 @@ def _as_jax(value: Any) -> Any:
 
 def _check_containers(name: str, args: Any, kwargs: Any, given: set[int]) -> None:
     """Refuse arrays put into containers: the function has copies, so they would be lost."""
-    for leaf in flatten((args, kwargs))[1]:
-        in_container = not leaf.within and leaf.variable is None
-        if in_container and isinstance(leaf.value, Tracer) and id(leaf.value) not in given:
+    for leaf in _contents((args, kwargs)):
+        if isinstance(leaf.value, Tracer) and id(leaf.value) not in given:
             raise UnsupportedProgramError(
                 f"`{name}` puts an array into its argument at `{input_name(leaf)}`, a container "
                 f"of which it has a copy, so the caller would not see it. Return it, or keep it "
                 f"in an `nnx.Variable`"
             )
+
+
+def _contents(tree: Any) -> Iterator[Leaf]:
+    """What is in the containers of a tree; nothing of NNX objects, nor of a node that was used up:
+    Equinox's `State` cannot be flattened once there is a newer one."""
+
+    def is_container(node: Any) -> bool:
+        return isinstance(node, (dict, list, tuple))
+
+    flatten_with_path = jax.tree_util.tree_flatten_with_path
+    for path, node in flatten_with_path(tree, is_leaf=lambda node: not is_container(node))[0]:
+        if is_object(node):
+            continue
+        try:
+            leaves, _ = flatten_with_path(node, is_leaf=is_object)
+        except ValueError:
+            continue
+        for within, value in leaves:
+            yield Leaf((*path, *within), (), value, None)
 
 
 def _is_of(path: tuple[Any, ...], argnums: Sequence[int]) -> bool:
