@@ -125,7 +125,7 @@ def test_equal_plans_have_equal_bytes() -> None:
     versions = MappingProxyType({"python": "3", "jax": "0.0"})
     other_order = dataclasses.replace(CERTIFICATE, versions=versions)
     again = plan(certificate=other_order, timings_s=MappingProxyType({"trace": 99.0}))
-    assert again == plan()
+    assert again == plan() and hash(again) == hash(plan())
     assert again.to_json() == plan().to_json()
     assert RematPlan.from_json(plan().to_json()).to_json() == plan().to_json()
 

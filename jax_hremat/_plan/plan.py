@@ -229,6 +229,9 @@ class RematPlan:
     def _repr_html_(self) -> str:
         return plan_html(self)
 
+    def __hash__(self) -> int:
+        return hash((self.fingerprint.digest, self.root))
+
     def __repr__(self) -> str:
         c = self.certificate
         device = c.target if c.mesh is None else f"each {c.target} of {c.mesh}"
