@@ -15,6 +15,7 @@ import numpy as np
 
 from jax_hremat._jax.equations import bind_equation
 from jax_hremat._jax.jaxprs import Literal, inner_jaxprs, open_jaxpr
+from jax_hremat._jax.meshes import varying_axes
 from jax_hremat._trace.call import TracedCall, is_number
 
 # Scalars are the same up to this many times the precision of their type: Python computes with more
@@ -67,7 +68,7 @@ def _operations(jaxpr: Any, numbers: Mapping[Any, np.ndarray]) -> Iterator[_Oper
             what = _described(eqn)
             # What is an operand of a body may be a literal inside of the other.
             yield _Operation(what, [] if any(inner_jaxprs(eqn)) else scalars)
-        elif eqn.primitive.name == "broadcast_in_dim":
+        elif _changes_the_type(eqn):
             known[eqn.outvars[0]] = values[0]
         else:
             known |= zip(eqn.outvars, _evaluated(eqn, values), strict=True)
@@ -87,10 +88,17 @@ def _is_of_scalars(eqn: Any) -> bool:
     scalar = all(v.aval.ndim == 0 for v in eqn.outvars)
     return (
         from_scalars
-        and (scalar or eqn.primitive.name == "broadcast_in_dim")
+        and (scalar or _changes_the_type(eqn))
         and not eqn.effects
         and not any(jnp.issubdtype(v.aval.dtype, jax.dtypes.extended) for v in eqn.outvars)
     )
+
+
+def _changes_the_type(eqn: Any) -> bool:
+    """Whether an operation of scalars makes arrays of one, or what varies along other axes of a
+    `shard_map`."""
+    axes = [varying_axes(v.aval) for v in (*eqn.invars, *eqn.outvars)]
+    return eqn.primitive.name == "broadcast_in_dim" or len(set(axes)) > 1
 
 
 def _evaluated(eqn: Any, scalars: Sequence[Any]) -> list[np.ndarray]:
