@@ -276,6 +276,20 @@ def test_what_lies_over_parts_of_an_axis_is_taken_to_be_in_as_many_parts() -> No
     assert specs == {((), (), ("data",))}
 
 
+def test_a_mesh_of_one_device_in_the_types_of_arrays() -> None:
+    mesh = jax.make_mesh(
+        (1,), ("data",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:1]
+    )
+    with jax.set_mesh(mesh):
+        w = jax.device_put(jnp.eye(WIDTH), NamedSharding(mesh, P()))
+        x = jax.device_put(jnp.ones((BATCH, WIDTH)), NamedSharding(mesh, P("data")))
+        loss = lambda w, x: jnp.mean(jnp.sin(x @ w) ** 2)  # noqa: E731
+        config = PlannerConfig(search=LEAST, max_rounds=0)
+        plan = jax_hremat.plan_remat(loss, budget=1.0, target="cpu", config=config)(w, x)
+        planned = jax.jit(jax.grad(jax_hremat.apply_plan(loss, plan)))
+        close(planned(w, x), jax.jit(jax.grad(loss))(w, x))
+
+
 def test_what_one_device_holds_and_does_by_hand() -> None:
     program, graph = graph_of(
         lambda w, x: (x @ w).sum(), (struct((6, 8), MESH), struct((5, 6), MESH))

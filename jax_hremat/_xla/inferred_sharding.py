@@ -39,6 +39,9 @@ def inferred_shardings(step: Step, mesh: DeviceMesh, target: Target) -> Sharding
         mesh: The devices.
         target: What each device is.
     """
+    if mesh.num_devices == 1:
+        # Nothing is partitioned, so nothing is told.
+        return Shardings(mesh, tuple(((),) * atom.aval.ndim for atom in step.program.values))
     found: dict[int, Any] = {}
     with no_compilation_cache():
         compile_flat(
