@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_hremat._jax.describe import describe_params
 from jax_hremat._jax.equations import bind_equation
 from jax_hremat._jax.jaxprs import Literal, inner_jaxprs, open_jaxpr
 from jax_hremat._jax.meshes import varying_axes
@@ -32,7 +33,7 @@ def computes_the_same(as_arrays: TracedCall, as_numbers: TracedCall) -> bool:
     """
     inputs = open_jaxpr(as_arrays.program.jaxpr).invars
     numbers = {
-        variable: np.asarray(given.value)
+        variable: np.asarray(given.value, variable.aval.dtype)
         for variable, given in zip(inputs, as_arrays.arguments.inputs, strict=False)
         if is_number(given.value)
     }
@@ -47,7 +48,8 @@ class _Operation(NamedTuple):
     """An operation that does more than make scalars.
 
     Attributes:
-        what: Its primitive, the types of its results, and the operations of its bodies.
+        what: Its primitive and parameters, the types of its results, and the operations of its
+            bodies in place of the parameters.
         scalars: What it reads, where that is a known scalar or an array of one; None elsewhere.
     """
 
@@ -59,10 +61,7 @@ def _operations(jaxpr: Any, numbers: Mapping[Any, np.ndarray]) -> Iterator[_Oper
     """The operations but for those that make scalars, or arrays of one scalar, of numbers alone."""
     known = dict(numbers)
     for eqn in open_jaxpr(jaxpr).eqns:
-        scalars = [
-            np.asarray(atom.val) if isinstance(atom, Literal) else known.get(atom)
-            for atom in eqn.invars
-        ]
+        scalars = [_scalar(atom, known) for atom in eqn.invars]
         values = [scalar for scalar in scalars if scalar is not None]
         if not _is_of_scalars(eqn) or len(values) < len(scalars):
             what = _described(eqn)
@@ -74,12 +73,18 @@ def _operations(jaxpr: Any, numbers: Mapping[Any, np.ndarray]) -> Iterator[_Oper
             known |= zip(eqn.outvars, _evaluated(eqn, values), strict=True)
 
 
+def _scalar(atom: Any, known: Mapping[Any, np.ndarray]) -> np.ndarray | None:
+    dtype = atom.aval.dtype
+    return np.asarray(atom.val, dtype) if isinstance(atom, Literal) else known.get(atom)
+
+
 def _described(eqn: Any) -> str:
     bodies = [
         sorted(_described(inner) for inner in open_jaxpr(body).eqns if not _is_of_scalars(inner))
         for body in inner_jaxprs(eqn)
     ]
-    return f"{eqn.primitive.name} {[v.aval.str_short() for v in eqn.outvars]} {bodies}"
+    how = bodies or describe_params(eqn.params)
+    return f"{eqn.primitive.name}[{how}]->{[v.aval.str_short() for v in eqn.outvars]}"
 
 
 def _is_of_scalars(eqn: Any) -> bool:
