@@ -203,13 +203,11 @@ class _Declared:
     def has(self, leaf: Leaf) -> bool:
         """Whether a leaf of `(args, kwargs)` is a flag, belongs to one of these arguments, or is a
         number beside static leaves."""
-        if isinstance(leaf.value, bool):
-            return True
         kind, key, *_ = leaf.path
         which = key.idx if kind.idx == 0 else key.key
-        if is_number(leaf.value) and which in self.beside:
+        if which in (*self.argnums, *self.argnames) or isinstance(leaf.value, bool):
             return True
-        return which in (self.argnums if kind.idx == 0 else self.argnames)
+        return which in self.beside and is_number(leaf.value)
 
 
 def _is_static(arg: Any) -> bool:
@@ -237,8 +235,7 @@ def _jitted(
         *(arg for i, arg in enumerate(args) if i not in static.argnums),
         *(arg for name, arg in kwargs.items() if name not in static.argnames),
     ]
-    known = all(is_array(leaf) or is_number(leaf) for leaf in jax.tree.leaves(others))
-    if known and not holds_objects(others):
+    if not any(map(_holds_static, others)) and not holds_objects(others):
         return jax.jit(
             step,
             donate_argnums=donated,

@@ -127,6 +127,7 @@ class Loss:
         whole = {input_name(x) for x in numbers if isinstance(x.value, int)}
         differentiated = frozenset(input_name(x) for x in numbers if chosen(x))
 
+        @functools.cache
         def trace(traced: frozenset[str]) -> TracedCall:
             arguments = Arguments.of(
                 args,

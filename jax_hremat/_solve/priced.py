@@ -71,9 +71,9 @@ class Spared:
             [phase.sizes_at_peak for phase in chain.handing_on],
         )
         waiting = [
-            tuple(chain.pending_cotangents(block))
+            pending
             for block, some in enumerate(chain.options)
-            for _ in some
+            for pending in [tuple(chain.pending_cotangents(block))] * len(some)
         ]
         self.backward, ending = (
             each(((*c.backward_sizes, *w) for c, w in zip(costs, waiting, strict=True)), none)
